@@ -198,6 +198,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     exclude_tools: Annotated[
         tuple[str, ...], Meta(description="client tools whose results are never moved (globs)")
     ] = ()
+    keep_errors: Annotated[bool, Meta(description="whether results that report an error stay as they are")] = False
     results: Annotated[
         tuple[ResultPreset | ResultRule, ...],
         Meta(description="messages that carry results in another role: smolagents, gptme, cline, or rules"),

@@ -38,6 +38,8 @@ class Messages:
         """The sum of `live` without the leading system messages, plus the snapshot: the history as it would be sent."""
         self.turn = 0
         """Where the current user turn begins."""
+        self.task = 0
+        """Tokens of the user's first message, which always stays."""
         self.recent_user = 0
         """Where the last two user messages begin. They are never touched."""
         self.unanswered = 0
@@ -59,6 +61,7 @@ class Messages:
             self.unanswered = index + 1
         elif item.role is Role.USER:
             self.recent_user, self.turn = self.turn, index
+            self.task = self.task or item.tokens
         self.staying.update(range(index - item.stays_before, index + item.stays))
         in_step = item.role is Role.TOOL and index > 0
         self._steps.append(self._steps[-1] if in_step else index)

@@ -277,6 +277,11 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
     if late:
         return "waiting: the summary of old history is not ready yet"
     now = plan.standing
+    if now.total > now.ceiling and 2 * now.task > now.total:
+        return (
+            f"waiting: {now.task:,} of {now.total:,} tokens are in the user's first message, which stays as it is: "
+            "what a client writes into one message cannot be moved"
+        )
     if now.total > now.ceiling:
         least = least_freed(now.ceiling)
         return (

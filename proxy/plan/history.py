@@ -11,7 +11,7 @@ it, because agents put the time of day there. Later ones are, because some clien
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -114,6 +114,8 @@ class Message(msgspec.Struct, frozen=True):
     """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
     said: bool = False
     """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
+    failed: bool = False
+    """Whether it is a result that reports an error; see `results.reports_error`."""
     carries: Carries = Carries.NO
     """Whether the policy's `results` name it, as far as that does not depend on its place."""
     labels: tuple[Label, ...] = ()
@@ -229,13 +231,21 @@ class Transcript:
         """The number of system messages at the beginning."""
 
 
-def places(messages: Sequence[Message], pairing: Pairing, asking: Collection[str] = ()) -> list[Place]:
+def places(messages: Sequence[Message], pairing: Pairing, offload: Offload | None = None) -> list[Place]:
     """The place of each of these messages among calls and results. `pairing` has those of the messages before them.
 
-    `asking`: the tools whose results are the user's answers.
+    Without the policy, results that it lets stay are not known.
     """
+    asking, errors = (offload.asking, offload.keep_errors) if offload else ((), False)
     return [
-        pairing.add(message.role, message.calls, message.answers, message.sealed, message.said, asking)
+        pairing.add(
+            message.role,
+            message.calls,
+            message.answers,
+            message.sealed,
+            message.said or (errors and message.failed),
+            asking,
+        )
         for message in messages
     ]
 
@@ -249,7 +259,8 @@ def items(
     found: list[Item] = []
     for message, place in zip(messages, places, strict=True):
         part, movable = opening.part(message.role, message.tokens, message.carries, offload, message.said)
-        found.append(message.item_at(place, part, movable and place.tool not in excluded))
+        stays = place.tool in excluded or (offload.keep_errors and message.failed)
+        found.append(message.item_at(place, part, movable and not stays))
         opening = opening.then(message.role)
     return found
 
@@ -309,7 +320,7 @@ class Parts(msgspec.Struct, frozen=True):
         """The parts of the history followed by these messages."""
         messages, naming = self.naming.named(messages)
         pairing = self.pairing.copy()
-        found = places(messages, pairing, offload.asking)
+        found = places(messages, pairing, offload)
         return Parts(
             messages=[*self.messages, *messages],
             tools=[*self.tools, *(place.tool for place in found)],

@@ -113,6 +113,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Those that the model has answered `keep_views` times."""
     free: int = 0
     """Tokens that an event at the ceiling could free now."""
+    task: int = 0
+    """Tokens of the user's first message, which always stays."""
     pays_after: int | None = None
     """Requests after which moving the newest old results would pay; None if it never does."""
 

@@ -114,6 +114,7 @@ class Fold:
                 results=self._results,
                 old=len(self._old.seen),
                 free=self._frees(),
+                task=messages.task,
                 pays_after=self._pays_after,
             ),
         )
@@ -125,7 +126,9 @@ class Fold:
         messages = self.messages
         self._waited += 1
         self._answered.append(messages.unanswered)
-        self._old.advance(messages, messages.window(self._keep), messages.window(self._keep, self._answered[0]))
+        # Clients that make one reply of a finished turn's steps show fewer answers than there were.
+        seen = max(self._answered[0], min(messages.turn, messages.unanswered))
+        self._old.advance(messages, messages.window(self._keep), messages.window(self._keep, seen))
         self._pays_after = None
         if not self._holds(messages.total):
             self._fit()

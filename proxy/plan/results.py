@@ -6,6 +6,7 @@ recognise such a message by its role, by how its text begins, and by its place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Annotated
@@ -91,3 +92,17 @@ def carried(role: str, texts: list[str], rules: Sequence[ResultRule]) -> tuple[C
     found = [rule for rule in found if not (rule.without and rule.without in "".join(texts))]
     carries = max((Carries.AFTER_FIRST_USER if rule.after else Carries.YES for rule in found), default=Carries.NO)
     return carries, max((len(rule.prefix) for rule in found), default=0)
+
+
+_error = re.compile(
+    r"\s{0,9}(?:<(?:tool_use_)?error>|\[?error\b|exception\b|traceback \(most recent call last\)|fatal:|panic:"
+    r"|command failed|[\w.]{1,60}(?:error|exception):|\{\s{0,9}\"error\"|exit code:? [1-9]|exited with code [1-9])",
+    re.IGNORECASE,
+)
+"""How results begin that report an error, where the API has no member that says so: Claude Code's `Exit code 1` and
+`<tool_use_error>`, Python's and Node's errors, git's and Go's."""
+
+
+def reports_error(texts: Sequence[str]) -> bool:
+    """Whether a result with these texts begins like an error."""
+    return bool(texts) and _error.match(texts[0]) is not None

@@ -51,9 +51,14 @@ DONE: dict[str, tuple[str, Offload, int | None, list[str]]] = {
          "(max_total_tokens); 960 tokens are written again."],
     ),
     "the ceiling of a window": (
-        "u a t:900 a t:2000 a u", rules(keep_views=9), 4000,
+        "u a t:900 a t:2000 a", rules(keep_views=9), 4000,
         ["Moved 1 result (900 tokens, 50 stay) because the history had grown to 2,930 tokens, above 2,400 (60% of the "
          "context window); 2,060 tokens are written again."],
+    ),
+    "after a turn whose steps are one reply": (
+        "u a t:300 t:300 a u", rules(keep_views=3), None,
+        ["Moved 2 results (600 tokens, 100 stay) because 7 more requests with them would cost more than writing 120 "
+         "tokens again."],
     ),
     "a summary": (
         WORDY, policy(Mode.COMPRESS, max_total_tokens=3000), None,
@@ -101,6 +106,11 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
         "u a t:900 a u", policy(),
         "the history is 940 of 1,000 tokens; 1 of 1 result is old, and moving early saves nothing where cached input "
         "is free",
+    ),
+    "for nothing": (
+        "u:1500 a u", policy(),
+        "1,500 of 1,520 tokens are in the user's first message, which stays as it is: what a client writes into one "
+        "message cannot be moved",
     ),
     "in compress": ("u a:600 u:5", policy(Mode.COMPRESS), "the history is 615 of 1,000 tokens"),
     "until an event frees enough": (

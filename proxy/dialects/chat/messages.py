@@ -32,7 +32,7 @@ from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, d
 from proxy.plan.plan import Role
 from proxy.plan.preview import Shape
 from proxy.plan.request import Request
-from proxy.plan.results import carried
+from proxy.plan.results import carried, reports_error
 from proxy.rawjson import NotJson
 
 ROLES = {
@@ -216,6 +216,7 @@ class _Reader:
             answers=self._answers,
             carries=self._carries,
             said=any(piece.spans for piece in moved),
+            failed=self._role is Role.TOOL and reports_error([text for _, text in self._texts]),
             labels=tuple(labels.of_call(name, arguments, self._count) for _, name, arguments in self._calls),
             spaces=self._spaces,
         )

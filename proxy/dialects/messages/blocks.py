@@ -29,7 +29,7 @@ from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.plan.plan import Role
 from proxy.plan.request import Request
-from proxy.plan.results import Carries, carried
+from proxy.plan.results import Carries, carried, reports_error
 from proxy.rawjson import NotJson
 
 THINKING = ("thinking", "redacted_thinking")
@@ -258,6 +258,7 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
         answers=answers,
         carries=carries,
         said=any(piece.spans for piece in moved),
+        failed=answer is not None and (bytes(answer.get("is_error", b"")) == b"true" or reports_error(meant)),
     )
 
 

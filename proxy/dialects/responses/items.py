@@ -41,7 +41,7 @@ from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.plan.plan import Role
 from proxy.plan.request import Request
-from proxy.plan.results import carried
+from proxy.plan.results import carried, reports_error
 from proxy.rawjson import NotJson
 
 APPROVAL = "mcp_approval_request"
@@ -62,6 +62,8 @@ ANSWERED = frozenset(
 
 DIRECT = Raw(b'{"type":"direct"}')
 """The `caller` of a call that no program of upstream's made."""
+
+SHELL = "shell_call_output"
 
 IMAGE = "image_generation_call"
 """A call of upstream's own tool, with a whole image in it."""
@@ -212,7 +214,7 @@ def _texts(members: Members) -> Places:
         return []
     if rawjson.is_string(content):
         return [(None, rawjson.string(content))]
-    return list(_shell_texts(content)) if type == "shell_call_output" else list(_parts(content))
+    return list(_shell_texts(content)) if type == SHELL else list(_parts(content))
 
 
 def _parts(content: Raw | None) -> Iterator[tuple[int | None, str]]:
@@ -236,14 +238,14 @@ def _shell_texts(content: Raw) -> Iterator[tuple[int | None, str]]:
 
 def _part(members: Members, place: int) -> tuple[int, str]:
     """Return the number of the part that has this place, and the name of its text."""
-    if text_of(members.get("type")) == "shell_call_output":
+    if text_of(members.get("type")) == SHELL:
         return place // len(_STREAMS), _STREAMS[place % len(_STREAMS)]
     return place, "text"
 
 
 def _others(members: Members, content: Raw | None) -> list[bytes]:
     """Return images and files as canonical JSON."""
-    if text_of(members.get("type")) == "shell_call_output":
+    if text_of(members.get("type")) == SHELL:
         return []
     others = [part for part in map(rawjson.members, listed(content)) if not rawjson.is_string(part.get("text"))]
     return list(map(cache_marks.unmarked, others))
@@ -306,7 +308,17 @@ def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, cou
         answers=answers,
         carries=carries,
         said=any(piece.spans for piece in moved),
+        failed=role is Role.TOOL and _failed(members, [text for _, text in texts]),
     )
+
+
+def _failed(members: Members, texts: Sequence[str]) -> bool:
+    """Whether a result says that its call failed: a patch by its status, a shell by a command's exit code."""
+    outputs = members.get("output") if text_of(members.get("type")) == SHELL else None
+    ended = [object_of(object_of(one).get("outcome")) for one in listed(outputs)]
+    codes = [bytes(one.get("exit_code", b"0")) for one in ended]
+    failed = text_of(members.get("status")) == "failed" or any(code not in (b"0", b"null") for code in codes)
+    return failed or reports_error(texts)
 
 
 def _unreadable(entry: bytes | Raw, kind: ItemKind, count: Count) -> Message:
