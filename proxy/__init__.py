@@ -18,7 +18,7 @@ The primitives:
 The life of a chat request:
 
  1. `server.protocol` parses HTTP within bounds; `server.app` finds the tenant and picks the handler.
- 2. `requests.handler` reads the body, and the dialect splits it. Anything but chat goes to `requests.passthrough`.
+ 2. `requests.handler` reads the body, and the dialect splits it. Anything but chat goes to `requests.relay`.
  3. `requests.message_cache` measures the messages that this process has not seen before.
  4. `core.planner` makes the plan. If there is nothing to do, the client's own bytes go upstream.
  5. `requests.records` fetches snapshots and hidden rounds; `requests.summaries` makes a summary that is missing.

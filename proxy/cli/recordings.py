@@ -40,7 +40,7 @@ from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
 from proxy.rawjson import NotJson
-from proxy.requests.passthrough import ReplyEnds
+from proxy.requests.relay import ReplyEnds
 
 STDIN = Path("-")
 """Stands for standard input."""

@@ -14,7 +14,7 @@ from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
 from proxy.operations import offload, schema, search
 from proxy.operations.call import OperationCall, OperationReply, refusal
 from proxy.operations.files import CallerFiles
-from proxy.requests.passthrough import served
+from proxy.requests.relay import served
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
 

@@ -27,9 +27,9 @@ from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
 from proxy.requests import outcome, prepare, tool_loop
 from proxy.requests.ladder import Ladder
-from proxy.requests.passthrough import DecodedEnds, ReplyEnds, ignore, served
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
+from proxy.requests.relay import DecodedEnds, ReplyEnds, ignore, served
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, forgiving, rewritten
 from proxy.requests.windows import TELLING

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
-    from proxy.requests.passthrough import Relay, Sink
     from proxy.requests.prepared import Prepared
+    from proxy.requests.relay import Relay, Sink
     from proxy.requests.summaries import Summaries
     from proxy.requests.windows import Known
     from proxy.settings import Settings

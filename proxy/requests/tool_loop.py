@@ -20,7 +20,7 @@ from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, 
 from proxy.plan.history import ToolCall
 from proxy.plan.turn import Broken, State
 from proxy.rawjson import NotJson
-from proxy.requests import passthrough
+from proxy.requests import relay
 from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange
 from proxy.requests.retries import RETRIES, is_passing, pause
@@ -139,7 +139,7 @@ async def pass_on(
     client: Exchange,
     ours: Sequence[Header],
     error_event: Callable[[ProxyError], bytes],
-    watch: Callable[[bytes], object] = passthrough.ignore,
+    watch: Callable[[bytes], object] = relay.ignore,
     read: bytes = b"",
 ) -> None:
     """Relay a reply to the client's own request, byte for byte, and show each chunk to `watch`. `read` was read of it
@@ -149,7 +149,7 @@ async def pass_on(
     else:
         client.error_event = None
     try:
-        await passthrough.pass_on(reply, client, ours, watch, read)
+        await relay.pass_on(reply, client, ours, watch, read)
     except UpstreamFault as fault:
         if client.status:
             await client.break_off(fault)

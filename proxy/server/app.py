@@ -28,15 +28,13 @@ from proxy.requests.captures import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.message_cache import MessageCache
-from proxy.requests.passthrough import GATHERED, Relay
+from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.services import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
-from proxy.server import origin
+from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
 from proxy.server.bounds import COME_BACK
-from proxy.server.health import DeepHealth
 from proxy.server.lifespan import running, settled
-from proxy.server.own_routes import Monitors, own_routes
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
@@ -230,7 +228,7 @@ class App:
 
     def _check_origin(self, client: Exchange) -> None:
         """Raises ForeignSite if a web page in a browser on this machine may have sent this."""
-        origin.check(client.headers, client.written_target, self._allowed_hosts)
+        check_origin(client.headers, client.written_target, self._allowed_hosts)
 
     def _take_place(self, policy: Policy, uploads: bool) -> None:
         """Take one of the tenant's places in this process. Raises Overloaded if all are taken.

@@ -20,7 +20,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.requests.exchange import Exchange
-from proxy.requests.passthrough import GATHERED
+from proxy.requests.relay import GATHERED
 from proxy.server import protocol
 from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
 from tests.serving import Proxy, served, spawned

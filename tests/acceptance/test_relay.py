@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxy.requests.passthrough import GATHERED
+from proxy.requests.relay import GATHERED
 from tests.serving import served, spawned
 from tests.wire import (
     EVENTS,

@@ -26,8 +26,8 @@ from proxy.requests import summaries
 from proxy.requests.background import Background
 from proxy.requests.handler import Chat
 from proxy.requests.message_cache import MessageCache
-from proxy.requests.passthrough import Relay
 from proxy.requests.prepare import PlannedRequest
+from proxy.requests.relay import Relay
 from proxy.requests.services import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known

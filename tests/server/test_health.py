@@ -10,7 +10,7 @@ import httpx
 import respx
 
 from proxy.policy import Policy, Upstream
-from proxy.server.health import DeepHealth
+from proxy.server.access import DeepHealth
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from tests.fake_upstream import StrictUpstream, whole

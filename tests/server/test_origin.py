@@ -10,7 +10,7 @@ import pytest
 
 from proxy.errors import ForeignSite
 from proxy.plan.prices import is_loopback
-from proxy.server.origin import check
+from proxy.server.access import check_origin as check
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy
 from tests.wire import ask

@@ -9,7 +9,7 @@ import pytest
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy
 from proxy.policy import Upstream as Where
-from proxy.requests.passthrough import GATHERED, Relay
+from proxy.requests.relay import GATHERED, Relay
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.client import UpstreamClient
