@@ -667,7 +667,8 @@ async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None
     policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1", "connect_timeout": 1}}
     with spawned({"default": policy}) as proxy:
         for path in (b"/v1/models", b"/v1/chat/completions"):
-            reply = await ask(proxy.port, b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}" % path)
+            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nVia: 1.1 front\r\nContent-Length: 2\r\n\r\n" % path
+            reply = await ask(proxy.port, head + b"{}")
             assert reply.status == 502
             said = b" ".join([*(value for _, value in reply.headers), reply.body])
             assert str(port).encode() not in said and b"127.0.0.1" not in said
