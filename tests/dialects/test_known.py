@@ -251,7 +251,7 @@ SEALED_MEMBERS = {
 
 UNPLANNED = {
     "chat": set[str](),
-    "responses": {"access_programs", "image"},  # a program of upstream's reads the history
+    "responses": {"access_programs", "background_options", "image"},  # a program of upstream's reads the history
     "messages": set[str](),
 }
 """The top-level members with which a request passes unplanned, besides those that `_obstacle` looks at."""

@@ -24,7 +24,7 @@ from proxy.dialects.measuring import (
     unreadable,
 )
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
-from proxy.dialects.values import Members, object_of, text_of
+from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.plan.plan import Role
@@ -265,14 +265,19 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
 def _known(block: Members) -> bool:
     """Whether we know everything in a block, so that it may be moved or cut. Raises NotJson."""
     kind = text_of(block.get("type"))
-    if not known(block, BLOCKS, kind) or object_of(block.get("caller")) not in ({}, object_of(DIRECT)):
+    if not known(block, BLOCKS, kind) or object_of(block.get("caller")) not in ({}, object_of(DIRECT)) or _cited(block):
         return False
     parts = block.get("content") if kind == RESULT else None
     return not rawjson.is_array(parts) or all(
-        known(part, BLOCKS, kind) and kind in IN_RESULTS
+        known(part, BLOCKS, kind) and kind in IN_RESULTS and not _cited(part)
         for part in map(rawjson.members, rawjson.elements(parts))
         for kind in (text_of(part.get("type")),)
     )
+
+
+def _cited(block: Members) -> bool:
+    """Whether replies cite this source by its number among all of the request, which must not change."""
+    return bytes(object_of(block.get("citations")).get("enabled", NULL)) == b"true"
 
 
 def _whole(blocks: Sequence[Members], message: Members) -> bool:

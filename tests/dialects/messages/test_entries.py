@@ -181,6 +181,19 @@ def test_files_weigh_what_they_cost_and_text_documents_what_they_say() -> None:
     assert read({"role": "user", "content": [document]}).tokens > 9_000
 
 
+@pytest.mark.parametrize("enabled", [True, False, None])
+@pytest.mark.parametrize("kind", ["document", "search_result"])
+def test_sources_that_replies_cite_by_number_stay(kind: str, enabled: bool | None) -> None:
+    """Where an earlier one is gone, number 1 is another source."""
+    citations = {} if enabled is None else {"citations": {"enabled": enabled}}
+    more: Json = (
+        {"source": "https://a", "content": [say("x")]} if kind == "search_result" else {"source": {"type": "text"}}
+    )
+    source = {"type": kind, "title": "A", **more, **citations}
+    assert read({"role": "user", "content": [source, say("Look.")]}).sealed is bool(enabled)
+    assert read(entries(result(content=[source]))[0]).sealed is bool(enabled)
+
+
 @pytest.mark.parametrize("message", [{"role": "narrator", "content": "x"}, {"role": "user", "content": 7}])
 def test_an_unknown_form_stays_as_it_is(message: Json) -> None:
     assert read(message).sealed

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from proxy import sse
 from proxy.dialects.responses import RESPONSES
-from proxy.dialects.responses.reply import ItemEvent, ResponsesTurn
+from proxy.dialects.responses.events import ItemEvent
+from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Broken, Continuation, State
