@@ -170,6 +170,14 @@ def test_check_says_what_policies_mean() -> None:
         "  callers    2 keys",
         "  upstream   https://api.openai.com/v1 with the policy's key",
         "  offload    auto, balanced, at most 30,000 tokens of history; tool results above 500; tools agents",
+        "  prices     plain input 1, cached 0.1, written to the cache 1.25 (gpt-5.6 and newer: "
+        "https://developers.openai.com/api/docs/pricing, 2026-11)",
+        "  results    of 300 tokens: it first acts at request 84, where 30,080 tokens become 2,060 (history above its "
+        "ceiling)",
+        "  results    of 1,000 tokens: it first acts at request 8, where 7,620 tokens become 2,970 (newest old "
+        "results, because that pays)",
+        "  results    of 4,000 tokens: it first acts at request 7, where 24,560 tokens become 8,840 (newest old "
+        "results, because that pays)",
         "  records    kept for 7d, a namespace a key",
         "  relay      also /audio/*",
         "  rules      gpt-4.1*, *-mini",
@@ -189,6 +197,22 @@ def test_check_warns_of_keys_without_effect(tmp_path: Path) -> None:
     why = "has no effect in the mode compress, where results do not move by themselves"
     warning = f"warning: {tmp_path}/default.yaml:3: offload.keep_views: {why}"
     assert done.stdout.splitlines()[-1] == warning
+
+
+def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Path) -> None:
+    tight = "offload: {mode: compact, max_total_tokens: 3000, max_tool_message_tokens: 400}\n"
+    (tmp_path / "default.yaml").write_text(tight + "upstream: {base_url: 'http://127.0.0.1:9/v1'}\n")
+    told = [line.strip() for line in run("check", str(tmp_path)).stdout.splitlines()]
+    assert [line for line in told if line.startswith(("prices", "results"))] == [
+        "prices     plain input 1, cached 0, written to the cache 1 (this machine: no price list: reading a cache "
+        "takes no time)",
+        "results    of 300 tokens: it does not act within 300 requests; waiting: the history is 107,840 tokens, above "
+        "3,000, but an event would free only 0 now, less than 300, a tenth of that",
+        "results    of 1,000 tokens: it first acts at request 4, where 3,380 tokens become 1,520 (history above its "
+        "ceiling)",
+        "results    of 4,000 tokens: it first acts at request 3, where 8,320 tokens become 4,390 (history above its "
+        "ceiling)",
+    ]
 
 
 def test_check_says_whose_requests_are_captured(tmp_path: Path) -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from proxy.plan.forecast import CAUSES, waiting
+from proxy.plan.plan import Item, Role, Room
+from proxy.plan.planner import Fold
+from proxy.plan.prices import price_of
 from proxy.policies import Policies, load
-from proxy.policy import Mode, Policy
+from proxy.policy import Inject, Mode, Policy
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.settings import Settings
 
+RESULTS = (300, 1_000, 4_000)
+"""Tokens of the results in the sessions that are simulated."""
+TASK, CALL, PREVIEW = 200, 60, 70
+"""Tokens of their task, of each call with what the model says beside it, and of a result that has moved."""
+MOST_REQUESTS = 300
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -21,7 +31,9 @@ def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
 
 def _lines(where: Path, policies: Policies) -> Iterator[str]:
     count = len(policies.all())
-    yield f"{where}: {count} {'policy' if count == 1 else 'policies'}, all good"
+    warned = len(policies.warnings)
+    verdict = "all good" if not warned else f"{warned} {'warning' if warned == 1 else 'warnings'} below"
+    yield f"{where}: {count} {'policy' if count == 1 else 'policies'}, {verdict}"
     for policy in policies.all():
         yield ""
         yield policy.tenant
@@ -41,6 +53,10 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
         upstream = one.upstream
         yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
     yield "offload", _offload(policy)
+    if policy.offload.mode is not Mode.OFF:
+        yield "prices", _prices(policy)
+        for size in RESULTS:
+            yield "results", f"of {size:,} tokens: {first_event(policy, size)}"
     kept = "for ever" if policy.retention is None else f"for {_duration(policy.retention)}"
     yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"
     if policy.capture:
@@ -64,6 +80,34 @@ def _offload(policy: Policy) -> str:
         return "off"
     tools = f"tool results above {offload.max_tool_message_tokens:,}; tools {policy.tools.inject.replace('_', ' ')}"
     return f"{offload.mode}, {offload.profile}, at most {offload.max_total_tokens:,} tokens of history; {tools}"
+
+
+def _prices(policy: Policy) -> str:
+    """Return the prices in force, and where they come from."""
+    offload, listed = policy.offload, price_of(policy.upstream.base_url)
+    same = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)
+    source = f"{listed.models}: {listed.source}" if same else "this policy"
+    return f"plain input 1, cached {offload.cached_read:g}, written to the cache {offload.cache_write:g} ({source})"
+
+
+def first_event(policy: Policy, size: int) -> str:
+    """Say when an agent's session whose results have so many tokens is first changed."""
+    policy = policy.planning.for_request(has_tools=True)
+    upstream, offload = policy.upstream, policy.offload
+    reply = upstream.reply_room(upstream.context_window)
+    room = Room(upstream.context_window, reply + OUR_TOOLS_TOKENS, reply)
+    state = Fold(offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0)
+    preview = min(PREVIEW, size)
+    state.add(Item(Role.USER, TASK, TASK, TASK))
+    for request in range(1, MOST_REQUESTS):
+        plan = state.plan()
+        if plan.events:
+            why = CAUSES[plan.events[-1].cause.name.lower()]
+            total, left = plan.events[-1].total, plan.standing.total
+            return f"it first acts at request {request}, where {total:,} tokens become {left:,} ({why})"
+        state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
+        state.add(Item(Role.TOOL, size, preview if size > offload.max_unseen_tool_tokens else size, preview))
+    return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
 
 
 def _duration(seconds: float) -> str:

@@ -18,7 +18,7 @@ from proxy.plan.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
-from proxy.policies.warnings import idle_keys
+from proxy.policies.warnings import contradictions, idle_keys
 from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Rule, Tools, Upstream
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results", "said", "members"}
@@ -51,7 +51,9 @@ def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_
     document, written, policy = _parsed(text, name, stem, environment, base_url)
     for path, fault in _faults(written, policy, is_default=stem == "default"):
         raise document.error(path, fault)
-    warnings = tuple(str(document.error(path, reason)) for path, reason in idle_keys(_accepted(document.value), policy))
+    value = _accepted(document.value)
+    found = [*idle_keys(value, policy), *contradictions(value, policy)]
+    warnings = tuple(str(document.error(path, reason)) for path, reason in found)
     keys = tuple(_keys(document, written, environment))
     return PolicySource(document, policy, keys, stem == "default", warnings)
 

@@ -275,7 +275,7 @@ RULE = "rules:\n- match: {model: m}\n  offload: "
 @pytest.mark.parametrize(
     ("text", "warnings"),
     [
-        ("offload: {max_total_tokens: 7, max_tool_message_tokens: 7, results: [gptme], keep_views: 2}", []),
+        ("offload: {max_total_tokens: 7000, max_tool_message_tokens: 7, results: [gptme], keep_views: 2}", []),
         ("offload: {mode: off, keep_views: 2, compress: {wait: always}}", []),
         (
             "offload: {mode: compact, compact_ratio_threshold: 1, compress: {wait: always}}",
@@ -313,6 +313,72 @@ RULE = "rules:\n- match: {model: m}\n  offload: "
 )
 def test_keys_without_effect_are_named(text: str, warnings: list[str]) -> None:
     assert warned(text) == warnings
+
+
+WINDOW = "upstream: {context_window: 16000}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            WINDOW + "offload: {max_total_tokens: 50000}",
+            "2: offload.max_total_tokens: `max_total_tokens` (50,000) is more than 60% of `context_window` (16,000): "
+            "history moves above 9,600 tokens",
+        ),
+        (
+            "offload: {mode: compact, max_total_tokens: 500}",
+            "1: offload.max_total_tokens: `max_tool_message_tokens` (500) is not below the ceiling (500): history can "
+            "exceed it without a result that may move",
+        ),
+        (
+            "offload: {keep_recent_count: 50}",
+            "1: offload.keep_recent_count: `keep_recent_count` (50) leaves the newest messages alone: history stays "
+            "above 30,000 where these exceed it",
+        ),
+        (
+            "offload: {max_total_tokens: 9000, pin_user_tokens: 10000}",
+            "1: offload.pin_user_tokens: `pin_user_tokens` (10,000) is above the ceiling (9,000): the user's messages "
+            "alone can keep history above it",
+        ),
+        (
+            "offload: {max_total_tokens: 9000, compress: {snapshot_tokens: 5000}}",
+            "1: offload.compress.snapshot_tokens: a snapshot (`snapshot_tokens`, 5,000) takes more than half of the "
+            "ceiling (9,000): summaries free little",
+        ),
+        (
+            "offload: {compress: {group_token_threshold: 50000}}",
+            "1: offload.compress.group_token_threshold: `group_token_threshold` (50,000) is above the ceiling (30,000)",
+        ),
+        (
+            "offload: {compress: {group_token_threshold: 1000}}",
+            "1: offload.compress.group_token_threshold: `group_token_threshold` (1,000) is below `snapshot_tokens` "
+            "(1,500)",
+        ),
+        (
+            "offload: {compact_ratio_threshold: 1}",
+            "1: offload.compact_ratio_threshold: `compact_ratio_threshold` is 1: nothing is ever summarised",
+        ),
+        ("offload: {holdout: 1}", "1: offload.holdout: `holdout` is 1: every conversation is left as it comes"),
+        (
+            "offload: {max_total_tokens: 9000}\n" + WINDOW + "tools: {max_retrieved_tokens: 9000}",
+            "3: tools.max_retrieved_tokens: `max_retrieved_tokens` (9,000) is more than half of `context_window` "
+            "(16,000): one turn's reading can fill it",
+        ),
+        (
+            RULE + "{mode: compact, max_total_tokens: 400}",
+            "3: rules[0].offload.max_total_tokens: `max_tool_message_tokens` (500) is not below the ceiling (400): "
+            "history can exceed it without a result that may move",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_named(text: str, warning: str) -> None:
+    assert warned(text) == [f"default.yaml:{warning}"]
+
+
+def test_a_policy_that_says_nothing_has_no_contradictions() -> None:
+    for text in ("{}", "offload: {mode: off, max_total_tokens: 1}", "offload: {profile: frugal}"):
+        assert warned(text) == []
 
 
 @pytest.mark.parametrize(
