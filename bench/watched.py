@@ -35,7 +35,7 @@ WARM, SECONDS = 10.0, 20.0
 """Seconds of a run at a rate before it is measured, and while it is."""
 A_TURN, TURNS = 0.25, 40
 """Seconds of a turn, and turns of each system, in a run without a rate."""
-PAGES = ("requests", "sessions", "savings?days=30")
+PAGES = ("requests", "sessions", "savings?period=month")
 """What viewers ask for beside the rows that each of them asks for again and again."""
 EVERY = 2.0
 """Seconds between two looks of a viewer for new rows."""
@@ -43,7 +43,8 @@ A_PAGE = 60.0
 """Seconds after which a viewer turns a page."""
 PAGES_TURNED = 10
 """How often each page is asked for."""
-PAGE = b"GET /_offload/api/%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
+TOKEN = "the token of the benchmark"
+PAGE = b"GET /_offload/api/%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
 REQUEST = bodies.request(bodies.body(bodies.SIZES[0], stream=False))
 
 Times = tuple[float, float, float]
@@ -101,7 +102,10 @@ async def _measure(
 def _with_dashboard(policy: Launcher) -> Launcher:
     def launch(site: Site) -> Launch:
         made = policy(site)
-        return Launch([*made.command, f"--dashboard={site.folder / 'rows.db'}"], made.environment)
+        return Launch(
+            [*made.command, f"--dashboard={site.folder / 'rows.db'}"],
+            {**made.environment, "OFFLOAD_ADMIN_TOKEN": TOKEN},
+        )
 
     return launch
 

@@ -20,7 +20,6 @@ from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
     from proxy.plan.history import Message
-    from proxy.plan.labels import Label
     from proxy.requests.prepare import PlannedRequest
     from proxy.requests.prepared import Prepared
 
@@ -68,7 +67,9 @@ class Fate(msgspec.Struct, frozen=True):
     hidden: int = 0
     """Tokens of the hidden rounds that are put back with it."""
     origin: str = ""
-    """Of a result: which tool's it is, with what it was called for if content is kept."""
+    """Of a result: which tool's it is."""
+    about: str = ""
+    """The same with what the tool was called for, if content is kept."""
     files: tuple[str, ...] = ()
     """Of a result: the names of the files to which its texts move."""
     stays: str = ""
@@ -133,16 +134,13 @@ def _fates(ready: Prepared, planned: PlannedRequest, content: bool) -> list[Fate
             event=move.event if move else 0,
             sent_digest=changed,
             hidden=hidden.tokens if hidden and index >= start else 0,
-            origin=_origin(named.pieces[0].label, content) if named.pieces else "",
+            origin=named.pieces[0].label.origin if named.pieces else "",
+            about=named.pieces[0].label.about if named.pieces and content else "",
             files=tuple(piece.name for piece in named.pieces),
             stays="" if rule or item.role is not Role.TOOL else "small" if item.preview >= item.tokens else "waiting",
         )
         found.append(fate)
     return found
-
-
-def _origin(label: Label, content: bool) -> str:
-    return label.about if content else label.origin
 
 
 def _changed(message: Message, altered: bytes | None) -> str:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from proxy.dashboard import Dashboard
 
-MOST = 10_000
-"""Most rows of one answer, for tables that are saved."""
+MOST = 500
+"""Most rows of one answer. To encode them takes some milliseconds, which no request should notice."""
 
 LARGEST_FORM = 4_096
 """Most bytes of a login."""
@@ -210,7 +210,8 @@ class _Pages:
         if found is None:
             raise NotThere("Nothing is kept of this request")
         if found["detail"] and not self._dashboard.shows_content(found["tenant"]):
-            found["detail"] |= {"texts": {}, "snapshot": None}
+            messages = [{**one, "about": ""} for one in found["detail"]["messages"]]
+            found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
         return found
 
     async def savings(self, request: Request, viewer: Viewer) -> Any:

@@ -154,6 +154,9 @@ def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
     [session] = dashboard(proxy, "sessions", headers=own)
     assert session["model"] == "model-of-one"
     assert [row["model"] for row in dashboard(proxy, "savings", headers=own)["models"]] == ["model-of-one"]
+    assert [row["model"] for row in dashboard(proxy, "names", headers=own)] == ["model-of-one"]
+    assert dashboard(proxy, "latency?model=model-of-two", headers=own)["requests"] == 0
+    assert dashboard(proxy, "requests?model=model-of-two", headers=own) == []
     [others] = [one for one in dashboard(proxy, "sessions") if one["model"] == "model-of-two"]
     assert dashboard(proxy, f"sessions/{others['session']}", headers=own) == []
     assert len(dashboard(proxy, f"sessions/{others['session']}")) == 1
@@ -264,9 +267,11 @@ def test_only_static_files_are_served(proxy: Proxy, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["requests?before=-1", "requests?before=9e9", "requests?before=" + "9" * 400, "savings?days=0", "savings?days=x",
-     "sessions/zz", "sessions/-1", "sessions/" + "f" * 400, "requests/" + "9" * 400,
-     "requests/" + "9" * 5_000, "requests/-1", "requests/%D9%A3", "requests/0x1", "requests?before=%D9%A3"],
+    ["requests?before=-1", "requests?before=9e9", "requests?before=" + "9" * 400, "savings?days=0", "savings?period=x",
+     "sessions/zz", "sessions/-1", "sessions/" + "f" * 400, "requests/" + "9" * 400, "requests/" + "9" * 5_000,
+     "requests?sort=id;drop&outcome='&text=%27%22&tenant=%00&offset=" + "9" * 18, "requests?limit=0&session=zz",
+     "requests?period=x&text=" + "a" * 5_000, "latency?outcome=errors&text=%25", "savings?period=%00", "names?x",
+     "sessions?session=" + "f" * 99, "requests/-1", "requests/%D9%A3", "requests/0x1", "requests?before=%D9%A3"],
 )  # fmt: skip
 def test_odd_parameters_are_harmless(proxy: Proxy, path: str) -> None:
     reply = httpx.get(f"{proxy.root}/_offload/api/{path}", headers=OPERATOR, verify=PLAIN)

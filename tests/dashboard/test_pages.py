@@ -224,7 +224,7 @@ async def test_the_live_page_filters_sorts_and_turns_pages(page: Page, tmp_path:
     with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, dashboard=path) as proxy:
         await page.size(1280)
         await page.open(address(proxy), ADMIN)
-        every = dashboard(proxy, "requests?limit=1000")
+        every = dashboard(proxy, "requests?limit=500")
         column = "[...document.querySelectorAll('.live tbody tr')].map((one) => one.cells[{}].innerText)"
         await page.show("#live/tenant=build&model=gpt-5.5")
         assert {*await page.evaluate(column.format(1))} == {"gpt-5.5 build"}
@@ -284,6 +284,12 @@ async def test_tables_sort_turn_pages_and_are_saved_as_csv(page: Page, tmp_path:
         assert {row[2] for row in lines[1:]} == {str(row["requests"]) for row in every}
         assert '\'=HYPERLINK("http://x","a")' in {row[1] for row in lines[1:]}, "a spreadsheet would run it"
         assert await page.evaluate("window.named") == "offload-the-sessions-with-the-newest-requests.csv"
+
+        await page.show("#live/tenant=build")
+        await page.evaluate(click.format("CSV"))
+        await page.until("window.named === 'offload-requests.csv'")
+        lines = [*csv.reader((await page.evaluate("window.saved.text()")).splitlines())]
+        assert len(lines) > 500 and {row[2] for row in lines[1:]} == {"build"}
         assert_clean(page, proxy)
 
 
@@ -425,6 +431,15 @@ async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: 
     assert key("mine")["authorization"] not in str(page.asked)
 
 
+def calls(proxy: Proxy, rows: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Return what results are called by their calls' arguments, which are content, for each model."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        messages = dashboard(proxy, f"requests/{row['id']}")["detail"]["messages"]
+        found.setdefault(row["model"], set()).update(one["about"] for one in messages if one["files"])
+    return found
+
+
 async def test_texts_are_shown_where_operator_and_policy_allow_it(
     upstream: StrictUpstream, page: Page, tmp_path: Path
 ) -> None:
@@ -439,7 +454,8 @@ async def test_texts_are_shown_where_operator_and_policy_allow_it(
             for number, result in enumerate((large, CONTROL * 300, RESULT)):
                 upstream.script(text("I look."))
                 turn(proxy, messages, number, result=result, key=caller, model=caller)
-        recorded(proxy, 6)
+        found = calls(proxy, recorded(proxy, 6))
+        assert "result of lookup" in found["open"] and found["closed"] == {""}
         await page.open(address(proxy), ADMIN)
         shown = {}
         for caller in ("open", "closed"):
@@ -458,5 +474,6 @@ async def test_texts_are_shown_where_operator_and_policy_allow_it(
         await page.open(address(proxy), ADMIN)
         await page.show(await page.evaluate("location.hash") or "#live")
         rows = recorded(proxy, 6)
+        assert calls(proxy, rows) == {"open": {""}, "closed": {""}}
         place = next(row["id"] for row in rows if row["model"] == "open" and row["compacted"])
         assert "5 MB of text." not in await page.show(f"#request/{place}"), "the operator has forbidden it since"

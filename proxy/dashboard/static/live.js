@@ -3,6 +3,7 @@ import { ask, button, cached, clock, column, counted, element, happened, lasting
 const EVERY = 2000; // milliseconds between two looks for new rows
 const PAGE = 50; // rows on the page
 const SAVED = 10000; // rows of a file, at most
+const TOGETHER = 500; // rows that are asked for at once
 const FILTERS = ["tenant", "model", "outcome", "sort", "text", "session"];
 const OUTCOMES = [["", "All outcomes"], ["changed", "Changed"], ["unchanged", "Went as they came"], ["observed", "Only observed"], ["errors", "Errors"], ["other", "Others"]];
 const SORTS = [["time", "Newest first"], ["came", "Largest as they came"], ["sent", "Largest as sent"], ["saved", "Saved most"], ["seconds", "Slowest"]];
@@ -76,7 +77,12 @@ export async function live(page, parameters, me) {
       status.textContent = `No rows now, trying again: ${error.message}`;
     }
   };
-  const saving = button("CSV", async () => save("Requests", shown, await ask(`requests?${query({ limit: SAVED })}`)),
+  const every = async (found = []) => {
+    const more = await ask(`requests?${query({ limit: TOGETHER, offset: found.length })}`);
+    const all = [...found, ...more];
+    return more.length < TOGETHER || all.length >= SAVED ? all : every(all);
+  };
+  const saving = button("CSV", async () => save("Requests", shown, await every()),
     { "aria-label": `Save as CSV: these requests, ${number(SAVED)} at most` });
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Live"), pause, status), stats, filters(wanted, names),
     element("div", { class: "tabled" }, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Requests" },

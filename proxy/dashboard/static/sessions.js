@@ -111,7 +111,7 @@ const results = (row, messages) => {
   const moved = messages.filter((one) => one.event || one.rule === "first_sight");
   return element("section", { class: "card" }, element("h2", {}, "Moved results"), moved.length ? table("Results that were sent as a preview or a reference", [
     figure("Message", (one) => one.index, { phone: 1 }),
-    column("What it is", (one) => one.origin, { phone: 1 }),
+    column("What it is", (one) => one.about || one.origin, { phone: 1 }),
     column("File", (one) => one.files.join(", "), { phone: 2 }),
     column("Tokens: came, sent", (one) => `${number(one.tokens)} → ${number(one.sent)}`, { raw: (one) => one.tokens, kind: "number", phone: 1 }),
     column("Why", rule(row), { kind: "wide", phone: 2 }),
@@ -130,7 +130,7 @@ function messages(row) {
     element("p", { class: "faint" }, withText ? "The operator and the tenant's policy allow the texts to be shown." : "Texts are not kept: only sizes and digests."),
     table("Messages as they came, and as they were sent. A digest is the beginning of the SHA-256 of a message's bytes.", [
       figure("Message", (one) => one.index, { phone: 1 }),
-      column("Kind", (one) => (one.origin ? `${one.kind}: ${one.origin}` : one.kind), { phone: 1 }),
+      column("Kind", (one) => (one.origin ? `${one.kind}: ${one.about || one.origin}` : one.kind), { phone: 1 }),
       figure("Tokens as it came", (one) => one.tokens, { phone: 1 }),
       figure("Tokens sent", (one) => one.sent, { phone: 1 }),
       column("Rule", rule(row), { kind: "wide", phone: 2 }),
