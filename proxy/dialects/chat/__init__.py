@@ -6,10 +6,9 @@ import re
 from collections.abc import Collection
 
 from proxy.dialects.base import BaseDialect
-from proxy.dialects.chat import errors, hidden, messages, render, summary, users
-from proxy.dialects.chat.refusals import shape
+from proxy.dialects.chat import errors, hidden, messages, render, summary
 from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.request import parse, shape
 from proxy.dialects.chat.round_request import ChatRoundRequest
 
 _OWN = re.compile(rb"/chat/completions(?:/|\Z)")
@@ -30,7 +29,7 @@ class ChatDialect(BaseDialect):
     reply_meaning = staticmethod(messages.reply_meaning)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
-    joined = staticmethod(users.joined)
+    joined = staticmethod(render.joined)
     marked = staticmethod(messages.marked)
     said = staticmethod(hidden.said)
     reinserted = staticmethod(hidden.reinserted)

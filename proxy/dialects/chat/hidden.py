@@ -8,7 +8,7 @@ from functools import partial
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import shrinking
+from proxy.dialects import entries
 from proxy.dialects.chat.messages import texts, tool_calls
 from proxy.dialects.values import NULL, string, text_of
 from proxy.plan.history import ToolCall
@@ -73,4 +73,4 @@ def _replaced(message: bytes, text: str) -> bytes:
     return rawjson.encode(rawjson.members(message) | {"content": string(text)})
 
 
-shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
+shrunk = partial(entries.shrunk, calls=_calls, answered=_answered, replaced=_replaced)

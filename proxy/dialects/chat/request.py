@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing
-from proxy.dialects.values import NULL, text_of
+from proxy.dialects import parsing, refusals
+from proxy.dialects.values import NULL, object_of, text_of
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
@@ -163,3 +163,22 @@ def tool_name(raw: Raw) -> str:
     kind = rawjson.string(tool.get("type", Raw(b'"function"')))
     inner = rawjson.members(tool[kind]) if kind in tool else tool
     return rawjson.string(inner["name"]) if rawjson.is_string(inner.get("name")) else ""
+
+
+# -- what decides whether upstream takes what we add -------------------------------------------------------------------
+
+
+REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
+"""Members that switch reasoning on: OpenAI's, OpenRouter's, and those of DeepSeek and DashScope."""
+
+
+def shape(request: Request) -> str:
+    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, a choice of tools, client
+    tools, streaming."""
+    members = request.members
+    said = [
+        text_of(object_of(members.get("tool_choice")).get("type"))[:64],
+        text_of(object_of(members.get("response_format")).get("type"))[:64],
+        *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
+    ]
+    return refusals.shape(request, *said)

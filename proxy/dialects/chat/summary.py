@@ -10,9 +10,9 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import summary_calls
 from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
+from proxy.dialects.chat.render import followed
 from proxy.dialects.chat.request import function_tool
 from proxy.dialects.chat.round_request import LIMITS
-from proxy.dialects.chat.users import followed
 from proxy.plan.request import Request
 from proxy.plan.summary import SummaryAnswer
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.messages import blocks, errors, render, request, summary
-from proxy.dialects.messages.refusals import complaint, forgiving, shape
 from proxy.dialects.messages.reply import MessagesTurn
+from proxy.dialects.messages.request import complaint, forgiving, shape
 from proxy.dialects.messages.round_request import MessagesRoundRequest
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")

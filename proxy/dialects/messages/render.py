@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import shrinking
+from proxy.dialects import entries
 from proxy.dialects.entries import call_section, sources, title
 from proxy.dialects.messages import blocks
 from proxy.dialects.messages.blocks import THINKING, blocks_of, call_of, result, text_message
@@ -99,7 +99,7 @@ def _replaced(entry: bytes, text: str) -> bytes:
     return result(_answered(entry), text)
 
 
-shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
+shrunk = partial(entries.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
 
 
 # -- for readers ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.responses import errors, items, render, request, summary
-from proxy.dialects.responses.refusals import shape
 from proxy.dialects.responses.reply import ResponsesTurn
+from proxy.dialects.responses.request import shape
 from proxy.dialects.responses.round_request import ResponsesRoundRequest
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")

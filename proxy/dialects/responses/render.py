@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import shrinking
+from proxy.dialects import entries
 from proxy.dialects.entries import appended, call_section, sources, title
 from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, reasoning, text_message, texts
@@ -72,7 +72,7 @@ def _replaced(entry: bytes, text: str) -> bytes:
     return rawjson.encode(rawjson.members(entry) | {"output": string(text)})
 
 
-shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
+shrunk = partial(entries.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
 
 
 # -- for readers ------------------------------------------------------------------------------------------------------

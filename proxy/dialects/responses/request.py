@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing
+from proxy.dialects import parsing, refusals
 from proxy.dialects.tools import tool_name
-from proxy.dialects.values import NULL, Members, text_of
+from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
@@ -325,3 +325,18 @@ def _defined(tools: Raw) -> list[_Definition]:
 def function_tool(definition: bytes) -> bytes:
     """Return one of our tools in the form that this API expects. Schemas are strict here unless they say otherwise."""
     return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
+
+
+# -- what decides whether upstream takes what we add -------------------------------------------------------------------
+
+
+def shape(request: Request) -> str:
+    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, a choice of tools, client
+    tools, streaming."""
+    members = request.members
+    said = [
+        text_of(object_of(members.get("tool_choice")).get("type"))[:64],
+        text_of(object_of(object_of(members.get("text")).get("format")).get("type"))[:64],
+        bytes(members.get("reasoning", b""))[:64].decode("utf-8", "replace"),
+    ]
+    return refusals.shape(request, *said)
