@@ -23,6 +23,7 @@ from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import KEY_HEADERS, Callers, Tenant, allowed, retention
+from proxy.requests.advice import Adviser
 from proxy.requests.background import Background
 from proxy.requests.captures import Captures
 from proxy.requests.exchange import ClientGone, Exchange
@@ -108,6 +109,7 @@ class App:
         self._caches = {"store": lambda: self._store.memory.size, **self._reader.caches()}
         for cache, size in self._caches.items():
             self._metrics.watch_cache(cache, size)
+        self._adviser = Adviser()
         self._known = Known(self._upstream, self._background, self._threads, self._metrics.learned)
         self._summaries = Summaries(self._store, self._reader, self._known, self._threads, self._record)
         self._captures = Captures(settings, lambda: self._book.current)
@@ -122,7 +124,7 @@ class App:
             threads=self._threads,
             known=self._known,
             sink=self._record,
-            watch=self._watch if settings.dashboard or settings.capture else None,
+            watch=self._watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services)
@@ -267,7 +269,9 @@ class App:
         self._ledger.flush()
 
     def _watch(self, outcome: Outcome, ready: Prepared) -> None:
-        """Keep what dashboard and captures show of a chat request."""
+        """Keep what dashboard and captures show of a chat request, and what it says of prices."""
+        policy = ready.tenant.policy
+        self._adviser.note(outcome, policy.upstream.base_url, policy.offload)
         if self._shows_requests:
             self._dashboard.watch(outcome.request_id, ready)
         self._captures.take(outcome, ready.tenant.policy, ready.chat)
@@ -291,6 +295,7 @@ class App:
             "caches": {name: size() for name, size in self._caches.items()},
             "policies": [_described(policy) for policy in book.current.all()],
             "reload": book.last,
+            "advice": sorted(set(self._adviser.given.values())),
             "windows": [(name, window) for name in namespaces for window in self._known.shown(name)],
         }
 
