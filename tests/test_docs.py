@@ -36,7 +36,7 @@ each_page = pytest.mark.parametrize("name", PAGES)
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 120
 
 
 def test_the_readmes_policy_loads(tmp_path: Path) -> None:
