@@ -24,7 +24,6 @@
     + StoreFault                503  the store failed
       - NamespaceFault          503
   x DashboardFault                   the dashboard's file cannot be used; its pages say so, and requests go on
-    + OtherVersion
   x UserMistake                      the command line prints it and exits with 2
     + PolicyError
       - UnreadablePolicy
@@ -39,8 +38,7 @@ does not reply with them.
 Some exceptions are outside of the tree. `proxy.plan` and `proxy.dialects` know of no requests and nobody's fault: they
 raise ValueErrors about a value (`NotJson`, `TooManyElements`, `Unplannable`, `TooLarge`, `TooSlow`, `LineTooLong`,
 `BadName`, `Unusable`, `Useless`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller.
-`NotRegular` is an OSError, and `Stale` and `Exhausted` are errors of aiohttp's, because their callers handle them
-together with all others of that kind. `TooLong` and the private exceptions never leave their module.
+`NotRegular` is an OSError, because its callers handle it together with all others of that kind. `TooLong` and the private exceptions never leave their module.
 
 The code that calls a foreign library translates its exceptions into these, once (`raise … from`).
 """

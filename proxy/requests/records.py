@@ -228,7 +228,7 @@ class Records:
 
         What a name says of the text's digest is checked; the originals behind a summary are named after their history.
         """
-        [found] = await self._visit.get_many([self.key("originals", name)], intact=partial(_intact_original, name))
+        [found] = await self._visit.get_many([self.key("originals", name)], intact=_is_original)
         return None if isinstance(found, Missing) else found.decode("utf-8", "surrogatepass")
 
     async def keep_originals(
@@ -315,8 +315,8 @@ def _joined(records: Sequence[_Hidden]) -> HiddenRound:
     return HiddenRound(before, None, (), sum(sizes), sizes)
 
 
-def _intact_original(name: str, value: bytes) -> bool:
-    return hashlib.sha256(value).hexdigest().startswith(digest_in(name))
+def _is_original(key: str, value: bytes) -> bool:
+    return hashlib.sha256(value).hexdigest().startswith(digest_in(key))
 
 
 def _encoded(text: Callable[[], str]) -> bytes:
