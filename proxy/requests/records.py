@@ -167,8 +167,9 @@ class Records:
         """
         record, encoded = await run(partial(_record, hidden, visible))
         [key] = self._round_keys([link.hex()], model)
+        whole = await run(partial(sealed, key, encoded))
         placed = [self._place(place, record, encoded, model, run) for place in places]
-        await asyncio.gather(self._visit.put(key, await run(partial(sealed, key, encoded))), *placed)
+        await asyncio.gather(self._visit.put(key, whole), *placed)
         for place in places:
             if self._visit.was_put(self._hid_nothing(place, model)):
                 await self._contested(place, model, None)
