@@ -10,8 +10,8 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import summary_calls
 from proxy.dialects.responses.items import text_message
-from proxy.dialects.responses.request import function_tool, joined
-from proxy.dialects.values import Members
+from proxy.dialects.responses.request import function_tool, items_of, joined, members_of
+from proxy.dialects.values import Members, text_of
 from proxy.plan.request import Request
 from proxy.plan.summary import SummaryAnswer
 
@@ -32,13 +32,27 @@ def on_prefix(
 ) -> bytes:
     """Return the body of a call that continues `entries`, exactly as upstream has cached them, with the task `text`.
 
-    The instructions and the tools are part of what is cached.
+    The instructions and the tools are part of what is cached. Upstream keeps the call as it keeps the client's request
+    if an entry names what it has kept, because it finds that only then.
     """
     members = _members(request.model, request, most)
+    if any(map(_names_kept, entries)):
+        members["store"] = request.members.get("store", Raw(b"true"))
     if "instructions" in request.members:
         members["instructions"] = request.members["instructions"]
     members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
     return rawjson.encode(members | {"input": joined([*entries, text_message("user", text)])})
+
+
+def _names_kept(entry: bytes | Raw) -> bool:
+    """Whether an item of this entry is found by its id alone: a reference, or reasoning that is not in the item."""
+    if not any(name in bytes(entry) for name in (b'"reasoning"', b'"item_reference"')):
+        return False
+    for item in map(members_of, items_of(entry)):
+        kind = text_of(item.get("type"))
+        if kind == "item_reference" or (kind == "reasoning" and not text_of(item.get("encrypted_content"))):
+            return True
+    return False
 
 
 def _members(model: str, request: Request | None, most: int) -> Members:

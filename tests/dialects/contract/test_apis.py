@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.messages import MESSAGES
+from proxy.dialects.responses import RESPONSES
 from proxy.plan.turn import State
 from tests.dialects.chat import turns as chat
 from tests.dialects.contract import sdks
@@ -198,6 +199,25 @@ def test_our_output_says_who_called(more: Json) -> None:
     )
     [result] = [item for item in asked[1]["input"] if item.get("type") == "function_call_output"]
     assert {key: result[key] for key in more if key in result} == more
+
+
+@pytest.mark.parametrize(
+    ("store", "item", "kept"),
+    [
+        (None, {"type": "reasoning", "id": "rs_1", "summary": []}, True),
+        (None, {"type": "item_reference", "id": "rs_1"}, True),
+        (None, {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}, False),
+        (None, responses_api.say('"reasoning"'), False),
+        (False, {"type": "reasoning", "id": "rs_1", "summary": []}, False),
+    ],
+)
+def test_a_summary_call_is_stored_only_where_upstream_must_find_what_it_has_stored(
+    store: bool | None, item: Json, kept: bool
+) -> None:
+    body = {"model": "m", "input": [{"role": "user", "content": "hi"}, item], "store": store}
+    request = RESPONSES.parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
+    made = json.loads(RESPONSES.summary_on_prefix("the task", request, request.entries, [], 700, 2))
+    assert made["store"] is kept
 
 
 @pytest.mark.parametrize("stream", [True, False])
