@@ -5,6 +5,7 @@ Paths are only names in a mapping, so no spelling of a path leads out of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -26,6 +27,10 @@ LONG_LINE = 500
 
 LEAD = 150
 """Characters of a window before its match."""
+
+
+_base64 = re.compile(rb"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{1000,}+={0,2}")
+"""The bytes of an image or a file, which no pattern means."""
 
 
 class TooSlow(ValueError):
@@ -84,8 +89,14 @@ def relative(path: str, directory: str) -> str:
 def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatch | None]:
     """Yield every match in these files, file by file and line by line, with a None now and then as in `in_data`."""
     for path in paths:
-        yield from in_data(path, files[path].encode("utf-8", "replace"), find)
+        yield from in_data(path, searched(files[path]), find)
         yield None
+
+
+def searched(text: str) -> bytes:
+    """Return a text as it is searched: in UTF-8, with a word for the bytes of each image and file."""
+    data = text.encode("utf-8", "replace")
+    return _base64.sub(b"[base64]", data) if b"base64" in data else data
 
 
 def _bare(path: str) -> str:

@@ -228,3 +228,20 @@ def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) ->
     more = {f"{path}'": text for path, text in files.items()}
     twice = files | more if len(files) > 1 else {"f": files["f"] * 2}
     assert_linear(lambda files: matches(files, list(files), find), files, twice)
+
+
+@pytest.mark.parametrize("head", ['{"url": "data:image/png;base64,', '{"type": "base64", "data": "'])
+def test_the_bytes_of_an_image_are_not_searched(head: str) -> None:
+    text = f'before\n{head}{"iVBORw0KGgo" * 200}=="}}\niVBOR is said here'
+    assert [(one.line, one.text) for one in matches({"f": text}, ["f"], find_in("iVBOR"))] == [
+        (3, "iVBOR is said here")
+    ]
+    [line] = matches({"f": text}, ["f"], find_in("base64,|data"))
+    assert line.text == f'{head}[base64]"}}'
+
+
+def test_looking_for_the_bytes_of_images_is_linear() -> None:
+    for unit in ("a" * 999 + " ", "a", "a ", "/+"):
+        assert_linear(
+            search.searched, "base64 " + unit * (400_000 // len(unit)), "base64 " + unit * (800_000 // len(unit))
+        )
