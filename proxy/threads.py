@@ -32,8 +32,13 @@ from proxy.errors import Overloaded
 
 T = TypeVar("T")
 
-THREADS = 4
-"""Threads for computing. More would only compete for the interpreter's lock with the event loop."""
+THREADS = 2
+"""Threads for computing. More compete with the event loop for the interpreter's lock: with four, another tenant's median
+under a flood was 219 ms and not 76."""
+
+SWITCH_SECONDS = 0.001
+"""How long a thread may keep the interpreter's lock while others want it; Python's own 5 ms add up where each step of
+a request needs it again."""
 
 SMALL = 512 << 10
 """Bytes that the event loop may look through at once, which takes a few milliseconds."""

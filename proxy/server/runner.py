@@ -35,6 +35,7 @@ from proxy.server.bounds import IDLE_SECONDS, Bounds
 from proxy.server.protocol import BoundedProtocol
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
+from proxy.threads import SWITCH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -131,6 +132,7 @@ def _end_with_supervisor() -> None:
 
 
 def _prepare(settings: Settings) -> None:
+    sys.setswitchinterval(SWITCH_SECONDS)
     logs.configure(settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at INFO, it logs only that it starts and stops
     if hasattr(signal, "SIGHUP"):
