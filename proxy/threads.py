@@ -33,8 +33,8 @@ from proxy.errors import Overloaded
 T = TypeVar("T")
 
 THREADS = 2
-"""Threads for computing. More compete with the event loop for the interpreter's lock: with four, another tenant's median
-under a flood was 219 ms and not 76."""
+"""Threads for computing. More compete with the event loop for the interpreter's lock: with four, another tenant's
+median under a flood was 219 ms and not 76."""
 
 SWITCH_SECONDS = 0.001
 """How long a thread may keep the interpreter's lock while others want it; Python's own 5 ms add up where each step of
