@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from proxy.errors import UpstreamFault
 from proxy.plan.prices import price_of
 from proxy.policies import Policies, builtin, load
 from proxy.policy import Mode, Policy
 from proxy.settings import Settings, strange_variables
-from proxy.stores import describe, open_store
+from proxy.stores import describe, folder_of, open_store
 from proxy.stores.guarded import Guarded
 from proxy.upstream.models import ModelsClient
 
@@ -39,9 +41,8 @@ def say(settings: Settings, *, terminal: bool) -> None:
 
 
 def _warnings(settings: Settings, fault: str | None) -> Iterator[str]:
-    texts = [path.read_text(errors="replace") for path in settings.policies.glob("*.yaml")] if settings.policies else []
     for name, meant in strange_variables(settings.environment):
-        if not any(name in text for text in texts):  # a policy may take a key from it
+        if not _is_named(name, settings.policies):
             yield f"{name} is no setting of the proxy" + (f"; did you mean {meant}?" if meant else "; unset it")
     if fault:
         yield (
@@ -50,7 +51,20 @@ def _warnings(settings: Settings, fault: str | None) -> Iterator[str]:
         )
 
 
+def _is_named(variable: str, policies: Path | None) -> bool:
+    """Whether a policy takes something from this variable."""
+    files = policies.glob("*.yaml") if policies else ()
+    return any(variable in file.read_text(errors="replace") for file in files if file.is_file())
+
+
 async def _store_fault(settings: Settings) -> str | None:
+    """Return what is wrong with the store; of a folder only whether we can write to it, as no thread may hang in it."""
+    if (folder := folder_of(settings.store)) is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return "not a directory" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        return None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
     store = Guarded(open_store(settings.store), warn=lambda *_: None)
     try:
         return await store.check(SECONDS)
