@@ -176,8 +176,6 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "with it would cost more than writing the rest of the prompt again",
         ),
     ] = 2
-    preview_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the head")] = 100
-    preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
     cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
     cache_write: Annotated[Price, Meta(description="price of writing input to the cache; plain input is 1")] = 1.25
     input_price: Annotated[

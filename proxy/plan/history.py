@@ -23,7 +23,7 @@ from proxy.plan.opening import START, Opening
 from proxy.plan.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.plan.plan import Item, Plan, Role, Room, Standing
 from proxy.plan.planner import Fold
-from proxy.plan.preview import Shape, Spans
+from proxy.plan.preview import PREVIEW_CHARS, Shape, Spans
 from proxy.plan.reasons import Reason
 from proxy.plan.results import Carries, ResultRule
 from proxy.policy import Offload
@@ -205,7 +205,7 @@ class Reading(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, offload: Offload) -> Reading:
-        shape = Shape(offload.store_dir, offload.preview_chars, offload.preview_tail_chars)
+        shape = Shape(offload.store_dir, PREVIEW_CHARS, 0)
         beginnings = tuple(rule.text for rule in offload.said if rule.text)
         return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules(), beginnings)
 

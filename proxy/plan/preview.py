@@ -10,6 +10,8 @@ from proxy.plan import said
 
 Spans = tuple[tuple[int, int], ...]
 
+PREVIEW_CHARS = 100
+"""Characters that stay of a moved result: enough to recognise it. The reference behind them takes some 60 tokens."""
 GLIMPSE_CHARS = 2_000
 """Characters of preview for a result that moves before the model has seen it: about one screen."""
 MARK = "(detailed result is stored in "

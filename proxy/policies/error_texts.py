@@ -28,6 +28,8 @@ REPLACED: Mapping[str, str] = {
     "hard_total_tokens": "is now `max_total_tokens`, above which results move at any price",
     "early_total_tokens": "is gone: `keep_views` says how soon results may leave",
     "early_saved_tokens": "is gone: results leave early where that pays",
+    "preview_chars": "is gone: the first 100 characters of a moved result stay",
+    "preview_tail_chars": "is gone: the first 100 characters of a moved result stay",
     "min_saved_tokens": "is gone: an event frees a tenth of `max_total_tokens`",
 }
 """Keys of earlier drafts, and what to write instead."""

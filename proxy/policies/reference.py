@@ -31,6 +31,15 @@ second.
 every key with its default, [schema.json](../policies/schema.json) serves editors, and
 [examples](../policies/examples) are ready to copy.
 
+Six keys are enough for most policies:
+
+- `upstream.base_url`: where requests go.
+- `upstream.context_window`: the model's window in tokens, where upstream does not name it.
+- `offload.mode`: `auto`, `compact`, `compress`, `observe` or `off`.
+- `offload.profile`: `careful`, `balanced` or `frugal`, which is how soon results leave.
+- `offload.max_total_tokens`: the ceiling; history above it moves until half of it is left.
+- `offload.exclude_tools`: tools whose results stay.
+
 The modes: **compact** moves tool results. **compress** summarises old history into one snapshot whose originals stay
 readable. **auto** moves results, and also summarises where moving leaves too much. **off** passes everything through.
 **observe** passes everything through, too, and reports what auto would have sent and cost
@@ -62,7 +71,8 @@ once.
 
 ## When something moves
 
-The plan has one rule. Old tool results stay until the model has answered `keep_views` times with them in view. Then the
+The plan has one rule. Old tool results stay until the model has answered `keep_views` times with them in view, or until
+the user speaks again. Then the
 newest ones move as soon as seven more requests with them would cost more than writing the rest of the prompt again. And
 whenever the history exceeds `max_total_tokens`, the oldest results above `max_tool_message_tokens` move until half of
 that is left, whatever it costs. *History* is everything after the leading system messages, as it would be sent.

@@ -61,8 +61,6 @@ offload:
   compact_ratio_threshold: 0.5
   keep_recent_count: 3
   max_unseen_tool_tokens: 20002
-  preview_chars: 101
-  preview_tail_chars: 1
   cached_read: 0.2
   cache_write: 1.5
   store_dir: /elsewhere
@@ -126,8 +124,6 @@ def test_every_key_is_taken() -> None:
         compact_ratio_threshold=0.5,
         keep_recent_count=3,
         max_unseen_tool_tokens=20_002,
-        preview_chars=101,
-        preview_tail_chars=1,
         cached_read=0.2,
         cache_write=1.5,
         store_dir="/elsewhere",
@@ -255,6 +251,7 @@ def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[int, int]
         ("min_views", "`min_views` is now `keep_views`"),
         ("plan", "`plan` is gone: there is one rule"),
         ("hard_total_tokens", "`hard_total_tokens` is now `max_total_tokens`, above which results move at any price"),
+        ("preview_chars", "`preview_chars` is gone: the first 100 characters of a moved result stay"),
         ("min_saved_tokens", "`min_saved_tokens` is gone: an event frees a tenth of `max_total_tokens`"),
     ],
 )

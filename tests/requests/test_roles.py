@@ -124,17 +124,15 @@ async def test_a_summary_shortens_observations_before_what_the_user_said() -> No
 
 
 async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
-    for preview_chars in (0, 5, 100):
-        chosen = policy(mode=Mode.COMPACT, results=(ResultPreset.SMOLAGENTS,), preview_chars=preview_chars)
-        history, reader = await planned(SMOL, chosen)
-        sent = messages_of(history, reader)
-        assert [one["role"] for one in sent] == [one["role"] for one in SMOL]
-        moved = [json.dumps(sent[index]["content"][0]["text"]) for index in history.plan.moves]
-        assert len(moved) > 5
-        assert all(text.startswith('"Observation:') and "/store/tool_result-" in text for text in moved)
-        ready = rendered(history, None, {}, reader)
-        texts = {SMOL[index]["content"][0]["text"] for index in history.plan.moves}
-        assert set(ready.files().values()) == texts
+    history, reader = await planned(SMOL, policy(mode=Mode.COMPACT, results=(ResultPreset.SMOLAGENTS,)))
+    sent = messages_of(history, reader)
+    assert [one["role"] for one in sent] == [one["role"] for one in SMOL]
+    moved = [json.dumps(sent[index]["content"][0]["text"]) for index in history.plan.moves]
+    assert len(moved) > 5
+    assert all(text.startswith('"Observation:') and "/store/tool_result-" in text for text in moved)
+    ready = rendered(history, None, {}, reader)
+    texts = {SMOL[index]["content"][0]["text"] for index in history.plan.moves}
+    assert set(ready.files().values()) == texts
 
 
 def test_results_are_off_by_default() -> None:
