@@ -175,7 +175,7 @@ async def _view(port: int, begins: float) -> None:
     await asyncio.sleep(begins)
     newest = 0
     while True:
-        reply = await wire.ask(port, PAGE % (b"requests?after=%d" % newest, port))
+        reply = await wire.ask(port, PAGE % (b"requests?limit=50&after=%d" % newest, port))
         rows = msgspec.json.decode(reply.partition(b"\r\n\r\n")[2])
         newest = rows[0]["id"] if rows else newest
         await asyncio.sleep(EVERY)

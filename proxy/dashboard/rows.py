@@ -108,6 +108,8 @@ class Rows:
         self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(path)
+            self.log_gone = moved(path.with_name(f"{path.name}-wal"))
+            """Whether the log beside the file is another one."""
         except sqlite3.OperationalError:
             self.close()
             raise

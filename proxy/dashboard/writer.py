@@ -167,7 +167,7 @@ class Writer:
                 if rows.gone():
                     closes = False
                     self._lost.append(rows)
-                    return self._begin_anew()
+                    return self._begin_anew(rows)
                 while self._queue or self._batch:
                     self._write_some(rows)
                 self._expire(rows)
@@ -175,10 +175,10 @@ class Writer:
             if closes:
                 rows.close()
 
-    def _begin_anew(self) -> None:
-        """Go on in a new file if this one was removed. Raises DashboardFault if another has taken its place, whose log
-        may be mixed up with the old one's."""
-        if self._path.exists():
+    def _begin_anew(self, rows: Rows) -> None:
+        """Go on in a new file if this one was removed, or give up if somebody put another in its place: SQLite would
+        take our log for a part of it. Another worker that was faster has made a new log as well."""
+        if self._path.exists() and not rows.log_gone():
             self._ended.set()
             self._give_up(f"the dashboard is off: {self._path} was replaced while the proxy ran: start it again")
         else:

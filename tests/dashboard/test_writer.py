@@ -267,6 +267,29 @@ def test_a_file_that_is_replaced_switches_the_dashboard_off(path: Path) -> None:
         assert connection.execute("SELECT DISTINCT namespace FROM requests").fetchall() == [("theirs-1",)]
 
 
+def test_all_who_write_go_on_in_one_new_file_when_theirs_is_removed(path: Path) -> None:
+    """Whoever notices first makes it, and the others find it there."""
+    writers = [Writer(path, SIZE) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        writer.start()
+        writer.record([outcome(number)])
+    until(lambda: all(writer.state.written == 1 for writer in writers))
+    path.unlink()
+    for number in range(3, 30):
+        writers[number % 3].record([outcome(number)])
+    until(lambda: all(writer.state.written == 10 for writer in writers))
+    for number, writer in enumerate(writers, 30):
+        until(lambda writer=writer: not writer._queue)
+        writer.record([outcome(number)])
+    until(lambda: all(writer.state.written == 11 for writer in writers))
+    for writer in writers:
+        writer.close()
+    assert [writer.state.fault for writer in writers] == [""] * 3
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT count(*) FROM requests").fetchone()[0] >= 3
+
+
 # -- old rows --
 
 

@@ -67,7 +67,7 @@ export async function live(page, parameters, me) {
   const measure = async () => measured(stats, await ask(`latency?${query({})}`));
   const look = async () => {
     try {
-      const came = (await ask(`requests?${query({ after: newest })}`)).filter((row) => row.id > newest).sort((one, other) => one.id - other.id);
+      const came = (await ask(`requests?${query({ after: newest, limit: PAGE })}`)).filter((row) => row.id > newest).sort((one, other) => one.id - other.id);
       newest = came.length ? came[came.length - 1].id : newest;
       if (paused) held = [...held, ...came].slice(-PAGE);
       else add(came);
