@@ -18,6 +18,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,7 @@ from proxy.requests.prepare import PlannedRequest, RenderedRequest, our_definiti
 from proxy.requests.records import Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
 from proxy.telemetry import logs
+from proxy.threads import nobody_waits
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -183,7 +185,8 @@ class Summaries:
             if key not in self._flights:
                 job = self._job(ready, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1
-                self._flights[key] = asyncio.create_task(self._fly(job, key, earlier, begins))
+                with nullcontext() if waits else nobody_waits():
+                    self._flights[key] = asyncio.create_task(self._fly(job, key, earlier, begins))
         return self._flights.get(key)
 
     def _pauses(self, keys: Sequence[str], begins: str, tenant: str) -> bool:

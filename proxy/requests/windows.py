@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -32,12 +32,13 @@ from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
 from proxy.telemetry import logs
 from proxy.upstream import models
-from proxy.upstream.client import UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream.client import UpstreamRequest, decoded
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
     from proxy.requests.background import Background
     from proxy.threads import WorkPool
+    from proxy.upstream.client import UpstreamClient
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +98,6 @@ class Window(msgspec.Struct, frozen=True):
     window: int
 
 
-class Sender(Protocol):
-    """Sends requests upstream, as `UpstreamClient` does."""
-
-    async def send(self, request: UpstreamRequest) -> UpstreamReply: ...
-
-
 class _PerNamespace(Generic[K, V]):
     """A bounded mapping in which no namespace can push out another's keys."""
 
@@ -154,7 +149,7 @@ class Known:
 
     def __init__(
         self,
-        upstream: Sender,
+        upstream: UpstreamClient,
         background: Background,
         reading: WorkPool,
         count: Callable[[str], None] = lambda lesson: None,
@@ -320,7 +315,7 @@ class _Lists:
 
     def __init__(
         self,
-        upstream: Sender,
+        upstream: UpstreamClient,
         background: Background,
         reading: WorkPool,
         learned: Callable[[], None],

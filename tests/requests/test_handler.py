@@ -552,14 +552,16 @@ async def test_the_window_is_upstreams_and_so_are_its_tokens(world: World, ratio
     """What fits by our count does not fit a model whose vocabulary needs twice as many tokens."""
     world.policy = Policy(
         upstream=Where(context_window=16_000),
-        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=100_000, max_unseen_tool_tokens=100_000),
+        offload=written.offload(
+            mode=Mode.COMPACT, max_total_tokens=100_000, max_unseen_tool_tokens=100_000, cached_read=0
+        ),
     )
     first = chat("word " * 700, more=True)
     counted = {"prompt_tokens": int(3_700 * ratio), "completion_tokens": 1}
     answer = json.dumps({"choices": [{"message": {"content": "Yes."}}], "usage": counted}).encode()
     _, outcome = await world.ask(first, ScriptedReply(answer, headers=[JSON]))
-    assert outcome.kind == "untouched"
+    assert outcome.kind == "untouched", outcome.words
     second = json.loads(chat("word " * 700, more=True))
     second["messages"] += [{"role": "assistant", "content": "Yes. " * 900}, {"role": "user", "content": "Sure?"}]
     _, outcome = await world.ask(json.dumps(second).encode(), ScriptedReply(answer, headers=[JSON]))
-    assert outcome.kind == kind
+    assert outcome.kind == kind, outcome.words
