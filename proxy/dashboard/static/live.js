@@ -71,8 +71,8 @@ export async function live(page, parameters, me) {
       newest = came.length ? came[came.length - 1].id : newest;
       if (paused) held = [...held, ...came].slice(-PAGE);
       else add(came);
-      if (came.length) await measure();
       status.textContent = count ? `${counted(count, "request")} since this page was opened.` : "Waiting for requests.";
+      if (came.length) await measure();
     } catch (error) {
       status.textContent = `No rows now, trying again: ${error.message}`;
     }
