@@ -221,6 +221,7 @@ class _Piece:
             self.ended.set_exception(error)
         finally:
             _running.piece = None
+            del self.work  # the future keeps its callbacks, and these have the piece: a cycle
 
 
 _running = threading.local()
