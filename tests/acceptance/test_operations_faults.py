@@ -166,7 +166,7 @@ def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
     assert REFERENCE.search(content)
     assert reply.messages == [*history[:3], {**result, "content": content}, history[4]]
     compressed = caller.compress(history)
-    assert {**compressed.messages[0], "content": ""} == {**history[0], "content": ""}
+    assert history[0] in compressed.messages
     assert caller.restored(compressed.messages)[0] == history[1]
     assert [message for message in caller.restored(compressed.messages) if message["role"] != "system"] == history[1:]
 

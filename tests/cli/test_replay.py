@@ -191,7 +191,7 @@ def test_har_counts_what_was_billed_and_leaves_credentials_alone(
 
 
 def test_an_api_with_an_upstream_of_its_own_has_its_window(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "two.yaml").write_text("upstreams: {messages: {context_window: 9000}}\n")
+    (folder / "two.yaml").write_text("offload: {profile: careful}\nupstreams: {messages: {context_window: 9000}}\n")
     *_, body = session("one", 6)
     given = lines(folder / "a.jsonl", [body]), lines(folder / "b.jsonl", [as_messages(body)])
     for path, changed in zip(given, (0, 1), strict=True):

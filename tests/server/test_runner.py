@@ -363,7 +363,7 @@ async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, fl
     (policies / "default.yaml").write_text("{}")
     (tmp_path / "store" / "health" / "probe").mkdir(parents=True)
     os.mkfifo(tmp_path / "store" / "health" / "probe" / "none")
-    async with running(replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", *flags) as served:
+    async with running(replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", MONITOR, *flags) as served:
         os.mkfifo(policies / "pipe.yaml")
         await asyncio.sleep(2)
         for _ in range(12):
@@ -432,7 +432,7 @@ async def test_a_worker_that_is_stopped_keeps_neither_the_others_nor_the_end(tmp
 
 
 async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
-    async with running(replying(OK), tmp_path, "--workers=2") as served:
+    async with running(replying(OK), tmp_path, "--workers=2", MONITOR) as served:
         assert len(served.workers()) == 2
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
         await asyncio.sleep(0.2)  # the other worker writes down its own part, a little later
@@ -459,7 +459,7 @@ async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(
     (policies / "default.yaml").write_text("limits: {concurrent_requests: 5}\n")
     async with (
         upstream(replying(OK)) as other,
-        running(replying(OK), tmp_path, f"--policies={policies}", "--workers=3") as served,
+        running(replying(OK), tmp_path, f"--policies={policies}", "--workers=3", MONITOR) as served,
     ):
         workers = served.workers()
         assert len(workers) == 3
