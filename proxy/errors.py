@@ -38,7 +38,8 @@ does not reply with them.
 Some exceptions are outside of the tree. `proxy.plan` and `proxy.dialects` know of no requests and nobody's fault: they
 raise ValueErrors about a value (`NotJson`, `TooManyElements`, `Unplannable`, `TooLarge`, `TooSlow`, `LineTooLong`,
 `BadName`, `Unusable`, `Useless`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller.
-`NotRegular` is an OSError, because its callers handle it together with all others of that kind. `TooLong` and the private exceptions never leave their module.
+`NotRegular` is an OSError, because its callers handle it together with all others of that kind. `TooLong` and the
+private exceptions never leave their module.
 
 The code that calls a foreign library translates its exceptions into these, once (`raise … from`).
 """

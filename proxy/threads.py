@@ -201,7 +201,10 @@ class _Piece:
     def __init__(self, pool: WorkPool, turn: Slot, work: Callable[[], Any]) -> None:
         self.pool, self.turn, self.work = pool, turn, work
         self.loop = asyncio.get_running_loop()
-        self.ended: Future[Any] = Future()
+        self.ended: Future[None] = Future()
+        """Says only that. A future keeps its callbacks, which keep it: an error in it would keep its frames as well."""
+        self.value: Any = None
+        self.error: BaseException | None = None
         self.left = False
         """Whether the caller has stopped waiting for the result."""
         self.going_on = threading.Event()
@@ -216,12 +219,13 @@ class _Piece:
         self.until = time.thread_time() + SLICE
         _running.piece = self
         try:
-            self.ended.set_result(self.work())
+            self.value = self.work()
         except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
-            self.ended.set_exception(error)
+            self.error = error
         finally:
             _running.piece = None
-            del self.work  # the future keeps its callbacks, and these have the piece: a cycle
+            del self.work  # whoever holds the piece need not hold the request
+            self.ended.set_result(None)
 
 
 _running = threading.local()
@@ -252,7 +256,7 @@ class WorkPool:
         self._most_waiting = waiting
         self._pauses = threading.Semaphore(PAUSED)
         self._pieces: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._under_way: set[_Piece] = set()
+        self._under_way: dict[Slot, Future[None]] = {}
         self._threads = self._paused = 0
         self.closed = False
 
@@ -281,17 +285,23 @@ class WorkPool:
         if not self._has_thread():
             self._turns.give_back(piece.turn)
             raise Overloaded("The system starts no more threads", retry_after=1)
-        self._under_way.add(piece)
+        self._under_way[piece.turn] = piece.ended
         # The place is free when the work ends, not when the caller stops waiting.
-        piece.ended.add_done_callback(partial(_call_soon, piece.loop, self._release, piece))
+        piece.ended.add_done_callback(partial(_call_soon, piece.loop, self._release, piece.turn))
         self._pieces.put(piece)
         try:
-            return await asyncio.wrap_future(piece.ended)
+            await asyncio.wrap_future(piece.ended)
         except asyncio.CancelledError:
             piece.left = True
             raise
+        error, piece.error = piece.error, None
+        try:
+            if error is not None:
+                raise error
+            value: T = piece.value
+            return value
         finally:
-            del piece  # its error's traceback holds this frame
+            del piece, error  # its traceback holds this frame
 
     def close(self) -> None:
         """Take no more work. Does not wait for busy threads; long work ends at its next call of `breathe`."""
@@ -303,8 +313,8 @@ class WorkPool:
         """Close, and wait up to `seconds` for work under way. Returns how many pieces still hang."""
         self.close()
         if self._under_way:
-            await asyncio.wait([asyncio.wrap_future(piece.ended) for piece in self._under_way], timeout=seconds)
-        return sum(not piece.ended.done() for piece in self._under_way)
+            await asyncio.wait(map(asyncio.wrap_future, self._under_way.values()), timeout=seconds)
+        return sum(not ended.done() for ended in self._under_way.values())
 
     def _has_thread(self) -> bool:
         """Start one more thread if all are busy. Returns whether there is any."""
@@ -317,9 +327,9 @@ class WorkPool:
                 return self._threads > self._paused
         return True
 
-    def _release(self, piece: _Piece, _: object) -> None:
-        self._under_way.discard(piece)
-        self._turns.give_back(piece.turn)
+    def _release(self, turn: Slot, _: object) -> None:
+        self._under_way.pop(turn, None)
+        self._turns.give_back(turn)
 
     def _pause(self, piece: _Piece) -> None:
         """Wait in the piece's thread until it is its turn again. Returns at once if nothing else waits."""

@@ -363,7 +363,9 @@ async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, fl
     (policies / "default.yaml").write_text("{}")
     (tmp_path / "store" / "health" / "probe").mkdir(parents=True)
     os.mkfifo(tmp_path / "store" / "health" / "probe" / "none")
-    async with running(replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", MONITOR, *flags) as served:
+    async with running(
+        replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", MONITOR, *flags
+    ) as served:
         os.mkfifo(policies / "pipe.yaml")
         await asyncio.sleep(2)
         for _ in range(12):
