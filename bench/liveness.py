@@ -345,10 +345,10 @@ def _policies(base: str, *, strangers: bool) -> dict[str, Any]:
     """The attacker's, whose results move early; the victim's, and the one for strangers."""
     upstream = {"base_url": base}
     early = {"mode": "compact", "max_total_tokens": 300, "max_tool_message_tokens": 50}
-    summarised = {"mode": "compress", "compress": {"wait": "always", "timeout": 30}}
+    summarised = {"mode": "compress", "compress": {"wait": "always"}}
     rules: list[Any] = [
-        {"match": {"model": "summary"}, "offload": summarised, "upstream": {"context_window": 8_192}},
-        {"match": {"model": "summary-*"}, "offload": summarised},
+        {"model": "summary", "offload": summarised, "upstream": {"context_window": 8_192}},
+        {"model": "summary-*", "offload": summarised},
     ]
     offload = {**early, "cached_read": 1.0, "cache_write": 1.0}
     made: dict[str, Any] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -51,6 +51,8 @@ class Wait(StrEnum):
 
 
 class SnapshotRole(StrEnum):
+    """The message that carries a snapshot."""
+
     AUTO = "auto"
     """The system message, or the first user message of a conversation that has no system message."""
     SYSTEM = "system"
@@ -85,14 +87,13 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[str, Meta(pattern=r"^[!-~]+" + _END)] | None,
         Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
     ] = None
-    connect_timeout: Annotated[Seconds, Meta(description="seconds to connect")] = 5
-    idle_timeout: Annotated[Seconds, Meta(description="seconds without a byte of the reply or of an upload")] = 300
+    connect_timeout: ClassVar[float] = 5
+    """Seconds to connect. Within a region that takes milliseconds; nobody is better off waiting longer."""
+    idle_timeout: Annotated[
+        Seconds, Meta(description="seconds without a byte of the reply or of an upload, and for one summary")
+    ] = 300
     context_window: Annotated[
         Annotated[int, Meta(gt=0)] | None, Meta(description="tokens that the model takes; null: unknown")
-    ] = None
-    reply_tokens: Annotated[
-        Annotated[int, Meta(gt=0)] | None,
-        Meta(description="tokens of the window kept free for the reply; null: an eighth of it, from 1,000 to 16,000"),
     ] = None
     members: Annotated[
         tuple[str, ...], Meta(description="further top-level members of requests with which a plan does no harm")
@@ -103,8 +104,6 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def reply_room(self, window: int | None) -> int:
         """The tokens of this window that are kept free for the reply, whatever limit a request sets."""
-        if self.reply_tokens is not None:
-            return self.reply_tokens
         return 0 if window is None else min(max(window // REPLY_SHARE, LEAST_REPLY), MOST_REPLY)
 
     def __repr__(self) -> str:
@@ -130,17 +129,11 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Wait, Meta(description="whether a request waits for its snapshot also where it fits the window without")
     ] = Wait.NEVER
     snapshot_tokens: Annotated[int, Meta(ge=100, description="tokens of one snapshot")] = 1500
-    snapshot_role: Annotated[
-        SnapshotRole,
-        Meta(description="the message that carries it; auto: the first user message where there is no system message"),
-    ] = SnapshotRole.AUTO
     group_token_threshold: Annotated[
         Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
     ] = 0
-    max_calls: Annotated[
-        int, Meta(ge=1, le=64, description="calls for one summary; longer history is shortened first")
-    ] = 4
-    timeout: Annotated[Seconds, Meta(description="seconds for one summary")] = 120
+    max_calls: ClassVar[int] = 4
+    """Calls for one summary, failed ones included. Longer history is shortened first, so that no summary costs more."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -262,24 +255,25 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.AGENTS
     max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
-    max_answer_tokens: Annotated[int, Meta(ge=100, description="tokens of one answer")] = 6_000
-    max_retrieved_tokens: Annotated[int, Meta(ge=100, description="tokens of all answers of a turn")] = 18_000
-    max_calls: Annotated[int, Meta(ge=1, le=1_000, description="calls answered in a round; others are refused")] = 16
-    max_search_seconds: Annotated[Seconds, Meta(description="seconds of processor time for all searches of a turn")] = 5
+    max_retrieved_tokens: Annotated[
+        int, Meta(ge=100, description="tokens of all answers of a turn; one answer has a third at most")
+    ] = 18_000
+    max_calls: ClassVar[int] = 16
+    """Calls answered in a round; others are refused. Models rarely make more than five at once."""
+    max_search_seconds: ClassVar[float] = 5
+    """Seconds of processor time for all searches of a turn. Usual patterns take milliseconds, so only hostile ones
+    meet it."""
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """The tokens of one answer, which leave room for two more in the turn."""
+        return self.max_retrieved_tokens // 3
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The resources that one tenant may use."""
 
     concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
-
-
-class DashboardRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the dashboard may keep of this tenant's requests."""
-
-    content: Annotated[bool, Meta(description="texts of messages, if `serve --dashboard-content` allows it too")] = (
-        False
-    )
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -304,7 +298,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = msgspec.field(default_factory=Limits)
     store_originals: bool = True
     capture: bool = False
-    dashboard: DashboardRules = msgspec.field(default_factory=DashboardRules)
+    dashboard_content: bool = False
     retention: float | None = 30 * 86_400
     share_namespace: bool = False
     relay: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dashboard_limit: Annotated[int, Meta(ge=16 << 20, description="a size of at least 16MiB, such as 1GiB")] = 512 << 20
     """Largest file of the dashboard."""
     dashboard_content: Annotated[bool, Meta(description="true or false")] = False
-    """Whether the dashboard keeps texts of messages, of tenants whose policy has `dashboard: {content: true}`."""
+    """Whether the dashboard keeps texts of messages, of tenants whose policy has `dashboard_content: true`."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 

@@ -34,8 +34,6 @@ NOT_UNDERSTOOD = (
     "not answered",
 )
 """How our tools' answers begin if they did not understand the call."""
-SUMMARY_SECONDS = 300
-"""Seconds for a summary, twice what one takes on two cores; a small model that begins to repeat itself does not end."""
 OURS = frozenset((*NAMES, *OTHER_NAMES))
 SNAPSHOT = "<state_snapshot>"
 
@@ -89,7 +87,7 @@ def measured(asker: Asker, histories: Sequence[Recorded], conditions: Iterable[s
 
 
 def _sections(condition: str) -> Json:
-    compress = {"wait": "always", "snapshot_tokens": 700, "timeout": SUMMARY_SECONDS}
+    compress = {"wait": "always", "snapshot_tokens": 700}
     summaries = {} if condition == "compact" else {"compress": compress}
     return {"offload": {"mode": condition, "max_total_tokens": 500, **summaries}}
 

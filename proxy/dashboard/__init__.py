@@ -137,7 +137,7 @@ class Dashboard:
     def shows_content(self, tenant: str) -> bool:
         """Whether texts may be shown now, whatever the file has."""
         policy = self._policy(tenant)
-        return self._content and policy is not None and policy.dashboard.content
+        return self._content and policy is not None and policy.dashboard_content
 
     def price(self, tenant: str, model: str) -> float | None:
         """Return the money for a million plain input tokens, if the tenant's policy or the price list says."""

@@ -86,7 +86,7 @@ def describe(ready: Prepared | None, *, content: bool = False) -> Described:
     planned = ready.in_force if ready is not None else None
     if ready is None or planned is None or planned.dialect.counts:
         return NOTHING
-    content = content and ready.tenant.policy.dashboard.content
+    content = content and ready.tenant.policy.dashboard_content
     fates = _fates(ready, planned, content)
     return _session(ready, planned), _kinds(ready, planned, fates), _detail(ready, planned, fates, content)
 

@@ -79,9 +79,7 @@ async def _offload(call: OperationCall, given: schema.OffloadParameters) -> Oper
     texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
     groups = await _written(call, decided, options.store_dir, chat_id)
     snapshots = list(zip(texts, groups, strict=True))
-    role = policy.offload.compress.snapshot_role
-    if role is SnapshotRole.AUTO:
-        role = SnapshotRole.SYSTEM  # where callers of this operation have always found it
+    role = SnapshotRole.SYSTEM  # where callers of this operation have always found it
     kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
     after = await call.read(_tokens, kept, raws, messages, options, counter)
     call.account.tokens_after = after
@@ -218,7 +216,7 @@ async def _made(
     except Failed as error:
         raise NoSummary(f"No summary was made: {error}") from error
     except TimeoutError as error:
-        seconds = policy.offload.compress.timeout
+        seconds = policy.upstream.idle_timeout
         raise UpstreamSilent(f"No summary was made: no answer within {seconds:g} seconds") from error
     finally:
         call.account.summary_prompt_tokens = spent.prompt_tokens
@@ -253,7 +251,7 @@ def _job(
         snapshot_tokens=size,
         replaced_tokens=sys.maxsize,
         store_dir=store_dir,
-        timeout=compress.timeout,
+        timeout=policy.upstream.idle_timeout,
         group_tokens=limit,
         max_calls=compress.max_calls,
         riding=None,

@@ -31,6 +31,16 @@ REPLACED: Mapping[str, str] = {
     "preview_chars": "is gone: the first 100 characters of a moved result stay",
     "preview_tail_chars": "is gone: the first 100 characters of a moved result stay",
     "min_saved_tokens": "is gone: an event frees a tenth of `max_total_tokens`",
+    "snapshot_role": "is gone: the system message carries the snapshot, else the first user message",
+    "max_calls": "is gone: a summary takes 4 calls at most, and a round answers 16",
+    "timeout": "is gone: a summary has `upstream.idle_timeout` seconds",
+    "max_answer_tokens": "is gone: an answer has a third of `max_retrieved_tokens`",
+    "max_search_seconds": "is gone: the searches of a turn have 5 seconds of processor time",
+    "connect_timeout": "is gone: connecting takes 5 seconds at most",
+    "reply_tokens": "is gone: an eighth of `context_window` stays free for the reply, from 1,000 to 16,000 tokens",
+    "allow_lossy": "is gone: `inject: never` needs nothing else",
+    "dashboard": "is now `dashboard_content: true`",
+    "match": "is gone: a rule says `model` itself",
 }
 """Keys of earlier drafts, and what to write instead."""
 

@@ -19,7 +19,7 @@ from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
 from proxy.policies.warnings import contradictions, idle_keys
-from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Rule, Tools, Upstream
+from proxy.policy import LISTED, Mode, Offload, Policy, Rule, Tools, Upstream
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results", "said", "members"}
 """Keys that may be empty, for example because everything in a section is commented out."""
@@ -63,8 +63,8 @@ def parse_alone(text: str, name: str, stem: str, environment: Mapping[str, str])
 
     Raises PolicyError as `parse` does.
     """
-    document, written, policy = _parsed(text, name, stem, environment, None)
-    for path, fault in _sections_faults(written, policy):
+    document, _, policy = _parsed(text, name, stem, environment, None)
+    for path, fault in _sections_faults(policy):
         raise document.error(path, fault)
     return policy
 
@@ -154,7 +154,7 @@ def _policy_of_one_upstream(stem: str, written: PolicyFile, value: Mapping[str, 
         limits=written.limits,
         store_originals=written.store_originals,
         capture=written.capture,
-        dashboard=written.dashboard,
+        dashboard_content=written.dashboard_content,
         retention=None if written.retention is None else duration(written.retention),
         share_namespace=written.share_namespace,
         relay=written.relay,
@@ -169,7 +169,7 @@ def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
     own = {name: overlay(value.get(name, {}), rule.get(name, {})) for name in _RULED}
     sections = _preset(own)
     return Rule(
-        model=rule["match"]["model"],
+        model=rule["model"],
         upstream=msgspec.convert(sections["upstream"], Upstream),
         offload=msgspec.convert(sections["offload"], Offload),
         tools=msgspec.convert(sections["tools"], Tools),
@@ -201,15 +201,11 @@ def _digest(document: Document, path: Path, variable: str, environment: Mapping[
 
 
 _OPEN_RELAY = "every stranger could use this key; expected `open: true` at the top level if that is meant"
-_LOSSY = (
-    "never leaves references that cannot be followed; "
-    "expected `offload.mode: off`, or `allow_lossy: true` at the top level if that is meant"
-)
 
 
 def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
     yield from _identity_faults(written, policy, is_default=is_default)
-    yield from _sections_faults(written, policy)
+    yield from _sections_faults(policy)
     for path, upstream in _upstreams(policy):
         if is_default and upstream.api_key is not None and not written.open:
             yield (*path, "api_key"), _OPEN_RELAY
@@ -229,10 +225,10 @@ def _upstreams(policy: Policy) -> Iterator[tuple[Path, Upstream]]:
         yield ("upstreams", api), own.upstream
 
 
-def _sections_faults(written: PolicyFile, policy: Policy) -> Iterator[tuple[Path, str]]:
+def _sections_faults(policy: Policy) -> Iterator[tuple[Path, str]]:
     for one in (policy, *(own for _, own in policy.by_api)):
         for path, part in _parts(one):
-            yield from _section_faults(path, part, lossy=written.allow_lossy)
+            yield from _section_faults(path, part)
 
 
 def _identity_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
@@ -246,10 +242,8 @@ def _identity_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -
         yield ("open",), "only default.yaml can be open to strangers"
 
 
-def _section_faults(path: Path, part: Policy | Rule, *, lossy: bool) -> Iterator[tuple[Path, str]]:
+def _section_faults(path: Path, part: Policy | Rule) -> Iterator[tuple[Path, str]]:
     upstream, offload = part.upstream, part.offload
-    if part.tools.inject is Inject.NEVER and offload.mode is not Mode.OFF and not lossy:
-        yield (*path, "tools", "inject"), _LOSSY
     if offload.cache_write < offload.cached_read:
         yield (
             (*path, "offload", "cache_write"),

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from proxy.plan.results import ResultRule
 from proxy.plan.said import SaidRule
-from proxy.policy import Compress, DashboardRules, Limits, Offload, Tools, Upstream, Upstreams
+from proxy.policy import Compress, Limits, Offload, Tools, Upstream, Upstreams
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
@@ -30,16 +30,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     env: Annotated[str | None, Meta(description="the environment variable that holds the key")] = None
 
 
-class Match(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which requests a rule is for."""
-
-    model: Annotated[str, Meta(description="a glob over the request's model, such as gpt-4.1*")]
-
-
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What differs for some models. Sections are partial: a key that is left out is as in the policy."""
 
-    match: Annotated[Match, Meta(description="which requests it is for")]
+    model: Annotated[str, Meta(description="a glob over the request's model, such as gpt-4.1*")]
     upstream: Upstream = msgspec.field(default_factory=Upstream)
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
@@ -66,14 +60,15 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[str, Meta(pattern=rf"^({_DURATION}|forever)$(?!\n)")] | None,
         Meta(description="how long records are kept, such as 30d, 12h or 90s; null or forever: without end"),
     ] = "30d"
-    dashboard: DashboardRules = msgspec.field(default_factory=DashboardRules)
+    dashboard_content: Annotated[
+        bool, Meta(description="keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
+    ] = False
     share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
     relay: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[/*]")], ...],
         Meta(description="more paths to relay with the tenant's key: globs such as /files/*"),
     ] = ()
     open: Annotated[bool, Meta(description="default.yaml only: strangers may use upstream.api_key")] = False
-    allow_lossy: Annotated[bool, Meta(description="what is moved away need not be readable (inject: never)")] = False
     rules: Annotated[tuple[RuleEntry, ...], Meta(description="by model; the first match wins")] = ()
 
 
@@ -89,9 +84,7 @@ SECTIONS: Mapping[str, str] = {
     "compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,
-    "dashboard": DashboardRules.__name__,
     "rules": RuleEntry.__name__,
-    "match": Match.__name__,
 }
 """Each section's type, by its key; the top level's by none."""
 

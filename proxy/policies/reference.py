@@ -55,10 +55,10 @@ of OpenAI's. An API that names its own `base_url` takes neither `api_key` nor `c
 rules say of `upstream` goes for every API, but a rule's own `base_url` gets the key and window of `upstream`, not those
 of an API. Requests for other paths go where their API's go, as the path or the header `anthropic-version` tells.
 
-Part of the window stays free for the reply: `upstream.reply_tokens`. The plan does not depend on a request's own limit,
-so that no limit breaks the prompt cache. If a request that the proxy changes, or that upstream would refuse, asks for a
-longer reply than the window has room for, its limit is lowered to that room, but not below 1,000 tokens or a thinking
-budget. The reply's header `x-offload-max-tokens` then says the lower limit.
+Part of the window stays free for the reply: an eighth of it, from 1,000 to 16,000 tokens. The plan does not depend on
+a request's own limit, so that no limit breaks the prompt cache. If a request that the proxy changes, or that upstream
+would refuse, asks for a longer reply than the window has room for, its limit is lowered to that room, but not below
+1,000 tokens or a thinking budget. The reply's header `x-offload-max-tokens` then says the lower limit.
 
 The context window is `upstream.context_window`. Where that is null, the proxy asks the upstream's `/models` in the
 background, once for each key, and uses the window that vLLM, SGLang, OpenRouter, Groq, llama.cpp or Anthropic name
@@ -115,9 +115,7 @@ _SECTIONS = (
     "Compress",
     "Tools",
     "Limits",
-    "DashboardRules",
     "RuleEntry",
-    "Match",
 )
 _PATHS = {
     "PolicyFile": "the file",
@@ -125,9 +123,7 @@ _PATHS = {
     "ResultRule": "offload.results[]",
     "SaidRule": "offload.said[]",
     "Compress": "offload.compress",
-    "DashboardRules": "dashboard",
     "RuleEntry": "rules[]",
-    "Match": "rules[].match",
 }
 
 

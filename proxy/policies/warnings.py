@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.plan.plan import CEILING_SHARE, Room
 from proxy.policies.document import Path
-from proxy.policy import Mode, Offload, Policy, Rule
+from proxy.policy import Inject, Mode, Offload, Policy, Rule
 
 _SUMMARISING = (Mode.COMPRESS, Mode.AUTO, Mode.OBSERVE)
 MANY_RECENT = 20
@@ -100,6 +100,8 @@ def _pairs(part: Policy | Rule) -> Iterator[tuple[tuple[Path, ...], str]]:
         yield (("offload", "keep_recent_count"),), f"{text}: history stays above {ceiling:,} where these exceed it"
     if offload.holdout == 1:
         yield (("offload", "holdout"),), "`holdout` is 1: every conversation is left as it comes"
+    if part.tools.inject is Inject.NEVER:
+        yield (("tools", "inject"),), "`inject` is never: references are left that the model cannot follow"
     retrieved = part.tools.max_retrieved_tokens
     if window is not None and retrieved > window // 2:
         text = f"`max_retrieved_tokens` ({retrieved:,}) is more than half of `context_window` ({window:,})"

@@ -58,6 +58,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     """Whether more is moved than in this conversation's request before because its window was learned since."""
     quoted: frozenset[str] = frozenset()
     """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
+    role: SnapshotRole = SnapshotRole.AUTO
 
     @property
     def reading(self) -> Reading:
@@ -206,12 +207,8 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
     def with_role(self, role: SnapshotRole) -> PlannedRequest:
-        """Return the request with its snapshot in a message of this role, if the policy does not name one itself."""
-        if self.policy.offload.compress.snapshot_role is not SnapshotRole.AUTO:
-            return self
-        compress = replace(self.policy.offload.compress, snapshot_role=role)
-        offload = replace(self.policy.offload, compress=compress)
-        return replace(self, policy=replace(self.policy, offload=offload))
+        """Return the request with its snapshot in a message of this role."""
+        return replace(self, role=role)
 
     def refusable(self, namespace: str, addition: Addition) -> Refusable:
         """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
@@ -334,7 +331,6 @@ def rendered(
 ) -> RenderedRequest:
     """Render the plan with the records that exist. `plan` replaces the part of the history's plan that they allow."""
     plan = plan or history.plan.shown(shown.boundary if shown else None)
-    role = history.policy.offload.compress.snapshot_role
     compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
     sent = shrunk(history, plan, rounds)
     altered: dict[int, Entry] = {}
@@ -344,7 +340,7 @@ def rendered(
         plan,
         compacted,
         shown=shown,
-        role=role,
+        role=history.role,
         rounds=sent,
         marking=history.request,
         altered=altered,

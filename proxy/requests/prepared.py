@@ -93,9 +93,7 @@ class Prepared(msgspec.Struct, frozen=True):
         if rendered is None or turn is None:
             return frozenset()
         history = rendered.history
-        in_system = (
-            history.policy.offload.compress.snapshot_role is SnapshotRole.AUTO and history.transcript.leading > 0
-        )
+        in_system = history.role is SnapshotRole.AUTO and history.transcript.leading > 0
         carried = {
             Addition.ANY: True,
             Addition.TOOLS: rendered.injecting,

@@ -279,7 +279,7 @@ class Summaries:
             snapshot_tokens=snapshot_tokens,
             replaced_tokens=measured.replaced,
             store_dir=offload.store_dir,
-            timeout=offload.compress.timeout,
+            timeout=history.policy.upstream.idle_timeout,
             group_tokens=limit,
             max_calls=offload.compress.max_calls,
             riding=riding if rides else None,
@@ -319,14 +319,13 @@ def summary_on_prefix(
         )
 
     before = history.plan.before(boundary.event)
-    role = history.policy.offload.compress.snapshot_role
     entries = render.render(
         dialect,
         transcript,
         before,
         compacted,
         shown=shown,
-        role=role,
+        role=history.role,
         rounds=shrunk(history, before, rounds),
         end=boundary.end,
     )

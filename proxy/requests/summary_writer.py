@@ -122,7 +122,7 @@ class Calls:
     def left(self) -> int:
         """Return how many more calls are allowed. Raises Failed if there are none."""
         if not self._left:
-            raise Failed(f"no usable record within {self.job.max_calls} calls (`compress.max_calls`)")
+            raise Failed(f"no usable record within {self.job.max_calls} calls")
         return self._left
 
     async def ask(self, body: bytes) -> SummaryAnswer:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from proxy.policy import Upstream
 from proxy.requests.relay import GATHERED
 from tests.serving import served, spawned
 from tests.wire import (
@@ -473,8 +474,9 @@ async def test_an_unreachable_upstream_is_502() -> None:
     assert b'offload_request_errors_total{fault="connect",tenant="default"} 1.0' in page
 
 
-async def test_a_silent_upstream_is_504() -> None:
-    async with relay(mute, {"connect_timeout": 0.1}, first_byte_timeout=0.1) as link:
+async def test_a_silent_upstream_is_504(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upstream, "connect_timeout", 0.1)
+    async with relay(mute, first_byte_timeout=0.1) as link:
         reply = await link.ask(post(b"{}"))
         await asyncio.wait_for(link.wire.left.wait(), PATIENCE)
     assert reply.status == 504
@@ -664,7 +666,7 @@ async def test_every_request_leaves_one_outcome() -> None:
 async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1", "connect_timeout": 1}}
+    policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1"}}
     with spawned({"default": policy}) as proxy:
         for path in (b"/v1/models", b"/v1/chat/completions"):
             head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nVia: 1.1 front\r\nContent-Length: 2\r\n\r\n" % path

@@ -37,7 +37,7 @@ SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"
 TOKENS = Tokens()
 AT_ONCE = 16
 """Calls that are answered in one round."""
-ALL = {"max_answer_tokens": 2_000_000, "max_retrieved_tokens": 100_000_000, "max_rounds": 64}
+ALL = {"max_retrieved_tokens": 100_000_000, "max_rounds": 64}
 
 
 class Model:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.policy import Tools
 from tests.fake_upstream import Recorded, StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, spawned, tight
 
@@ -58,9 +59,10 @@ def ask(proxy: Proxy, body: Json, key: str = "a") -> httpx.Response:
 
 
 def test_tool_calls_beyond_the_limit_are_refused_with_the_reason(
-    up: StrictUpstream, serve: Callable[..., Proxy]
+    up: StrictUpstream, serve: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy = serve({"default": tight(up.url, tools={"max_calls": 3})})
+    monkeypatch.setattr(Tools, "max_calls", 3)
+    proxy = serve({"default": tight(up.url)})
     asks = [("grep", {"pattern": f"heliotrope|{number}"}, f"call_n{number}") for number in range(5)]
     up.script(calls(*asks), text("Done."))
     assert ask(proxy, asked("a line of nothing\n" * 300 + "heliotrope\n")).status_code == 200
@@ -69,8 +71,11 @@ def test_tool_calls_beyond_the_limit_are_refused_with_the_reason(
     assert all("at most 3 calls are answered at once" in answer for answer in answers[3:])
 
 
-def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    proxy = serve({"default": tight(up.url, tools={"max_search_seconds": 0.3})})
+def test_all_searches_of_a_turn_share_one_budget(
+    up: StrictUpstream, serve: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tools, "max_search_seconds", 0.3)
+    proxy = serve({"default": tight(up.url)})
     up.respond(lambda request: searching(request, 30))
     begun = time.process_time()
     assert ask(proxy, asked(("m" * 2_000 + "\n") * 1_000)).status_code == 200
@@ -81,9 +86,10 @@ def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, serve: Call
 
 
 @pytest.mark.sweep
-def test_a_search_does_not_outlive_its_process(up: StrictUpstream) -> None:
+def test_a_search_does_not_outlive_its_process(up: StrictUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tools, "max_search_seconds", 600)
     up.respond(lambda request: searching(request, 16))
-    policy = tight(up.url, tools={"max_search_seconds": 600})
+    policy = tight(up.url)
     body = asked(("m" * 2_000 + "\n") * 5_000)
     with spawned({"default": policy}, flags=["--drain-timeout=1"]) as proxy:
         assert proxy.process is not None

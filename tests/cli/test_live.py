@@ -20,9 +20,9 @@ ACME = """\
 api_keys: [{env: CLIENT_KEY}]
 upstream: {base_url: "http://cloud.test/v1", api_key: sk-acme, context_window: 100000}
 rules:
-  - match: {model: "big-*"}
+  - model: "big-*"
     offload: {compress: {model: small}}
-  - match: {model: local}
+  - model: local
     upstream: {base_url: "http://local.test/v1"}
 """
 MODELS = ["big-1", "big-2", "small", *(f"other-{number}" for number in range(9))]

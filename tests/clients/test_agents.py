@@ -99,6 +99,6 @@ def changed(asked: Asked) -> tuple[list[str], str]:
 
 def policy(url: str, agent: Agent) -> dict[str, Any]:
     """One proxy for all modes: the model's name chooses."""
-    rules = [{"match": {"model": model}, "offload": {"mode": mode}} for model, mode in agent.models.items()]
+    rules = [{"model": model, "offload": {"mode": mode}} for model, mode in agent.models.items()]
     offload = {**TIGHT, "results": list(agent.results)}
     return tight(url, offload=offload, tools={"inject": "agents"}, rules=rules)

@@ -445,7 +445,7 @@ async def test_texts_are_shown_where_operator_and_policy_allow_it(
 ) -> None:
     policies = {
         "default": tight(upstream.url),
-        "open": tight(upstream.url, api_keys=[{"env": "OPEN"}], dashboard={"content": True}),
+        "open": tight(upstream.url, api_keys=[{"env": "OPEN"}], dashboard_content=True),
     }
     path, large = tmp_path / "rows.db", HOSTILE + "5 MB of text. " * 400_000
     with served(policies, dashboard=path, dashboard_content=True, environment={"OPEN": "open"}) as proxy:

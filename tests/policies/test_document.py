@@ -28,7 +28,7 @@ def test_values_are_those_of_the_safe_loader(value: dict[str, object]) -> None:
         (("offload",), 3),
         (("offload", "compress", "model"), 5),
         (("rules", 1), 8),
-        (("rules", 1, "match", "model"), 8),
+        (("rules", 1, "model"), 8),
         (("rules", 0, "offload", "mode"), 7),
         (("nowhere", "at", "all"), 2),
     ],
@@ -43,13 +43,13 @@ offload:
     model: x
 rules:
   - offload: {mode: auto}
-  - match: {model: y}
+  - model: y
 """
     assert read(text, "x.yaml", {}).place(path) == f"x.yaml:{line}"
 
 
 def test_paths_are_spelled_as_people_write_them() -> None:
-    assert spelled(("rules", 0, "match", "model")) == "rules[0].match.model"
+    assert spelled(("rules", 0, "offload", "mode")) == "rules[0].offload.mode"
     assert spelled(()) == ""
 
 

@@ -17,7 +17,6 @@ from proxy.policies.reference import reference
 from proxy.policy import (
     LISTED,
     Compress,
-    DashboardRules,
     Inject,
     Limits,
     Mode,
@@ -25,7 +24,6 @@ from proxy.policy import (
     Policy,
     Profile,
     Rule,
-    SnapshotRole,
     Tools,
     Upstream,
     Wait,
@@ -46,10 +44,8 @@ api_keys:
 upstream:
   base_url: https://api.example.com/v1
   api_key: ${{KEY}}
-  connect_timeout: 6
   idle_timeout: 301
   context_window: 128000
-  reply_tokens: 9000
 upstreams:
   messages: {{base_url: https://api.anthropic.com, api_key: sk-other}}
 offload:
@@ -71,24 +67,20 @@ offload:
     model: small
     wait: always
     snapshot_tokens: 1501
-    snapshot_role: user
     group_token_threshold: 5
-    max_calls: 6
-    timeout: 121
 tools:
   inject: always
   max_rounds: 9
-  max_answer_tokens: 6001
   max_retrieved_tokens: 18001
 limits: {{concurrent_requests: 257}}
 store_originals: false
 capture: true
-dashboard: {{content: true}}
+dashboard_content: true
 retention: 12h
 share_namespace: true
 relay: [/files/*]
 rules:
-  - match: {{model: "gpt-4.1*"}}
+  - model: "gpt-4.1*"
     offload: {{max_total_tokens: 100000, compress: {{wait: never}}}}
     tools: {{max_rounds: 2}}
 """
@@ -110,10 +102,7 @@ def test_every_key_is_taken() -> None:
         model="small",
         wait=Wait.ALWAYS,
         snapshot_tokens=1501,
-        snapshot_role=SnapshotRole.USER,
         group_token_threshold=5,
-        max_calls=6,
-        timeout=121,
     )
     offload = Offload(
         mode=Mode.COMPRESS,
@@ -139,12 +128,10 @@ def test_every_key_is_taken() -> None:
     upstream = Upstream(
         base_url="https://api.example.com/v1",
         api_key="sk-upstream",
-        connect_timeout=6,
         idle_timeout=301,
         context_window=128_000,
-        reply_tokens=9_000,
     )
-    tools = Tools(inject=Inject.ALWAYS, max_rounds=9, max_answer_tokens=6_001, max_retrieved_tokens=18_001)
+    tools = Tools(inject=Inject.ALWAYS, max_rounds=9, max_retrieved_tokens=18_001)
     rule = Rule(
         model="gpt-4.1*",
         upstream=upstream,
@@ -162,7 +149,7 @@ def test_every_key_is_taken() -> None:
         limits=Limits(concurrent_requests=257),
         store_originals=False,
         capture=True,
-        dashboard=DashboardRules(content=True),
+        dashboard_content=True,
         retention=12 * 3600,
         share_namespace=True,
         relay=("/files/*",),
@@ -172,9 +159,7 @@ def test_every_key_is_taken() -> None:
     other = Upstream(
         base_url="https://api.anthropic.com",
         api_key="sk-other",
-        connect_timeout=6,
         idle_timeout=301,
-        reply_tokens=9_000,
     )
     rules = (msgspec.structs.replace(rule, upstream=other),)
     messages = msgspec.structs.replace(policy, upstream=other, rules=rules)
@@ -191,7 +176,7 @@ def test_an_api_of_another_address_gets_neither_key_nor_window() -> None:
 
 
 def test_rules_go_for_every_api() -> None:
-    rule = "rules:\n- match: {model: big}\n  upstream: {context_window: 5000}\n"
+    rule = "rules:\n- model: big\n  upstream: {context_window: 5000}\n"
     policy = taken(f"{KEYED}upstreams: {{messages: {{base_url: http://a, api_key: '${{KEY}}'}}}}\n{rule}")
     chosen = policy.for_api("messages").for_model("big").upstream
     assert chosen == Upstream(base_url="http://a", api_key="sk-upstream", context_window=5_000)
@@ -203,8 +188,8 @@ def test_a_rules_own_address_gets_the_key_of_no_api() -> None:
     """It has what it would have without `upstreams`, or its own."""
     shared = "upstream: {api_key: '${KEY}', context_window: 9000}\n"
     own = "upstreams: {messages: {base_url: http://a, api_key: sk-a, context_window: 7000, idle_timeout: 7}}\n"
-    rules = "rules:\n- match: {model: local}\n  upstream: {base_url: http://local}\n"
-    rules += "- match: {model: other}\n  upstream: {base_url: http://other, api_key: sk-b}\n"
+    rules = "rules:\n- model: local\n  upstream: {base_url: http://local}\n"
+    rules += "- model: other\n  upstream: {base_url: http://other, api_key: sk-b}\n"
     policy = taken(f"{KEYED}{shared}{own}{rules}").for_api("messages")
     local, other = (policy.for_model(model).upstream for model in ("local", "other"))
     expected = Upstream(base_url="http://local", api_key="sk-upstream", context_window=9_000, idle_timeout=7)
@@ -218,7 +203,7 @@ def test_the_whole_example_has_every_key_there_is() -> None:
     written = msgspec.to_builtins(msgspec.convert(parse(WHOLE, "", "", ENVIRONMENT).document.value, PolicyFile))
     defaults = msgspec.to_builtins(PolicyFile())
     unsaid = {key for key in defaults if written[key] == defaults[key]}
-    assert unsaid == {"open", "allow_lossy"}
+    assert unsaid == {"open"}
 
 
 def test_keys_are_kept_as_digests() -> None:
@@ -253,6 +238,12 @@ def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[int, int]
         ("hard_total_tokens", "`hard_total_tokens` is now `max_total_tokens`, above which results move at any price"),
         ("preview_chars", "`preview_chars` is gone: the first 100 characters of a moved result stay"),
         ("min_saved_tokens", "`min_saved_tokens` is gone: an event frees a tenth of `max_total_tokens`"),
+        ("timeout", "`timeout` is gone: a summary has `upstream.idle_timeout` seconds"),
+        (
+            "reply_tokens",
+            "`reply_tokens` is gone: an eighth of `context_window` stays free for the reply, "
+            "from 1,000 to 16,000 tokens",
+        ),
     ],
 )
 def test_a_key_of_an_earlier_draft_names_what_replaces_it(key: str, replaced: str) -> None:
@@ -266,7 +257,7 @@ def warned(text: str) -> list[str]:
 
 
 FREE = "upstream: {base_url: 'http://127.0.0.1:8080/v1'}\n"
-RULE = "rules:\n- match: {model: m}\n  offload: "
+RULE = "rules:\n- model: m\n  offload: "
 
 
 @pytest.mark.parametrize(
@@ -327,6 +318,10 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "offload: {mode: compact, max_total_tokens: 500}",
             "1: offload.max_total_tokens: `max_tool_message_tokens` (500) is not below the ceiling (500): history can "
             "exceed it without a result that may move",
+        ),
+        (
+            "tools: {inject: never}",
+            "1: tools.inject: `inject` is never: references are left that the model cannot follow",
         ),
         (
             "offload: {keep_recent_count: 50}",
@@ -409,7 +404,7 @@ def test_each_apis_upstream_has_its_own_prices() -> None:
 
 def test_a_models_prices_come_from_the_list_unless_the_policy_says() -> None:
     """The same ones for the same model at any time, as replicas must plan alike."""
-    text = "offload: {cached_read: 0.3}\nrules: [{match: {model: 'gpt-4o*'}, upstream: {base_url: 'http://gate:1'}}]"
+    text = "offload: {cached_read: 0.3}\nrules: [{model: 'gpt-4o*', upstream: {base_url: 'http://gate:1'}}]"
     policy = taken(text, "default")
 
     def prices(model: str) -> tuple[float, float, float | None]:
@@ -426,7 +421,7 @@ def test_a_models_prices_come_from_the_list_unless_the_policy_says() -> None:
 
 
 def test_a_rule_may_have_a_profile_of_its_own() -> None:
-    text = "offload: {profile: careful, max_total_tokens: 9}\nrules: [{match: {model: m}, offload: {profile: frugal}}]"
+    text = "offload: {profile: careful, max_total_tokens: 9}\nrules: [{model: m, offload: {profile: frugal}}]"
     careful, frugal = taken(text, "default"), taken(text, "default").for_model("m")
     assert [one.offload.keep_views for one in (careful, frugal)] == [10, 1]
     assert [one.offload.max_total_tokens for one in (careful, frugal)] == [9, 9]
@@ -460,7 +455,7 @@ def test_nested_sections_may_be_empty_too() -> None:
 
 @pytest.mark.parametrize("off", ["off", "Off", "'off'", "false"])
 def test_off_is_off_however_yaml_reads_it(off: str) -> None:
-    text = f"offload: {{mode: {off}}}\nrules: [{{match: {{model: x}}, offload: {{mode: {off}}}}}]"
+    text = f"offload: {{mode: {off}}}\nrules: [{{model: x, offload: {{mode: {off}}}}}]"
     policy = taken(text, "default")
     assert policy.offload.mode is Mode.OFF
     assert policy.rules[0].offload.mode is Mode.OFF
@@ -471,7 +466,7 @@ def test_the_address_from_outside_holds_where_the_file_gives_none() -> None:
     assert taken("{}", "default", local).upstream.base_url == local
     assert taken("upstream: {idle_timeout: 9}", "default", local).upstream == Upstream(base_url=local, idle_timeout=9)
     assert taken("upstream: {base_url: 'http://x/v1'}", "default", local).upstream.base_url == "http://x/v1"
-    rule = taken("rules: [{match: {model: x}}]", "default", local).rules[0]
+    rule = taken("rules: [{model: x}]", "default", local).rules[0]
     assert rule.upstream.base_url == local
 
 
@@ -528,8 +523,7 @@ def test_bad_durations(text: str) -> None:
             "offload:\n  compress:\n    wait: yes",
             "acme.yaml:3: offload.compress.wait: expected text, got true or false",
         ),
-        ("offload: {compress: {snapshot_role: asistant}}", "snapshot_role: expected one of auto, system, user"),
-        ("upstream: {connect_timeout: 0}", "upstream.connect_timeout: expected a number > 0"),
+        ("upstream: {idle_timeout: 0}", "upstream.idle_timeout: expected a number > 0"),
         (
             "upstream: {base_url: api.openai.com}",
             "expected an address without query, such as https://api.openai.com/v1",
@@ -556,17 +550,16 @@ def test_bad_durations(text: str) -> None:
             "acme.yaml:4: offload.max_tokens: unknown key; did you mean",
         ),
         ("max_total_tokens: 3", "max_total_tokens: unknown key here; it belongs under `offload`"),
-        ("tools: {allow_lossy: true}", "tools.allow_lossy: unknown key here; it belongs at the top level"),
-        ("rules: [{match: {model: x}, limits: {}}]", "rules[0].limits: unknown key here; it belongs at the top level"),
+        ("tools: {open: true}", "tools.open: unknown key here; it belongs at the top level"),
+        ("rules: [{model: x, limits: {}}]", "rules[0].limits: unknown key here; it belongs at the top level"),
         (
-            "rules:\n- match: {model: x}\n- match: {modle: y}",
-            "acme.yaml:3: rules[1].match.modle: unknown key; did you mean",
+            "rules:\n- model: x\n- modle: y",
+            "acme.yaml:3: rules[1].modle: unknown key; did you mean",
         ),
         # rules and keys
-        ("rules: [{offload: {}}]", "acme.yaml:1: rules[0]: expected the key `match`"),
-        ("rules: [{match: {}}]", "rules[0].match: expected the key `model`"),
+        ("rules: [{offload: {}}]", "acme.yaml:1: rules[0]: expected the key `model`"),
         ("rules: [null]", "rules[0]: expected a mapping, got nothing"),
-        ("rules:\n- match: {model: x}\n  offload:\n    mode: x", "acme.yaml:4: rules[0].offload.mode: expected one of"),
+        ("rules:\n- model: x\n  offload:\n    mode: x", "acme.yaml:4: rules[0].offload.mode: expected one of"),
         ("api_keys: [{sha256: 5f2c}]", "api_keys[0].sha256: expected 64 hexadecimal digits: the SHA-256 of the key"),
         (f"api_keys: [{{sha256: g{DIGEST[1:]}}}]", "api_keys[0].sha256: expected 64 hexadecimal digits"),
         ("api_keys:\n- env: CLIENT\n- {}", "acme.yaml:3: api_keys[1]: expected either `sha256` or `env`"),
@@ -590,7 +583,6 @@ def test_bad_durations(text: str) -> None:
             "offload.results[0].prefx: unknown key; did you mean `prefix`?",
         ),
         (KEYED + "offload: {results: [{role: system, after: now}]}", "offload.results[0].after: expected first_user"),
-        (KEYED + "upstream: {reply_tokens: 0}", "upstream.reply_tokens: expected"),
         # what does not go together
         (
             KEYED + "offload:\n  results: [gptme, {role: user}]",
@@ -600,22 +592,13 @@ def test_bad_durations(text: str) -> None:
         (KEYED + "open: true", "acme.yaml:2: open: only default.yaml can be open to strangers"),
         (KEYED + "tenant: acme-0123456789abcdef", "acme.yaml:2: tenant: a name that ends like this could be taken"),
         (KEYED + "tenant: x-anonymous", "acme.yaml:2: tenant: a name that ends like this could be taken"),
-        (
-            KEYED + "tools:\n  inject: never",
-            "acme.yaml:3: tools.inject: never leaves references that cannot be followed",
-        ),
-        (
-            KEYED
-            + "tools: {inject: never}\noffload: {mode: off}\nrules:\n- match: {model: x}\n  offload: {mode: auto}",
-            "acme.yaml:5: rules[0].tools.inject: never leaves references",
-        ),
         (KEYED + "offload: {cached_read: 1, cache_write: 0.5}", "acme.yaml:2: offload.cache_write: expected at least"),
         (
             KEYED + "upstream: {context_window: 1500}",
             "acme.yaml:1: offload.compress.snapshot_tokens: expected less than `upstream.context_window` (1500 tokens)",
         ),
         (
-            KEYED + "rules:\n- match: {model: x}\n  upstream: {context_window: 1000}",
+            KEYED + "rules:\n- model: x\n  upstream: {context_window: 1000}",
             "acme.yaml:3: rules[0].offload.compress.snapshot_tokens: expected less than",
         ),
         (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
@@ -645,7 +628,7 @@ def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, mess
             "default.yaml:2: upstreams.messages.api_key: every stranger could use this key",
         ),
         (
-            "rules:\n- match: {model: x}\n  upstream: {api_key: '${KEY}'}",
+            "rules:\n- model: x\n  upstream: {api_key: '${KEY}'}",
             "default.yaml:3: rules[0].upstream.api_key: every stranger could use this key",
         ),
     ],
@@ -656,11 +639,6 @@ def test_a_default_that_would_be_an_open_relay(text: str, message: str) -> None:
 
 def test_an_open_relay_that_is_meant() -> None:
     assert taken("open: true\nupstream: {api_key: '${KEY}'}", "default").upstream.api_key == "sk-upstream"
-
-
-@pytest.mark.parametrize("meant", ["offload: {mode: off}", "allow_lossy: true"])
-def test_never_injecting_is_taken_where_it_is_meant(meant: str) -> None:
-    assert taken(f"{KEYED}tools: {{inject: never}}\n{meant}").tools.inject is Inject.NEVER
 
 
 def test_a_small_window_is_taken_where_nothing_is_summarised() -> None:

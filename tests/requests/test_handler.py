@@ -540,8 +540,8 @@ async def test_streams_of_offloaded_requests_reach_the_client(world: World) -> N
     assert outcome.stream and b"x-offload-rounds" not in reply_headers(client)
 
 
-async def test_searches_of_one_request_share_one_budget(world: World) -> None:
-    world.policy = msgspec.structs.replace(POLICY, tools=ToolsPolicy(max_search_seconds=0))
+async def test_searches_of_one_request_share_one_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToolsPolicy, "max_search_seconds", 0)
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
     _, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
     assert [use.result for use in outcome.tool_uses] == ["refused"]

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
@@ -163,8 +164,9 @@ async def test_the_same_call_again_gets_a_pointer_to_the_first_answer() -> None:
     assert REPEATED not in answers and answers[1] == answers[2]
 
 
-async def test_a_turn_reads_no_more_than_its_policy_allows() -> None:
-    one = await world(Policy(offload=OFFLOAD, tools=Tools(max_retrieved_tokens=1_000, max_calls=1)))
+async def test_a_turn_reads_no_more_than_its_policy_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tools, "max_calls", 1)
+    one = await world(Policy(offload=OFFLOAD, tools=Tools(max_retrieved_tokens=1_000)))
     path = next(iter(one.ready.files()))
     first, second = await one.io.resolve([reading(path), reading(path)])
     assert len(first) <= 1_000 and "call_1_0" not in second
@@ -172,8 +174,9 @@ async def test_a_turn_reads_no_more_than_its_policy_allows() -> None:
     assert sum(use.tokens for use in one.io.uses if use.result == "ok") <= 1_000
 
 
-async def test_calls_beyond_those_of_a_round_are_counted_together() -> None:
-    one = await world(Policy(offload=OFFLOAD, tools=Tools(max_calls=2)))
+async def test_calls_beyond_those_of_a_round_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tools, "max_calls", 2)
+    one = await world(Policy(offload=OFFLOAD))
     calls = [ToolCall(f"id{number}", ("grep", "read_file")[number % 2], "{}") for number in range(5_001)]
     answers = await one.io.resolve(calls)
     assert len(answers) == 5_001 and len(set(answers[2:])) == 1

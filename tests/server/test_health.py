@@ -59,7 +59,7 @@ def test_deep_health_checks_every_upstream(up: StrictUpstream, serve: Callable[.
     up.respond(lambda _: whole({}, 500))
     [port] = free_ports(1)
     gone = f"http://127.0.0.1:{port}/v1"
-    rules = [{"match": {"model": "m"}, "upstream": {"base_url": gone}}]
+    rules = [{"model": "m", "upstream": {"base_url": gone}}]
     status, page = deep(serve({"default": {"upstream": {"base_url": up.url}, "rules": rules}}))
     assert (status, page["store"]["fault"]) == (503, None)
     assert page["upstreams"][up.url] == "answered 500"

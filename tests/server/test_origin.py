@@ -150,7 +150,7 @@ def test_a_page_cannot_spend_a_key_that_it_does_not_know(
             "ruled": by_rule
             | {
                 "upstream": {"base_url": upstream.url},
-                "rules": [{"match": {"model": "m"}, "upstream": {"api_key": "sk"}}],
+                "rules": [{"model": "m", "upstream": {"api_key": "sk"}}],
             },
         }
     )
