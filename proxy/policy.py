@@ -16,7 +16,6 @@ from msgspec import Meta
 from proxy.plan import said
 from proxy.plan.prices import Prices, price_of
 from proxy.plan.results import PRESETS, ResultPreset, ResultRule
-from proxy.plan.said import SaidRule
 
 Tokens = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -93,14 +92,12 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds, Meta(description="seconds without a byte of the reply or of an upload, and for one summary")
     ] = 300
     context_window: Annotated[
-        Annotated[int, Meta(gt=0)] | None, Meta(description="tokens that the model takes; null: unknown")
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="tokens that the model takes; null: upstream is asked for it"),
     ] = None
     members: Annotated[
         tuple[str, ...], Meta(description="further top-level members of requests with which a plan does no harm")
     ] = ()
-    ask_models: Annotated[
-        bool, Meta(description="ask upstream for its models' windows where `context_window` is null")
-    ] = True
 
     def reply_room(self, window: int | None) -> int:
         """The tokens of this window that are kept free for the reply, whatever limit a request sets."""
@@ -109,16 +106,6 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         """Omits the key, because such texts end up in logs and tracebacks."""
         return f"Upstream(base_url={self.base_url!r}, api_key={'…' if self.api_key else None})"
-
-
-class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Upstreams of their own for some APIs; what is left out is as in `upstream`."""
-
-    chat: Annotated[Upstream, Meta(description="for chat completions")] = msgspec.field(default_factory=Upstream)
-    responses: Annotated[Upstream, Meta(description="for OpenAI's Responses")] = msgspec.field(default_factory=Upstream)
-    messages: Annotated[Upstream, Meta(description="for Anthropic's Messages")] = msgspec.field(
-        default_factory=Upstream
-    )
 
 
 class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,8 +182,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(description="messages that carry results in another role: smolagents, gptme, cline, or rules"),
     ] = ()
     said: Annotated[
-        tuple[SaidRule, ...],
-        Meta(description="further texts and tools by which the user speaks in the middle of a turn"),
+        tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...],
+        Meta(description="more tools whose results are the user's, or beginnings of lines from which the user speaks"),
     ] = ()
     pin_user_tokens: Annotated[
         Tokens,
@@ -226,7 +213,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def asking(self) -> tuple[str, ...]:
         """The tools whose results are the user's answers."""
-        return (*said.TOOLS, *(rule.tool for rule in self.said if rule.tool)) if self.said else said.TOOLS
+        return (*said.TOOLS, *filter(said.is_tool, self.said)) if self.said else said.TOOLS
 
     def excludes(self, tool: str) -> bool:
         """Whether this tool's results are never moved."""

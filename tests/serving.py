@@ -26,9 +26,12 @@ import httpx
 import msgspec
 import uvicorn
 
+from proxy.policies.tenants import Tenant
+from proxy.requests import windows
 from proxy.server.app import build
 from proxy.server.runner import config
 from proxy.settings import Settings
+from proxy.upstream.headers import Headers
 from tests.forking import Fork
 
 Json = dict[str, Any]
@@ -152,19 +155,33 @@ def stop(process: Process) -> None:
         process.wait()
 
 
+_QUIET: set[str] = set()
+"""Upstreams that are not asked for their models, so that tests see the requests that they cause."""
+_ask = windows._Lists.ask
+
+
+def _ask_unless_quiet(lists: windows._Lists, tenant: Tenant, headers: Headers) -> None:
+    if tenant.policy.upstream.base_url not in _QUIET:
+        _ask(lists, tenant, headers)
+
+
+windows._Lists.ask = _ask_unless_quiet  # type: ignore[method-assign]
+
+
 def write_policies(folder: Path, policies: Policies) -> None:
-    """Write the files of a policies directory. JSON is valid YAML."""
+    """Write the files of a policies directory. JSON is valid YAML.
+
+    Upstreams are asked for their models only if `asks_models` stands beside the policy's sections.
+    """
     folder.mkdir(exist_ok=True)
     for name, policy in policies.items():
-        policy = policy if isinstance(policy, str) else _quiet(policy)
-        text = policy if isinstance(policy, str) else json.dumps(policy)
-        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-
-
-def _quiet(policy: Json) -> Json:
-    """Return the policy without questions to upstream on the proxy's own behalf, unless it says that it wants them."""
-    upstream = policy.get("upstream", {})
-    return {**policy, "upstream": {"ask_models": False, **upstream}} if isinstance(upstream, dict) else policy
+        if not isinstance(policy, str):
+            policy = dict(policy)
+            heard = _QUIET.discard if policy.pop("asks_models", False) else _QUIET.add
+            policy = json.dumps(policy)
+            for url in re.findall(r'"base_url": "([^"]+)"', policy):
+                heard(url)
+        (folder / f"{name}.yaml").write_text(policy, encoding="utf-8")
 
 
 def _prepared(held: ExitStack, port: int, policies: Policies | None, store: Path | None) -> Proxy:

@@ -26,6 +26,7 @@ from proxy.plan.planner import Fold
 from proxy.plan.preview import PREVIEW_CHARS, Shape, Spans
 from proxy.plan.reasons import Reason
 from proxy.plan.results import Carries, ResultRule
+from proxy.plan.said import is_tool
 from proxy.policy import Offload
 
 Count = Callable[[str], int]
@@ -206,7 +207,7 @@ class Reading(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, offload: Offload) -> Reading:
         shape = Shape(offload.store_dir, PREVIEW_CHARS, 0)
-        beginnings = tuple(rule.text for rule in offload.said if rule.text)
+        beginnings = tuple(named for named in offload.said if not is_tool(named))
         return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules(), beginnings)
 
 

@@ -10,10 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 BEGINNINGS = (
     "The user sent a new message while you were working",  # Claude Code: a queued message, also within a result
@@ -49,11 +45,12 @@ MOST = 20
 _tag = re.compile(r"<([\w-]{1,40})>")
 
 
-class SaidRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The user's words in the middle of a turn: a text that they begin with, or a tool whose results they are."""
+_tool = re.compile(r"[\w-]+")
 
-    text: Annotated[str, Meta(max_length=200, description="how a line begins from which on the user speaks")] = ""
-    tool: Annotated[str, Meta(max_length=200, description="a tool whose results are the user's answers")] = ""
+
+def is_tool(named: str) -> bool:
+    """Whether a policy means a tool by this, as APIs let them be called, and not the beginning of a line."""
+    return _tool.fullmatch(named) is not None
 
 
 def spans(text: str, more: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:

@@ -38,6 +38,7 @@ REPLACED: Mapping[str, str] = {
     "max_search_seconds": "is gone: the searches of a turn have 5 seconds of processor time",
     "connect_timeout": "is gone: connecting takes 5 seconds at most",
     "reply_tokens": "is gone: an eighth of `context_window` stays free for the reply, from 1,000 to 16,000 tokens",
+    "ask_models": "is gone: upstream is asked only where `context_window` is left out",
     "allow_lossy": "is gone: `inject: never` needs nothing else",
     "dashboard": "is now `dashboard_content: true`",
     "match": "is gone: a rule says `model` itself",
@@ -45,9 +46,13 @@ REPLACED: Mapping[str, str] = {
 """Keys of earlier drafts, and what to write instead."""
 
 
-def explained(message: str) -> tuple[Path, str]:
-    """Return the path in one of msgspec's messages, and what was expected there, in YAML's terms."""
+def explained(message: str, below: str = "") -> tuple[Path, str]:
+    """Return the path in one of msgspec's messages, and what was expected there, in YAML's terms.
+
+    `below` is the path of what was converted, such as `.upstreams.chat`.
+    """
     said, _, place = message.partition(" - at `$")
+    place = below + place
     path: Path = tuple(int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
         return (*path, unknown[1]), _suggested(unknown[1], path)
@@ -73,7 +78,7 @@ def _about(path: Path) -> Mapping[str, Any]:
     if len(keys) < 2:
         return {}
     types = definitions()
-    about = types[SECTIONS[keys[-2]]]["properties"].get(keys[-1], {})
+    about = types[SECTIONS[keys[-2]]]["properties"].get(keys[-1], {}) if keys[-2] in SECTIONS else {}
     return {**types.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -17,11 +17,14 @@ from proxy.plan.profiles import presets
 from proxy.plan.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
-from proxy.policies.format import SECTIONS, PolicyFile, duration
+from proxy.policies.format import SECTIONS, Api, PolicyFile, duration
 from proxy.policies.warnings import contradictions, idle_keys
 from proxy.policy import LISTED, Mode, Offload, Policy, Rule, Tools, Upstream
 
-_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results", "said", "members"}
+T = TypeVar("T")
+
+_LISTS = {"relay", "exclude_tools", "results", "said", "members"}
+_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "upstreams"} | _LISTS
 """Keys that may be empty, for example because everything in a section is commented out."""
 
 _RULED = ("upstream", "offload", "tools")
@@ -116,10 +119,20 @@ def _accepted(value: Any) -> Any:
 
 
 def _converted(document: Document, value: Any) -> PolicyFile:
+    own = value.get("upstreams") if isinstance(value, Mapping) else None
+    for api, upstream in own.items() if isinstance(own, Mapping) else ():
+        # First and alone, because errors within a mapping do not say under which key.
+        if api not in tuple(Api):
+            raise document.error(("upstreams", api), "unknown key; expected one of " + ", ".join(Api))
+        _part(document, upstream, Upstream, f".upstreams.{api}")
+    return _part(document, value, PolicyFile)
+
+
+def _part(document: Document, value: Any, kind: type[T], place: str = "") -> T:
     try:
-        return msgspec.convert(value, PolicyFile)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise document.error(*explained(str(error))) from error
+        raise document.error(*explained(str(error), place)) from error
 
 
 _OF_THE_ADDRESS = frozenset(("api_key", "context_window"))
@@ -249,9 +262,6 @@ def _section_faults(path: Path, part: Policy | Rule) -> Iterator[tuple[Path, str
             (*path, "offload", "cache_write"),
             "expected at least `cached_read`: no cache is cheaper to write than read",
         )
-    for index, said in enumerate(offload.said):
-        if bool(said.text) == bool(said.tool):
-            yield (*path, "offload", "said", index), "expected either a `text` or a `tool`"
     for index, rule in enumerate(offload.results):
         if isinstance(rule, ResultRule) and rule.role is ResultRole.USER and not rule.prefix:
             yield (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any
 
@@ -13,8 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.plan.results import ResultRule
-from proxy.plan.said import SaidRule
-from proxy.policy import Compress, Limits, Offload, Tools, Upstream, Upstreams
+from proxy.policy import Compress, Limits, Offload, Tools, Upstream
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
@@ -28,6 +28,12 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="64 hexadecimal digits: the SHA-256 of the key that the client sends"),
     ] = None
     env: Annotated[str | None, Meta(description="the environment variable that holds the key")] = None
+
+
+class Api(StrEnum):
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +54,10 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     api_keys: Annotated[tuple[ApiKey, ...], Meta(description="whose requests these are")] = ()
     upstream: Upstream = msgspec.field(default_factory=Upstream)
-    upstreams: Upstreams = msgspec.field(default_factory=Upstreams)
+    upstreams: Annotated[
+        dict[Api, Upstream],
+        Meta(description="others for some APIs (chat, responses, messages); what is left out is as in `upstream`"),
+    ] = msgspec.field(default_factory=dict)
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
@@ -76,11 +85,9 @@ SECTIONS: Mapping[str, str] = {
     "": PolicyFile.__name__,
     "api_keys": ApiKey.__name__,
     "upstream": Upstream.__name__,
-    "upstreams": Upstreams.__name__,
-    **dict.fromkeys(Upstreams.__struct_fields__, Upstream.__name__),
+    **dict.fromkeys(Api, Upstream.__name__),
     "offload": Offload.__name__,
     "results": ResultRule.__name__,
-    "said": SaidRule.__name__,
     "compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,

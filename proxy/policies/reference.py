@@ -62,7 +62,7 @@ would refuse, asks for a longer reply than the window has room for, its limit is
 
 The context window is `upstream.context_window`. Where that is null, the proxy asks the upstream's `/models` in the
 background, once for each key, and uses the window that vLLM, SGLang, OpenRouter, Groq, llama.cpp or Anthropic name
-there (`ask_models: false` turns this off, and so does `mode: off`). A refusal of a too long request that names a
+there (not with `mode: off`). A refusal of a too long request that names a
 smaller window counts in addition, for the caller's namespace alone, if the number is at least 1,024 and not below a
 prompt that upstream took before. If it names none, 80 % of the refused request is assumed, unless that has images,
 audio or files. A larger accepted prompt supersedes what was learned. Conversations that are under way change their plan
@@ -108,10 +108,8 @@ _SECTIONS = (
     "PolicyFile",
     "ApiKey",
     "Upstream",
-    "Upstreams",
     "Offload",
     "ResultRule",
-    "SaidRule",
     "Compress",
     "Tools",
     "Limits",
@@ -121,7 +119,6 @@ _PATHS = {
     "PolicyFile": "the file",
     "ApiKey": "api_keys[]",
     "ResultRule": "offload.results[]",
-    "SaidRule": "offload.said[]",
     "Compress": "offload.compress",
     "RuleEntry": "rules[]",
 }

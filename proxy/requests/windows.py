@@ -331,7 +331,7 @@ class _Lists:
 
     def ask(self, tenant: Tenant, headers: Headers) -> None:
         upstream = tenant.policy.upstream
-        if not upstream.ask_models or upstream.context_window is not None:
+        if upstream.context_window is not None:
             return
         source = _source(tenant.namespace, tenant.policy)
         again = self._again.get(source)
@@ -342,8 +342,6 @@ class _Lists:
             self._again.put(source, self._clock() + LIST_AGAIN)
 
     def window(self, namespace: str, policy: Policy, model: str) -> int | None:
-        if not policy.upstream.ask_models:
-            return None
         return (self._windows.get(_source(namespace, policy)) or {}).get(model)
 
     async def _fetch(self, source: _Source, tenant: Tenant, headers: Headers) -> None:

@@ -60,7 +60,7 @@ def lessons(proxy: Proxy, lesson: str) -> float:
 
 
 def test_upstreams_list_of_models_gives_the_window(up: StrictUpstream) -> None:
-    with served({"default": policy(up, ask_models=True)}) as proxy:
+    with served({"default": policy(up) | {"asks_models": True}}) as proxy:
         assert ask(proxy, 1).status_code == 200
         wait_until(lambda: lessons(proxy, "listed") == 1)
         assert ask(proxy, 12).headers["x-offload-compacted"] != "0"

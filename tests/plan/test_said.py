@@ -7,7 +7,6 @@ import json
 import pytest
 
 from proxy.plan import said
-from proxy.plan.said import SaidRule
 from proxy.policy import Mode
 from tests.dialects.test_known import APIS, MODES, Api, Json, sent
 
@@ -60,7 +59,7 @@ def as_system(api: Api, text: str) -> list[Json]:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", APIS)
 def test_a_rule_of_the_user_is_in_every_later_request(name: str, text: str, mode: Mode) -> None:
-    api, rules = APIS[name], (SaidRule(text="Boss:"), SaidRule(tool="ask_boss"))
+    api, rules = APIS[name], ("Boss:", "ask_boss")
     shapes = [
         as_result(api, TEXTS[text]),
         as_result(api, f"{LONG}\n{TEXTS[text]}"),

@@ -603,6 +603,15 @@ def test_bad_durations(text: str) -> None:
         ),
         (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
         (KEYED + "upstream: {base_url: 'http://a\u2100b'}", "acme.yaml:2: upstream.base_url: expected an address"),
+        ("upstreams: {chta: {}}", "upstreams.chta: unknown key; expected one of chat, responses, messages"),
+        ("upstreams: {chat: 5}", "upstreams.chat: expected a mapping, got a whole number"),
+        ("upstreams: 5", "upstreams: expected a mapping, got a whole number (others for some APIs"),
+        (
+            "upstreams:\n  chat:\n    base_ur: x",
+            "acme.yaml:3: upstreams.chat.base_ur: unknown key; did you mean `base_url`?",
+        ),
+        ("offload: {said: [{text: x}]}", "offload.said[0]: expected text, got a mapping"),
+        ("offload: {said: ['']}", "offload.said[0]: expected text of length >= 1"),
         (
             KEYED + "upstreams:\n  chat: {base_url: 'http://[x]/v1'}",
             "acme.yaml:3: upstreams.chat.base_url: expected an address",

@@ -386,14 +386,9 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
     assert len(one.upstream.requests) == 2
 
 
-@pytest.mark.parametrize(
-    "upstream", [{"ask_models": False}, {"context_window": 8_192}], ids=["by the policy", "without need"]
-)
-async def test_it_is_not_asked(one: Process, upstream: dict[str, Any]) -> None:
-    assert await one.ask(tenant(**upstream)) == upstream.get("context_window")
+async def test_it_is_not_asked_without_need(one: Process) -> None:
+    assert await one.ask(tenant(context_window=8_192)) == 8_192
     assert not one.upstream.requests
-    await one.ask(tenant(), reply())
-    assert one.window(tenant(ask_models=False).policy) is None
 
 
 @pytest.mark.parametrize(
