@@ -1,6 +1,6 @@
 # make demo        watch an agent go past its context window (no key, no network beyond the package index)
 # make test        all tests but the sweeps over every recorded run and those of real clients
-# make test-fast   the core and the units: no server processes
+# make test-fast   pure code and units: no server processes
 # make test-sweeps only those sweeps; make test-all has both
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
 # make bench-model how well a small model reads moved results back, on a server here (fetches 1.1 GB; hours)

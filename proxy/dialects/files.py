@@ -21,7 +21,7 @@ KEPT = 64 << 20
 
 
 class Files(Mapping[str, str]):
-    """Path → whole text. It holds only this request's own texts, so no other file can be reached.
+    """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier conversation.
 
     `labels` say what the files are, and `index` finds them by other words than their paths.
 

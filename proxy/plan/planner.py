@@ -13,7 +13,7 @@ whenever the history exceeds its ceiling, the oldest results move until half of 
 modes that summarise, a snapshot replaces the history where moving results leaves too much. A request that does not fit
 the window is made to fit.
 
-All sizes are tokens. Every comparison with a threshold is strict.
+All sizes are tokens. A ceiling or a window is exceeded only above it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
-    store_originals: Annotated[bool, Meta(description="keep what was moved on disk too, for people to trace")] = True
+    store_originals: Annotated[bool, Meta(description="keep moved texts for later conversations and people")] = True
     capture: Annotated[
         bool, Meta(description="keep whole requests for `replay`, in the folder of `serve --capture`")
     ] = False

@@ -320,7 +320,7 @@ class _Request:
         )
 
     def _keep_originals(self, rendered: RenderedRequest) -> None:
-        """Store the moved texts in the background, for people. The proxy itself reads them from each request."""
+        """Store the moved texts in the background, for the caller's next conversations and for people."""
         namespace, name = self._tenant.namespace, rendered.moves_name
         if not rendered.history.policy.store_originals or self._records.has_originals(name):
             return

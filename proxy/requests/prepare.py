@@ -1,6 +1,6 @@
 """Prepares a request for sending: reads and plans it, and renders it with its records.
 
-`core` makes the decisions, and the request's dialect handles everything about the API.
+`plan` makes the decisions, and the request's dialect handles everything about the API.
 """
 
 from __future__ import annotations

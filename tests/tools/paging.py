@@ -1,4 +1,4 @@
-"""Undoes paging, as the docstring of `proxy.plan.pages` says a reader can."""
+"""Undoes paging, as the docstring of `proxy.tools.pages` says a reader can."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ OFFSETS = "(line numbers are read_file's offset)"
 
 
 def matcher(pattern: str) -> Find:
-    """The standard library's engine; its refusals are ValueErrors like those of `proxy.patterns`."""
+    """The standard library's engine; its refusals are ValueErrors like those of `proxy.regex`."""
     try:
         compiled = re.compile(pattern.encode(), re.M | re.I)
     except re.error as error:
