@@ -34,6 +34,10 @@ REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
 """The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
 than some thousand tokens, and models with small windows write shorter ones."""
 
+MOST_UNSEEN, UNSEEN_SHARE = 20_000, 4
+"""The largest result that is sent before the model has seen it, in tokens, and the part of a known window that it may
+be. Nothing else would make a single result fit that the model has not answered."""
+
 
 class Mode(StrEnum):
     OFF = "off"
@@ -87,7 +91,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
     ] = None
     connect_timeout: ClassVar[float] = 5
-    """Seconds to connect. Within a region that takes milliseconds; nobody is better off waiting longer."""
+    """Seconds to connect; who cannot connect by then is told so."""
     idle_timeout: Annotated[
         Seconds, Meta(description="seconds without a byte of the reply or of an upload, and for one summary")
     ] = 300
@@ -144,9 +148,6 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_recent_count: Annotated[
         Count | None, Meta(description="last messages that stay; null: 1 for compact, 2 for compress and auto")
     ] = None
-    max_unseen_tool_tokens: Annotated[
-        Tokens, Meta(description="tokens above which a tool result is moved before the model has seen it")
-    ] = 20_000
     keep_views: Annotated[
         int,
         Meta(
@@ -195,6 +196,11 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compress: Annotated[Compress, Meta(description="how old history becomes a snapshot")] = msgspec.field(
         default_factory=Compress
     )
+
+    def unseen_limit(self, window: int | None) -> int:
+        """The tokens above which a result is moved before the model has seen it: none alone fills the context."""
+        limit = MOST_UNSEEN if window is None else min(MOST_UNSEEN, window // UNSEEN_SHARE)
+        return max(limit, self.max_tool_message_tokens)
 
     def keep_recent(self) -> int:
         """How many of the last messages stay."""
@@ -246,10 +252,9 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int, Meta(ge=100, description="tokens of all answers of a turn; one answer has a third at most")
     ] = 18_000
     max_calls: ClassVar[int] = 16
-    """Calls answered in a round; others are refused. Models rarely make more than five at once."""
+    """Calls answered in a round. The others get one line that says so, which bounds what a round costs."""
     max_search_seconds: ClassVar[float] = 5
-    """Seconds of processor time for all searches of a turn. Usual patterns take milliseconds, so only hostile ones
-    meet it."""
+    """Seconds of processor time for all searches of a turn, so that no pattern takes a processor from others."""
 
     @property
     def max_answer_tokens(self) -> int:

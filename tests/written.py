@@ -10,6 +10,18 @@ from proxy.plan.profiles import presets
 from proxy.policy import Offload
 
 
+class Limited(Offload, frozen=True, kw_only=True):
+    """A section whose limit for results that the model has not seen is the test's, in any window."""
+
+    limit: int
+
+    def unseen_limit(self, window: int | None) -> int:
+        return self.limit
+
+
 def offload(**keys: Any) -> Offload:
-    """Return the `offload` section of a policy that sets these keys."""
-    return msgspec.convert({**presets(keys).get("offload", {}), **keys}, Offload)
+    """Return the `offload` section of a policy that sets these keys, or `unseen_limit`."""
+    given = {**presets(keys).get("offload", {}), **keys}
+    if (limit := given.pop("unseen_limit", None)) is None:
+        return msgspec.convert(given, Offload)
+    return msgspec.convert({**given, "limit": limit}, Limited)

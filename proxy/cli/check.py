@@ -98,6 +98,7 @@ def first_event(policy: Policy, size: int) -> str:
     room = Room(upstream.context_window, reply + OUR_TOOLS_TOKENS, reply)
     state = Fold(offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0)
     preview = min(PREVIEW, size)
+    first = preview if size > offload.unseen_limit(upstream.context_window) else size
     state.add(Item(Role.USER, TASK, TASK, TASK))
     for request in range(1, MOST_REQUESTS):
         plan = state.plan()
@@ -106,7 +107,7 @@ def first_event(policy: Policy, size: int) -> str:
             total, left = plan.events[-1].total, plan.standing.total
             return f"it first acts at request {request}, where {total:,} tokens become {left:,} ({why})"
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
-        state.add(Item(Role.TOOL, size, preview if size > offload.max_unseen_tool_tokens else size, preview))
+        state.add(Item(Role.TOOL, size, first, preview))
     return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
 
 

@@ -140,7 +140,7 @@ def _piece(place: int | None, text: str, tokens: int, source: TextSource, readin
 
     at_event, spare = replaced(reading.shape)
     first = tokens
-    if tokens > reading.max_unseen_tool_tokens:
+    if tokens > reading.unseen_limit:
         first, first_spare = replaced(reading.shape.first_preview())
         spare = min(spare, first_spare) if first < tokens else spare
     label = source.label(count) if spare > 0 else labels.NAMELESS

@@ -315,9 +315,9 @@ def _sentences(
     items: Sequence[Item], plan: Plan, offload: Offload, window: int | None, late: bool, answers: Answers | None
 ) -> Iterator[str]:
     if new := unseen(items, plan):
-        limit = f"max_unseen_tool_tokens ({offload.max_unseen_tool_tokens:,})"
         each = "it has" if len(new) == 1 else "each has"
-        yield f"Sent only a preview of {_sized(items, plan, new, 'new result')}, because {each} more than {limit}."
+        sized, limit = _sized(items, plan, new, "new result"), offload.unseen_limit(window)
+        yield f"Sent only a preview of {sized}, because {each} more than {limit:,} tokens."
     event = event_at(plan, len(items))
     if event:
         done = _done(items, plan)

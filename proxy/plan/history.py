@@ -199,16 +199,16 @@ class Reading(msgspec.Struct, frozen=True):
     rules that name messages with results."""
 
     shape: Shape
-    max_unseen_tool_tokens: int
+    unseen_limit: int
     results: tuple[ResultRule, ...] = ()
     said: tuple[str, ...] = ()
     """Further texts with which the user's words begin."""
 
     @classmethod
-    def of(cls, offload: Offload) -> Reading:
+    def of(cls, offload: Offload, window: int | None = None) -> Reading:
         shape = Shape(offload.store_dir, PREVIEW_CHARS, 0)
         beginnings = tuple(named for named in offload.said if not is_tool(named))
-        return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules(), beginnings)
+        return cls(shape, offload.unseen_limit(window), offload.result_rules(), beginnings)
 
 
 def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
@@ -298,7 +298,7 @@ class Terms(msgspec.Struct, frozen=True):
         """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
         offload, room = self.offload, self.room
         ceiling = room.ceiling(offload.max_total_tokens)
-        if tokens > min(ceiling, offload.max_tool_message_tokens, offload.max_unseen_tool_tokens):
+        if tokens > min(ceiling, offload.max_tool_message_tokens):
             return False
         return room.window is None or room.holds(tokens - leading + room.reserved(leading))
 

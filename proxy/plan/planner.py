@@ -46,6 +46,7 @@ class Fold:
         self._room = room
         self._tool_definition_tokens = tool_definition_tokens
         self._keep = offload.keep_recent()
+        self._unseen_limit = offload.unseen_limit(room.window)
         self._ceiling = room.ceiling(offload.max_total_tokens)
         self._least = least_freed(self._ceiling)
         self.messages = Messages()
@@ -64,11 +65,7 @@ class Fold:
         """Add the history's next message. An assistant message shows that the client asked just before it."""
         if item.role is Role.ASSISTANT and not self.messages.answered:
             self._request_point()
-        first_sight = (
-            item.role is Role.TOOL
-            and item.tokens > self._offload.max_unseen_tool_tokens
-            and item.first_preview < item.tokens
-        )
+        first_sight = item.role is Role.TOOL and item.tokens > self._unseen_limit and item.first_preview < item.tokens
         if first_sight:
             self._moves[len(self.messages.items)] = Move(first_preview=True, event=0)
         live = item.first_preview if first_sight else item.tokens

@@ -38,6 +38,7 @@ REPLACED: Mapping[str, str] = {
     "max_search_seconds": "is gone: the searches of a turn have 5 seconds of processor time",
     "connect_timeout": "is gone: connecting takes 5 seconds at most",
     "reply_tokens": "is gone: an eighth of `context_window` stays free for the reply, from 1,000 to 16,000 tokens",
+    "max_unseen_tool_tokens": "is gone: it is 20,000 tokens, or a quarter of a known window if that is less",
     "ask_models": "is gone: upstream is asked only where `context_window` is left out",
     "allow_lossy": "is gone: `inject: never` needs nothing else",
     "dashboard": "is now `dashboard_content: true`",

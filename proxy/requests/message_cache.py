@@ -94,7 +94,7 @@ class MessageCache:
         new = raws[len(past) :]
         if not new:
             return past
-        messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
+        messages = await self.read(dialect, new, Reading.of(terms.offload, terms.room.window), terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
         past = await self.pool.run(caller, partial(past.extended, messages), (len(raws) + parts) * ENTRY)
         if key:

@@ -62,7 +62,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def reading(self) -> Reading:
-        return Reading.of(self.policy.offload)
+        return Reading.of(self.policy.offload, self.room.window)
 
     @cached_property
     def transcript(self) -> Transcript:

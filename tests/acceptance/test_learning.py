@@ -29,7 +29,7 @@ def models(request: Recorded) -> Reply:
 
 
 def policy(up: StrictUpstream, **upstream: Any) -> dict[str, Any]:
-    offload = {"mode": "compact", "max_total_tokens": 100_000, "max_unseen_tool_tokens": 100_000}
+    offload = {"mode": "compact", "max_total_tokens": 100_000}
     return {"upstream": {"base_url": up.url, **upstream}, "offload": offload}
 
 

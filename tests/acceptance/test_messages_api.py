@@ -265,7 +265,7 @@ def test_errors_have_anthropics_shape(proxy: Proxy, api: MessagesApi) -> None:
 def test_a_request_that_is_too_long_is_made_to_fit(
     up: StrictUpstream, api: MessagesApi, serve: Callable[..., Proxy]
 ) -> None:
-    proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 100_000, "max_unseen_tool_tokens": 90_000})})
+    proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 100_000})})
     api.window = 3_000
     messages: list[Json] = [USER]
     for number in range(4):

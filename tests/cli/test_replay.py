@@ -282,8 +282,8 @@ def test_files_that_cannot_be_read_are_named(folder: Path, capsys: pytest.Captur
     assert "none.yaml: cannot be read" in mistake(capsys, "--policy", "none.yaml", recorded)
     (folder / "bad.yaml").write_text("offload: {mode: atuo}\n")
     assert "bad.yaml:1: offload.mode: expected one of" in mistake(capsys, "--policy", "bad.yaml", recorded)
-    (folder / "bad.yaml").write_text("tools: {inject: never}\n")
-    assert "bad.yaml:1: tools.inject: never leaves" in mistake(capsys, "--policy", "bad.yaml", recorded)
+    (folder / "bad.yaml").write_text("offload: {said: [{tool: x}]}\n")
+    assert "bad.yaml:1: offload.said[0]: expected text" in mistake(capsys, "--policy", "bad.yaml", recorded)
 
 
 def test_a_tenants_policy_needs_none_of_its_callers_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

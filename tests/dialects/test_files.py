@@ -17,7 +17,7 @@ from proxy.plan import preview, summary
 from proxy.plan.history import BEGINNING, Naming, Reading, Transcript, links
 from proxy.plan.labels import DIGITS
 from proxy.plan.plan import Move, OffloadEvent, Plan, SummaryBoundary
-from proxy.policy import Offload
+from tests import written
 from tests.doubling import assert_linear
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -33,7 +33,7 @@ RAWS = [
         {"role": "user", "content": "more"},
     )
 ]
-OFFLOAD = Offload(store_dir="/store", max_unseen_tool_tokens=100)
+OFFLOAD = written.offload(store_dir="/store", unseen_limit=100)
 TRANSCRIPT = Transcript(RAWS, Naming().named([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])[0])
 CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
 

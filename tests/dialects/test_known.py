@@ -139,7 +139,7 @@ def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
         keep_views=1,
         max_total_tokens=3_000,
         max_tool_message_tokens=100,
-        max_unseen_tool_tokens=50_000,
+        unseen_limit=50_000,
         pin_user_tokens=100,
         compact_ratio_threshold=0.2,
         cached_read=1,

@@ -113,7 +113,7 @@ paying = st.builds(
     rules,
     mode=st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
     max_total_tokens=st.sampled_from([0, 1000, 5000, 10**6]),
-    max_unseen_tool_tokens=st.sampled_from([1000, 100_000]),
+    limit=st.sampled_from([1000, 100_000]),
     keep_views=st.sampled_from([1, 2, 4]),
     cached_read=st.sampled_from([0.0, 0.1, 0.5]),
     cache_write=st.sampled_from([0.5, 1.0, 1.25]),
@@ -200,7 +200,7 @@ def test_early_results_were_answered_often_enough(items: list[Item], offload: Of
 
 @given(histories(), offloads)
 def test_small_histories_need_no_plan(items: list[Item], offload: Offload) -> None:
-    least = min(offload.max_total_tokens, offload.max_tool_message_tokens, offload.max_unseen_tool_tokens)
+    least = min(offload.max_total_tokens, offload.max_tool_message_tokens, offload.unseen_limit(None))
     if sum(one.tokens for one in items) <= least:
         assert fold(items, offload, Room()).empty
 

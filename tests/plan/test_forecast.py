@@ -139,7 +139,9 @@ def test_who_waits_for_a_snapshot_has_it_at_once() -> None:
 
 
 def test_a_result_that_nobody_has_seen_counts_as_its_preview() -> None:
-    unseen = Policy(offload=msgspec.structs.replace(COMPACT, max_unseen_tool_tokens=2_000))
+    unseen = Policy(
+        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, cache_write=1.0, unseen_limit=2_000)
+    )
     plan, seen = at(POINTS[2], unseen)
     assert plan.moves and not plan.events
     assert seen.tokens == plan.live and seen.compacted == len(plan.moves)

@@ -15,6 +15,7 @@ from proxy.plan.context import MOST_KEPT, MOST_PREVIEWS
 from proxy.plan.plan import PATIENCE, Item, Move, Plan, Role, Room, live
 from proxy.plan.planner import Fold, fold
 from proxy.policy import Compress, Mode, Offload
+from tests import written
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
 BRIEF, GLIMPSE = 50, 550
@@ -37,14 +38,14 @@ def policy(mode: Mode = Mode.COMPACT, **changes: object) -> Offload:
     defaults: dict[str, object] = {
         "max_total_tokens": 1000,
         "max_tool_message_tokens": 200,
-        "max_unseen_tool_tokens": 100_000,
+        "limit": 100_000,
         "pin_user_tokens": 100,
         "cached_read": 0,
         "cache_write": 1,
         "keep_views": 1,
         "compress": Compress(snapshot_tokens=100),
     }
-    return Offload(mode=mode, **{**defaults, **changes})
+    return written.Limited(mode=mode, **{**defaults, **changes})
 
 
 def planned(text: str, offload: Offload | None = None, room: Room | None = None) -> Plan:
@@ -103,7 +104,7 @@ def test_the_ceiling_is_at_most_a_share_of_the_window(window: int | None, ceilin
 
 def test_a_huge_unseen_result_is_previewed_at_first_sight() -> None:
     """Too large to be sent even once: previewed at once, and shortened further at the next event."""
-    offload = policy(max_unseen_tool_tokens=5000, max_total_tokens=550)
+    offload = policy(limit=5000, max_total_tokens=550)
     assert planned("s u a t:5000", offload).moves == {}
     plan = planned("s u a t:5001", offload)
     assert plan.moves == {3: Move(first_preview=True, event=0)}
@@ -123,7 +124,7 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
 
 def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
     """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
-    offload = policy(Mode.COMPRESS, max_unseen_tool_tokens=5000, max_total_tokens=2100)
+    offload = policy(Mode.COMPRESS, limit=5000, max_total_tokens=2100)
     plan = planned("s u a:2000 t:10 a t:6000", offload)
     assert plan.moves == {5: Move(first_preview=True, event=0)}
     assert [boundary.end for boundary in plan.boundaries] == [4]
@@ -196,7 +197,7 @@ def test_an_event_without_a_summary_does_not_wait() -> None:
 
 
 def test_a_result_moved_at_first_sight_does_not_wait() -> None:
-    offload = policy(Mode.AUTO, max_unseen_tool_tokens=5000)
+    offload = policy(Mode.AUTO, limit=5000)
     plan = planned("s u a:2000 t:5001 a:100 u a t:6000", offload)
     assert plan.moves == {3: Move(first_preview=True, event=1), 7: Move(first_preview=True, event=0)}
     assert len(plan.boundaries) == 1
@@ -330,7 +331,7 @@ offloads = st.builds(
     policy,
     st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
     max_total_tokens=st.sampled_from([0, 300, 1000, 5000]),
-    max_unseen_tool_tokens=st.sampled_from([1000, 100_000]),
+    limit=st.sampled_from([1000, 100_000]),
     keep_recent_count=st.sampled_from([None, 0, 1, 5]),
     cached_read=st.sampled_from([0.0, 0.1, 0.5]),
     cache_write=st.sampled_from([0.0, 1.25]),
@@ -409,7 +410,7 @@ def test_unseen_results_are_sent_whole(items: list[Item], offload: Offload) -> N
         if items[index].role is Role.ASSISTANT:
             break
         if index in plan.moves:
-            assert items[index].tokens > offload.max_unseen_tool_tokens
+            assert items[index].tokens > offload.unseen_limit(None)
 
 
 @given(histories(), offloads, rooms, st.integers(0, 3000), st.data())

@@ -71,9 +71,9 @@ DONE: dict[str, tuple[str, Offload, int | None, list[str]]] = {
          "grown to 1,860 tokens, above 1,000 (max_total_tokens); 150 tokens are written again."],
     ),
     "first sight": (
-        "u a t:9000 t:6000", rules(max_unseen_tool_tokens=5000), None,
-        ["Sent only a preview of 2 new results (15,000 tokens, 1,100 stay), because each has more than "
-         "max_unseen_tool_tokens (5,000)."],
+        "u a t:9000 t:6000", rules(limit=5000), None,
+        ["Sent only a preview of 2 new results (15,000 tokens, 1,100 stay), because each has more than 5,000 "
+         "tokens."],
     ),
 }  # fmt: skip
 

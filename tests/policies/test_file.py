@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.errors import PolicyError
 from proxy.plan.results import After, ResultPreset, ResultRole, ResultRule
 from proxy.policies.file import overlay, parse
-from proxy.policies.format import PolicyFile, duration, schema
+from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, schema
 from proxy.policies.reference import reference
 from proxy.policy import (
     LISTED,
@@ -56,7 +56,6 @@ offload:
   max_tool_message_tokens: 2001
   compact_ratio_threshold: 0.5
   keep_recent_count: 3
-  max_unseen_tool_tokens: 20002
   cached_read: 0.2
   cache_write: 1.5
   store_dir: /elsewhere
@@ -112,7 +111,6 @@ def test_every_key_is_taken() -> None:
         max_tool_message_tokens=2_001,
         compact_ratio_threshold=0.5,
         keep_recent_count=3,
-        max_unseen_tool_tokens=20_002,
         cached_read=0.2,
         cache_write=1.5,
         store_dir="/elsewhere",
@@ -204,6 +202,24 @@ def test_the_whole_example_has_every_key_there_is() -> None:
     defaults = msgspec.to_builtins(PolicyFile())
     unsaid = {key for key in defaults if written[key] == defaults[key]}
     assert unsaid == {"open"}
+
+
+CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
+"""Keys that say who calls, and where requests go. The others decide what happens to a request."""
+
+
+def test_a_policy_has_few_keys() -> None:
+    """The tables have 56 rows; 34 of them decide something, beside sections and what their lists consist of."""
+    tables = {name: made.get("properties", {}) for name, made in definitions().items()}
+    assert sum(map(len, tables.values())) <= 56
+    sections = {"PolicyFile", "Upstream", "Offload", "Compress", "Tools", "Limits"}
+    deciding = {
+        (name, key)
+        for name in sections
+        for key in tables[name].keys() - SECTIONS.keys() - CALLERS_AND_PLACES | ({"results"} & tables[name].keys())
+        if key != "upstreams"
+    }
+    assert len(deciding) <= 34, sorted(deciding)
 
 
 def test_keys_are_kept_as_digests() -> None:

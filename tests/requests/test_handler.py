@@ -50,7 +50,7 @@ POLICY = Policy(
         cached_read=0,
         cache_write=1,
         max_tool_message_tokens=50,
-        max_unseen_tool_tokens=20_000,
+        unseen_limit=20_000,
     ),
 )
 OVERFLOW = b'{"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}'
@@ -552,9 +552,7 @@ async def test_the_window_is_upstreams_and_so_are_its_tokens(world: World, ratio
     """What fits by our count does not fit a model whose vocabulary needs twice as many tokens."""
     world.policy = Policy(
         upstream=Where(context_window=16_000),
-        offload=written.offload(
-            mode=Mode.COMPACT, max_total_tokens=100_000, max_unseen_tool_tokens=100_000, cached_read=0
-        ),
+        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=100_000, unseen_limit=100_000, cached_read=0),
     )
     first = chat("word " * 700, more=True)
     counted = {"prompt_tokens": int(3_700 * ratio), "completion_tokens": 1}

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.summary import SummaryAnswer
 from proxy.policies.tenants import Tenant
-from proxy.policy import Compress, Policy, Wait
+from proxy.policy import Compress, Policy, Upstream, Wait
 from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered
 from proxy.requests.records import Records, sealed
 from proxy.requests.summaries import (
@@ -265,7 +265,8 @@ async def test_closing_waits_for_what_is_paid_for_and_no_longer(world: World) ->
 
 async def test_bounded_in_time(world: World) -> None:
     world.gate.clear()
-    assert not await world.shows(policy=policy(timeout=0.01))
+    hasty = replace(policy(), upstream=Upstream(idle_timeout=0.01))
+    assert not await world.shows(policy=hasty)
     assert world.faults == ["summary"]
 
 

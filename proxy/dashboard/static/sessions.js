@@ -86,7 +86,7 @@ export async function session(page, [id], me) {
 
 const RULES = {
   "": "as it came",
-  first_sight: "only a preview: the model had not seen it, and it is larger than max_unseen_tool_tokens",
+  first_sight: "only a preview: the model had not seen it, and it is larger than a result may be at first",
   event: "a reference, since event",
   summarised: "not sent: the summary stands for it",
   marked: "as it came, with a cache breakpoint",
