@@ -135,6 +135,10 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], outputs: S
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     os.environ.clear()
     os.environ.update(environment)
+    if os.environ.pop("QUIET", ""):
+        from proxy.requests import windows
+
+        windows._Lists.ask = lambda *_: None  # type: ignore[assignment,method-assign,misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["proxy", *arguments]
     try:

@@ -137,6 +137,8 @@ def spawned(
         arguments = ["serve", "--port=0", f"--store={proxy.store}", *flags]
         arguments += [f"--policies={proxy.policies}"] if proxy.policies else []
         told = {**_clean_environment(), "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8", **(environment or {})}
+        if policies and not any(isinstance(policy, str) for policy in policies.values()):
+            told["QUIET"] = "yes"  # for forks: their upstreams are not asked for models
         with proxy.log_file.open("wb") as log:
             proxy.process = started(arguments, told, log, log)
         held.callback(stop, proxy.process)
