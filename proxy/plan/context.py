@@ -81,10 +81,13 @@ class Messages:
     def window(self, keep: int, answered: int | None = None) -> int:
         """Where the recent window begins: the last `keep` messages or all from `answered` on, widened to whole steps.
 
-        `answered`: by default, where the messages begin that the model has not answered yet.
+        `answered`: by default, where the messages begin that the model has not answered yet. System messages at the end
+        do not count: aider moves a reminder to the end of each request, and the window would differ when it is gone.
         """
-        size = len(self.items)
-        start = min(size - min(keep, size), self.unanswered if answered is None else answered)
+        size = counted = len(self.items)
+        while counted and self.items[counted - 1].role is Role.SYSTEM:
+            counted -= 1
+        start = min(max(counted - keep, 0), self.unanswered if answered is None else answered)
         return self._steps[start] if start < size else size
 
     def replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:

@@ -77,11 +77,11 @@ newest ones move as soon as seven more requests with them would cost more than w
 whenever the history exceeds `max_total_tokens`, the oldest results above `max_tool_message_tokens` move until half of
 that is left, whatever it costs. *History* is everything after the leading system messages, as it would be sent.
 
-Three things stay: the last `keep_recent_count` messages, what the model has not answered, and results of
-`exclude_tools`. But a new result above 20,000 tokens, or a quarter of a known window, is sent as a preview. An event
-at the ceiling that would free less than a tenth of it waits. Where moving leaves more than the ceiling and more than
-`compact_ratio_threshold` of what was there, `auto` summarises; `compress` always does. A request that does not fit a
-known window is made to fit, and the ceiling is at most 60 % of that window.
+Three things stay: the last `keep_recent_count` messages (without counting system messages at the end), what the model
+has not answered, and results of `exclude_tools`. But a new result above 20,000 tokens, or a quarter of a known window,
+is sent as a preview. An event at the ceiling that would free less than a tenth of it waits. Where moving leaves more
+than the ceiling and more than `compact_ratio_threshold` of what was there, `auto` summarises; `compress` always does. A
+request that does not fit a known window is made to fit, and the ceiling is at most 60 % of that window.
 
 Moving early needs prices; the ceiling does not. Where cached input is free, results move at the ceiling only.
 

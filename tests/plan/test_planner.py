@@ -122,6 +122,16 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
     assert sorted(planned(text, policy(keep_recent_count=keep)).moves) == moved
 
 
+@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS])
+def test_a_system_message_that_a_client_moves_to_the_end_of_each_request_changes_nothing_before_it(mode: Mode) -> None:
+    text, offload = "s u a:900 t:1500 a:900 t:10 a u", policy(mode, keep_recent_count=2)
+    plan = planned(text, offload)
+    assert plan.events
+    for later in (f"{text} s", f"{text} s s", f"{text} a u s"):
+        moved = planned(later, offload)
+        assert (moved.moves, moved.boundaries) == (plan.moves, plan.boundaries)
+
+
 def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
     """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
     offload = policy(Mode.COMPRESS, limit=5000, max_total_tokens=2100)
