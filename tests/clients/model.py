@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fake_upstream import Call, Message, Recorded, calls, mixed, text
+from tests.fake_upstream import Call, Message, Pieces, Recorded, calls, error, mixed, text
 
 LOGS = 6
 """Files to read. Each is near the tests' `max_total_tokens`; together they are far above it."""
@@ -48,7 +48,9 @@ class Reader:
     finish: Callable[[str], Message] = text
     said: list[Message] = field(default_factory=list)
 
-    def __call__(self, request: Recorded) -> Message:
+    def __call__(self, request: Recorded) -> Message | Pieces:
+        if not request.is_chat:
+            return error(404)  # the proxy asks for the list of models
         if not request.json.get("tools"):
             return text("A title.")
         self.said.append(self._next(request))
