@@ -119,7 +119,7 @@ class _Pages:
 
     async def login(self, request: Request) -> Response:
         """Show the form, or check what it sent, or the code of a link, and set the cookie."""
-        code = request.query_params.get("once", "")
+        code = request.query_params.get("once", "") if request.method != "HEAD" else ""  # as link checkers ask
         if request.method != "POST" and not code:
             return self._form("")
         form, valid = await _form(request) if request.method == "POST" else {}, VALID

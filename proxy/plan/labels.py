@@ -50,10 +50,10 @@ _odd = re.compile(r"[^A-Za-z0-9._-]+")
 _SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")
 _SECRET_CHARS = 20
 _DIGEST = re.compile(r"-([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
-_FULL_NAME = re.compile(
-    rb"(?<![A-Za-z0-9._-])[A-Za-z0-9._-]{1,64}[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])"
-)
-"""Of a moved text, or of the originals behind a summary."""
+_ENDING = re.compile(rb"[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])")
+"""How the name of a moved text ends, or of the originals behind a summary."""
+_STEM = re.compile(rb"[A-Za-z0-9._-]*\Z")
+_STEM_BYTES, _STEP = 64, 256 << 10
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)", re.I)
 
 
@@ -116,12 +116,27 @@ def digest_in(name: str) -> str:
 
 
 def names_in(body: bytes, store_dir: str) -> frozenset[str]:
-    """Return the full names of files that a body quotes, such as in the summary that a client made of its history.
+    """Return the full names of files that a JSON body quotes, such as in the summary that a client made of its history.
 
-    A body without the last part of `store_dir` quotes none, which is cheap to see.
+    A body without the last part of `store_dir` quotes none, which is cheap to see. Others are looked at in steps,
+    between which other threads have their turn.
     """
     place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
-    return frozenset(name.decode() for name in _FULL_NAME.findall(body)) if place in body else frozenset()
+    found = set[str]()
+    for begin in range(0, len(body), _STEP) if place in body else ():
+        for match in _ENDING.finditer(body, max(begin - 2 * _STEM_BYTES, 0), begin + _STEP):
+            before = body[max(match.start() - _STEM_BYTES, 0) : match.start()]
+            stem = _STEM.search(before)
+            if stem and stem[0]:
+                found |= {f"{one.decode()}{match[0].decode()}" for one in _stems(before, stem) if one}
+    return frozenset(found)
+
+
+def _stems(before: bytes, stem: re.Match[bytes]) -> Iterator[bytes]:
+    """Yield how a name may begin: in JSON, the letter before it may be that of an escape such as `\\n`."""
+    yield stem[0]
+    if before[: stem.start()].endswith(b"\\"):
+        yield stem[0][5 if stem[0].startswith(b"u") else 1 :]
 
 
 def paths(text: str) -> list[str]:

@@ -141,6 +141,8 @@ class RequestTurnIO:
         recalled = await self._recalled(call, files)
         if recalled is None:
             return tools.gone(tools.asks_for(_tool(call, names), call.arguments, names), self._count)
+        if not recalled and self._history.quoted:
+            return tools.elsewhere(sorted(self._history.quoted), self._history.policy.offload.store_dir, self._count)
         answer = await self._found(call, recalled, budget)
         if answer.result in ("ok", "empty"):
             self._answered.add(asked)
@@ -149,15 +151,16 @@ class RequestTurnIO:
     async def _recalled(self, call: ToolCall, files: Files) -> Files | None:
         """Return the files that a call is about; None if what it names is not kept.
 
-        These are this request's. A call that names a file in full, which the request quotes and does not have, is about
-        one of the caller's earlier conversations.
+        These are this request's. A call that names a file which the request quotes in full and does not have is about
+        one of the caller's earlier conversations. Callers without a key are many, so they have none.
         """
         path = tools.asks_for(_tool(call, self._history.names), call.arguments, self._history.names)
-        name = path.strip().rpartition("/")[2]
         store_dir = self._history.policy.offload.store_dir
-        if name not in self._history.quoted or f"{store_dir}/{name}" in files:
+        earlier = [name for name in self._history.quoted if f"{store_dir}/{name}" not in files]
+        name = next((name for name in sorted(earlier) if name.removesuffix(".txt") in path), None)
+        if name is None:
             return files
-        text = await self._records.original(name)
+        text = None if self._tenant.anonymous else await self._records.original(name)
         return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
 
     async def _found(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:

@@ -45,6 +45,9 @@ GONE = (
 )
 """The answer where a request quotes a reference that leads nowhere: it has expired, was never kept, or is another's."""
 
+ELSEWHERE = "Nothing has been moved out of this conversation, but it quotes texts of earlier ones. Send one of these:"
+"""The answer where there are no files, and the request quotes names that a call does not send."""
+
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
 
@@ -163,6 +166,12 @@ def asks_for(tool: Tool, arguments: str | bytes, names: Names) -> str:
 def gone(path: str, count: Callable[[str], int]) -> ToolAnswer:
     """Return the answer to a call for a text of an earlier conversation that is not there."""
     text = GONE.format(path=brief(path))
+    return ToolAnswer(text, "empty", count(text))
+
+
+def elsewhere(names: Sequence[str], store_dir: str, count: Callable[[str], int]) -> ToolAnswer:
+    """Return the answer to a call that names none of the earlier conversations' texts which the request quotes."""
+    text = " ".join([ELSEWHERE, *(f"{store_dir}/{name}" for name in names[: LISTED[0]])])
     return ToolAnswer(text, "empty", count(text))
 
 

@@ -68,7 +68,7 @@ def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
 
 def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice") -> str:
     path, made = body(name, turns, question)
-    headers = {"authorization": f"Bearer {key}", "anthropic-version": "2023-06-01"}
+    headers = {"anthropic-version": "2023-06-01"} | ({"authorization": f"Bearer {key}"} if key else {})
     reply = httpx.post(f"{proxy.url}{path}", json=made, headers=headers, timeout=60, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.text
@@ -129,6 +129,43 @@ def test_grep_finds_lines_of_an_earlier_conversation(name: str, tmp_path: Path) 
             reference = first_conversation(proxy, name, model)
             ask(proxy, name, [], f"Recall {reference}: what opens the vault?")
     assert FACT in model.got and "from an earlier conversation" in model.got
+
+
+@pytest.mark.parametrize("form", ["{0}:3", "`{0}`", "{1}", "{2}", "see {0} there"])
+def test_a_name_in_other_words_is_understood(form: str, tmp_path: Path) -> None:
+    """With a line, in quotes, without its folder or ending."""
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
+            reference = first_conversation(proxy, "chat", model)
+            name = reference.rpartition("/")[2]
+            model.path = form.format(reference, name, name.removesuffix(".txt"))
+            ask(proxy, "chat", [], f"Recall what context_store has:\n{name} and no more")
+    assert FACT in model.got
+
+
+def test_a_call_without_a_name_is_told_the_names(tmp_path: Path) -> None:
+    model = Model("grep", pattern="vault")
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
+            reference = first_conversation(proxy, "chat", model)
+            model.path = "/context_store"
+            ask(proxy, "chat", [], f"Recall {reference}: what opens the vault?")
+    assert reference in model.got and "all of it is in your context" not in model.got
+
+
+def test_callers_without_a_key_share_no_archive(tmp_path: Path) -> None:
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
+            ask(proxy, "chat", LOGS, "And?", key="")
+            reference = next(path for path in REFERENCE.findall(model.seen[-1].shown) if "0.log" in path)
+            wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
+            ask(proxy, "chat", [], f"Recall {reference}", key="")
+    assert FACT not in model.got and "not among the texts that are kept" in model.got
 
 
 def test_another_caller_learns_nothing_from_a_name(tmp_path: Path) -> None:

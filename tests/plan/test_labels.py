@@ -186,3 +186,29 @@ def test_what_depends_on_the_name_is_not_taken_for_what_depends_on_the_bytes() -
     [_, one], _ = Naming().named([asking(x=A), answered("x", FIRST)])
     [_, other], _ = Naming().named([asking(x=label("read_log", path="b.log")), answered("x", FIRST)])
     assert len({one.digest, other.digest, b"d"}) == 3
+
+
+NAME = "a.log-0123456789abcdef.txt"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (f"(detailed result is stored in /context_store/{NAME}; complete)", {NAME}),
+        (f"context_store: \\/context_store\\/{NAME}", {NAME}),
+        (f"context_store:\\n{NAME}", {NAME, "n" + NAME}),
+        (f"context_store:\\u0020{NAME}", {NAME, "u0020" + NAME}),
+        ("/context_store/compressed_group_0123456789abcdef.txt", {"compressed_group_0123456789abcdef.txt"}),
+        (f"{NAME} without its folder", set()),
+        ("context_store a.log-0123456789abcde.txt, -0123456789abcdef.txt, a-0123456789abcdef.txt2", set()),
+        ("context_store " + "x" * (256 << 10) + f" {NAME}", {NAME}),
+        ("context_store " + "x" * ((256 << 10) - 22) + f" {NAME}", {NAME}),
+    ],
+)
+def test_names_that_a_body_quotes(body: str, found: set[str]) -> None:
+    assert labels.names_in(body.encode(), "/context_store") == found
+
+
+def test_a_long_body_is_looked_at_in_linear_time() -> None:
+    begin, words = b"context_store ", b"some-words_in.a-text " * 20_000
+    assert_linear(lambda body: labels.names_in(body, "/context_store"), begin + words, begin + 2 * words)
