@@ -116,8 +116,8 @@ class Answering(asyncio.Protocol):
             if not found:
                 return
             self._head = b""
-            [length] = re.findall(rb"content-length:\s*(\d+)", head.lower())
-            self._left = int(length)
+            length = re.search(rb"content-length:\s*(\d+)", head.lower())
+            self._left = int(length[1]) if length else 0  # the proxy asks for the list of models without a body
         self._left -= len(data)
         if self._left <= 0:
             self._transport.write(_answer())

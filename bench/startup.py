@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from bench.metering import status
-from tests.fake_upstream import StrictUpstream, text
+from tests.fake_upstream import StrictUpstream, error, text
 from tests.serving import Proxy, spawned
 
 MIB = 2**20
@@ -155,7 +155,7 @@ def main() -> int:
     import_times()  # compiles modules that are not compiled yet
     found = import_times()
     with StrictUpstream() as up:
-        up.respond(lambda _: text("Nothing."))
+        up.respond(lambda asked: text("Nothing.") if asked.is_chat else error(404))
         starts = [started(up.url) for _ in range(1 if options.smoke else options.runs)]
     print(table(starts, found))
     return 0
