@@ -43,7 +43,7 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-all test-sweeps test-lowest test-clients lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors clean
+.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -62,6 +62,10 @@ test-fast: $(STAMP)
 
 test-all: $(STAMP) $(if $(shell command -v npm),tests/dashboard/axe/node_modules/.package-lock.json)
 	$(PY) -m pytest -m "not clients" $(PARALLEL)
+
+# What `make test` skips without the servers and tools of `make servers`.
+test-servers: servers
+	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL) tests/stores tests/test_deploy.py
 
 test-sweeps: $(STAMP)
 	$(PY) -m pytest -m "sweep and not clients" $(PARALLEL)
