@@ -152,9 +152,10 @@ def test_a_real_server_is_kept_within_its_window(llama: str, direct: openai.Open
 
 
 def test_a_real_server_has_a_long_conversation_in_auto_mode(llama: str) -> None:
-    """A summary is due, and this model cannot write one: the client is served all the same, and it counts."""
+    """A summary is due, and this model cannot write one in time: the client is served all the same, and it counts."""
     compress = {"wait": "always", "snapshot_tokens": 100}
-    policy = tight(llama, offload={"mode": "auto", "max_total_tokens": 100, "pin_user_tokens": 0, "compress": compress})
+    offload = {"mode": "auto", "max_total_tokens": 100, "pin_user_tokens": 0, "compress": compress}
+    policy = {**tight(llama, offload=offload), "upstream": {"base_url": llama, "idle_timeout": 4}}
     messages: list[dict[str, Any]] = []
     with (
         served({"default": policy}) as proxy,
