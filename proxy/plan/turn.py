@@ -45,15 +45,17 @@ class Usage(msgspec.Struct):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """How a later request goes on from a reply with hidden rounds, if upstream keeps the history.
+    """How later requests go on from a reply with hidden rounds, and find it again, if upstream keeps the history.
 
-    The client knows the reply as `shown`, and upstream knows its end as `last`. The entries `after` belong between that
-    end and what the client adds.
+    The client knows the reply by the id `shown`, and upstream keeps it as several `rounds`, in order. The entries
+    `after` belong between the last one and what the client adds. `reply` is the whole reply as the client saw it; empty
+    if it has no end.
     """
 
     shown: str
-    last: str
+    rounds: tuple[str, ...]
     after: tuple[bytes, ...]
+    reply: bytes = b""
 
 
 class HiddenRound(msgspec.Struct, frozen=True):

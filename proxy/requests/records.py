@@ -87,8 +87,9 @@ class _Hidden(msgspec.Struct, frozen=True):
 class _Continued(msgspec.Struct, frozen=True):
     """A continuation's record."""
 
-    last: str
+    rounds: list[str]
     after: list[Raw]
+    reply: Raw
 
 
 class Records:
@@ -208,13 +209,24 @@ class Records:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
         [found] = await self._visit.get_many([self._continuation_key(shown)], intact=_is_sealed)
         record = None if isinstance(found, Missing) else _decoded(found, _Continued)
-        return None if record is None else Continuation(shown, record.last, tuple(map(bytes, record.after)))
+        if record is None:
+            return None
+        reply = b"" if rawjson.is_null(record.reply) else bytes(record.reply)
+        return Continuation(shown, tuple(record.rounds), tuple(map(bytes, record.after)), reply)
 
     async def keep_continuation(self, continuation: Continuation) -> None:
         """Store how to go on from a reply with hidden rounds."""
-        record = _Continued(last=rawjson.encodable(continuation.last), after=[Raw(raw) for raw in continuation.after])
+        rounds, after = map(rawjson.encodable, continuation.rounds), map(Raw, continuation.after)
+        record = _Continued(rounds=list(rounds), after=list(after), reply=Raw(continuation.reply or b"null"))
         key = self._continuation_key(continuation.shown)
         await self._visit.put(key, sealed(key, msgspec.json.encode(record)))
+
+    async def forget_continuation(self, shown: str) -> None:
+        """Delete what was stored of a reply that upstream has deleted."""
+        key = self._continuation_key(shown)
+        [found] = await self._visit.get_many([key])
+        if not isinstance(found, Missing):
+            await self._visit.discard(key, found)
 
     def _continuation_key(self, shown: str) -> str:
         """Return the record's key, for which upstream's id may have unsuitable characters."""

@@ -48,13 +48,16 @@ class Relay:
         outcome = client.outcome(Kind.RELAY, tenant.name, tenant.namespace)
         await served(client, self._sink, self._exchange(client, tenant), lambda: outcome)
 
-    def request(self, client: Exchange, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> UpstreamRequest:
-        """Return the client's request for upstream, with this body and the credentials that the tenant uses."""
+    def request(
+        self, client: Exchange, tenant: Tenant, content: bytes | AsyncIterator[bytes], target: bytes = b""
+    ) -> UpstreamRequest:
+        """Return the client's request for upstream, with this body and the credentials that the tenant uses. `target`:
+        the path and query if they are not the client's."""
         upstream = tenant.policy.upstream
         anthropic = client.api == MESSAGES.name
         return UpstreamRequest(
             method=client.method,
-            url=url_for(upstream.base_url, client.target, anthropic=anthropic),
+            url=url_for(upstream.base_url, target or client.target, anthropic=anthropic),
             headers=request_headers(
                 client.headers, tenant.credential(upstream, anthropic=anthropic), fields=client.fields
             ),

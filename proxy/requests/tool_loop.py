@@ -176,8 +176,9 @@ class _Conversation:
                 await self._taken(partial(self._turn.answer, answers))
             if self._turn.state is State.READY:
                 await self._round(self._ask_again)
+        last = await self._taken(self._turn.close)
         await self._io.remember(self._turn)
-        await self._end(await self._taken(self._turn.close))
+        await self._end(last)
         return self._refused
 
     async def _round(self, ask: Callable[[], Awaitable[UpstreamReply]]) -> None:

@@ -18,6 +18,7 @@ from proxy import operations
 from proxy.dashboard import Dashboard, pages
 from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
+from proxy.dialects.responses import RESPONSES
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
@@ -28,6 +29,7 @@ from proxy.requests.background import Background
 from proxy.requests.captures import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
+from proxy.requests.kept import KeptReplies
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.services import Services
@@ -127,6 +129,7 @@ class App:
             watch=self._watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
+        self._kept = KeptReplies(services)
         self._operations = Operations(services)
         self._callers = Callers()
         self._drain = settings.drain_timeout
@@ -216,7 +219,9 @@ class App:
             operations.check_caller(tenant)
             return self._operations
         _check_path(client, tenant.policy)
-        return self._chats[dialect] if dialect else self._relay
+        if dialect:
+            return self._chats[dialect]
+        return self._kept if RESPONSES.kept(client.method, client.path) else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""

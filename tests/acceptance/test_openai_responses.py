@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
-from tests.fake_upstream import StrictUpstream
+from tests.fake_upstream import StrictUpstream, whole
 from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]
@@ -168,6 +168,56 @@ def test_a_stored_response_goes_on_while_the_store_fails(up: StrictUpstream, api
             after = ask(outputs(replayed(response), "got it"), previous_response_id=response.id)
             assert after.output_text == "Done."
     assert api.refused == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stored_response_of_several_rounds_is_shown_and_deleted_as_one(
+    up: StrictUpstream, api: ResponsesApi, tmp_path: Path, stream: bool
+) -> None:
+    """Also by another process than the one that made it."""
+    store = tmp_path / "store"
+    with served({"default": tight(up.url)}, store=store) as proxy, client_of(proxy) as client:
+        ask = asking(client, stream)
+        items = begun(ask, api)
+        others = set(api.kept)
+        looked = [reasoning("I look."), call("grep", {"pattern": "code is"})]
+        api.script(looked, looked, [reasoning("There."), say("It is heliotrope-7291.")])
+        shown = ask(items)
+        assert len(rounds := set(api.kept) - others) == 3
+    with served({"default": tight(up.url)}, store=store) as proxy, client_of(proxy) as client:
+        again = client.responses.retrieve(shown.id)
+        assert (again.id, again.output_text) == (shown.id, "It is heliotrope-7291.")
+        assert history(again) == replayed(shown)
+        assert again.usage == shown.usage and [tool.name for tool in again.tools] == ["fetch"]
+        with pytest.raises(openai.BadRequestError, match="several rounds"):
+            client.responses.retrieve(shown.id, stream=True)
+        with client_of(proxy).with_options(api_key="another caller's") as other:
+            assert other.responses.retrieve(shown.id).output[-1].type == "function_call", "nothing of ours is shown"
+        client.responses.delete(shown.id)
+        assert set(api.kept) == others and rounds
+        assert not [path for path in proxy.stored() if "continuations" in str(path)]
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(shown.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.delete(shown.id)
+    assert api.refused == []
+
+
+def test_a_round_that_cannot_be_deleted_leaves_the_one_that_the_client_knows(
+    proxy: Proxy, client: openai.OpenAI, up: StrictUpstream, api: ResponsesApi
+) -> None:
+    ask = asking(client, stream=False)
+    items = begun(ask, api)
+    api.script([reasoning("I look."), call("grep", {"pattern": "code is"})], [say("Done.")])
+    shown = ask(items)
+    [*_, hidden] = api.kept
+    up.respond(lambda request: whole({"error": {"message": "later"}}, 503) if hidden in request.path else api(request))
+    with pytest.raises(openai.InternalServerError):
+        client.responses.delete(shown.id)
+    assert {shown.id, hidden} <= set(api.kept)
+    up.respond(api)
+    client.responses.delete(shown.id)
+    assert not {shown.id, hidden} & set(api.kept)
 
 
 def test_nothing_stored_means_no_ids_of_what_is_put_back(ask: Callable[..., Any], api: ResponsesApi) -> None:

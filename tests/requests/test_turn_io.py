@@ -199,7 +199,7 @@ async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() 
     befores = one.ready.history.befores()
     assert befores == {one.ready.history.chain[-1]}
     assert one.remembered == [(link, "m", counted, befores, Visible("It is 42."))]
-    going_on = Continuation("r1", "r2", ())
+    going_on = Continuation("r1", ("r1", "r2"), ())
     await one.io.remember(SimpleNamespace(hidden=None, continuation=going_on, visible=("Sure.", []), spent=Usage()))
     assert one.remembered[1:] == [going_on, (one.ready.history.chain[-1], "m", Visible("Sure."))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from urllib.parse import unquote
 
 from msgspec import Raw
 
@@ -14,6 +15,7 @@ from proxy.dialects.responses.request import shape
 from proxy.dialects.responses.round_request import ResponsesRoundRequest
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")
+_KEPT = re.compile(rb".*/responses/([^/]+)")
 
 
 class ResponsesDialect(BaseDialect):
@@ -50,6 +52,11 @@ class ResponsesDialect(BaseDialect):
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/responses")
+
+    def kept(self, method: str, path: bytes) -> str:
+        """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""
+        found = _KEPT.fullmatch(path) if method in ("GET", "DELETE") else None
+        return unquote(found[1].decode("latin-1")) if found else ""
 
     def owns(self, path: bytes, names: Collection[bytes]) -> bool:
         return _OWN.search(path) is not None

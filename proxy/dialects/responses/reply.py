@@ -10,7 +10,7 @@ on over all rounds. The end lists exactly the items that were shown, and its usa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Raw
 
@@ -344,8 +344,13 @@ class ResponsesReply(ClientReply):
         others = [raw for raw in listed if text_of(object_of(raw).get("name")) not in self._names]
         return {"tools": Raw(rawjson.array(others))} if len(others) < len(listed) else {}
 
+    @property
+    def whole(self) -> bytes:
+        """The whole reply, once it has ended; empty if it has no end."""
+        return rawjson.encode(self._end) if self._end else b""
+
     def _assembled(self) -> bytes:
-        return rawjson.encode(self._end)
+        return self.whole
 
 
 class ResponsesTurn(Turn):
@@ -357,6 +362,10 @@ class ResponsesTurn(Turn):
     _asked: ResponsesRoundRequest
     _round: ResponsesRound
     _shown: ResponsesReply
+
+    def __init__(self, asked: ResponsesRoundRequest) -> None:
+        super().__init__(asked)
+        self._earlier: list[str] = []  # the ids of the rounds before this one
 
     def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ItemEvent:
         return ItemEvent(data, event.raw, event.name)
@@ -380,13 +389,17 @@ class ResponsesTurn(Turn):
     def continuation(self) -> Continuation | None:
         """Upstream keeps calls of ours that were not answered, too, and refuses what follows them without results."""
         self._require(State.DONE)
-        kept = self._asked.stores and self._shown.id and self._round.id
-        if not (kept and self._round.hides) or self._round.failed:
+        if not (self._asked.stores and self._shown.id and self._round.id):
             return None
         dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
         after = (*self._after, *(item.result(NOT_ANSWERED) for item in dropped))
-        same = self._shown.id == self._round.id and not after
-        return None if same else Continuation(self._shown.id, self._round.id, after)
+        rounds = (*self._earlier, self._round.id)
+        same = rounds == (self._shown.id,) and not after
+        return None if same else Continuation(self._shown.id, rounds, after, self._shown.whole)
+
+    def _go_on(self, answers: Sequence[str]) -> None:
+        self._earlier += [self._round.id] if self._round.id else []
+        super()._go_on(answers)
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
         return errors.event(fault, said, self._shown.next_number)

@@ -16,7 +16,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import parsing, refusals
 from proxy.dialects.tools import tool_name
-from proxy.dialects.values import NULL, Members, object_of, text_of
+from proxy.dialects.values import NULL, Members, object_of, string, text_of
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
@@ -195,7 +195,7 @@ def continued(request: Request, continuation: Continuation) -> bytes:
     """Return the body of a request that goes on from the last of several rounds, with our outputs before its input."""
     given = request.members.get("input", NULL)
     items = [] if rawjson.is_null(given) else [given] if rawjson.is_string(given) else rawjson.elements(given)
-    members = request.members | {"previous_response_id": Raw(rawjson.encode(continuation.last))}
+    members = request.members | {"previous_response_id": string(continuation.rounds[-1])}
     if continuation.after:
         members["input"] = joined([*continuation.after, *items])
     return rawjson.encode(members)

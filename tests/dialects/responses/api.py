@@ -89,6 +89,8 @@ class ResponsesApi:
         self._before: dict[str, str] = {}  # item → the reasoning directly before it
         self._after: dict[str, str] = {}  # reasoning → the item directly after it
         self._histories: dict[str, list[Json]] = {}
+        self.kept: dict[str, Json] = {}
+        """The replies that are stored, by their ids."""
         self._encrypted: set[str] = set()
 
     def script(self, *replies: Reply) -> None:
@@ -100,6 +102,8 @@ class ResponsesApi:
         self._responder = responder
 
     def __call__(self, request: Recorded) -> Pieces:
+        if request.method in ("GET", "DELETE"):
+            return self._stored(request)
         assert request.method == "POST", request.path
         assert request.path.endswith("/responses"), request.path
         body = request.json
@@ -118,6 +122,16 @@ class ResponsesApi:
             return whole(response)
         events = b"".join(encoded(event) for event in events_of(response, self._split))
         return Pieces([events], headers=(("content-type", "text/event-stream; charset=utf-8"),))
+
+    def _stored(self, request: Recorded) -> Pieces:
+        """Show or delete a stored reply."""
+        id = request.path.partition("?")[0].rpartition("/")[2]
+        if id not in self.kept:
+            return whole(Refused(f"Response with id '{id}' not found.", status=404).body(), 404)
+        if request.method == "GET":
+            return whole(self.kept[id])
+        del self.kept[id], self._histories[id]
+        return whole({"id": id, "object": "response", "deleted": True})
 
     # -- checks --
 
@@ -229,6 +243,7 @@ class ResponsesApi:
         }
         if body.get("store", True):
             self._histories[response["id"]] = [*history, *items]
+            self.kept[response["id"]] = response
             for item in items:
                 self._items[item["id"]] = item
             for one, two in itertools.pairwise(items):

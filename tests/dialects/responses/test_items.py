@@ -207,9 +207,9 @@ def test_found_tools_stay_defined_behind_a_cut(execution: str) -> None:
 
 def test_a_request_goes_on_from_the_last_round() -> None:
     after = (json.dumps(result()).encode(),)
-    body = RESPONSES.continued(parsed("hi", previous_response_id="r1"), Continuation("r1", "r2", after))
+    body = RESPONSES.continued(parsed("hi", previous_response_id="r1"), Continuation("r1", ("r1", "r2"), after))
     assert json.loads(body) == {"model": "m", "previous_response_id": "r2", "input": [result(), USER]}
-    body = RESPONSES.continued(parsed([USER], previous_response_id="r1"), Continuation("r1", "r2", ()))
+    body = RESPONSES.continued(parsed([USER], previous_response_id="r1"), Continuation("r1", ("r1", "r2"), ()))
     assert json.loads(body)["input"] == [USER]
 
 

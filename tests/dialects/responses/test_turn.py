@@ -222,7 +222,9 @@ def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject
     assert one.hidden is not None
     assert json.loads(one.hidden.instead or b"") == MIXED["output"]
     assert [json.loads(raw)["call_id"] for raw in one.hidden.after] == ["call_1_2"]
-    assert one.continuation == Continuation("resp_1", "resp_1", one.hidden.after)
+    kept = one.continuation
+    assert kept == Continuation("resp_1", ("resp_1",), one.hidden.after, kept.reply if kept else b"")
+    assert kept and json.loads(kept.reply)["output"] == final["output"]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -452,9 +454,9 @@ def test_an_error_event_counts_on() -> None:
     assert said["error"]["message"] == said["message"] == "broke"
 
 
-def going_on(one: ResponsesTurn) -> tuple[str, str, list[str]] | None:
+def going_on(one: ResponsesTurn) -> tuple[str, list[str], list[str]] | None:
     found = one.continuation
-    return found and (found.shown, found.last, [json.loads(raw)["call_id"] for raw in found.after])
+    return found and (found.shown, list(found.rounds), [json.loads(raw)["call_id"] for raw in found.after])
 
 
 def test_what_follows_goes_on_from_the_own_request_that_was_sent_instead() -> None:
@@ -468,16 +470,16 @@ def test_what_follows_goes_on_from_the_own_request_that_was_sent_instead() -> No
     one.request()
     feed(one, stream(response(say("It is 42."), number=2, tools=[])))
     assert one.hidden is None
-    assert going_on(one) == ("resp_1", "resp_2", [])
+    assert going_on(one) == ("resp_1", ["resp_1", "resp_2"], [])
 
 
 def test_calls_that_were_dropped_get_results_from_what_follows() -> None:
     looks = [response(call("grep", {"pattern": "y"}), call("fetch", {}), number=number) for number in (1, 2)]
     cut = response(say("Let me"), {**call("grep", {"pattern": "y"}), "status": "incomplete"}, status="incomplete")
     for rounds, expected in (
-        ([LOOKS, looks[1]], ("resp_1", "resp_2", ["call_2_0"])),
-        ([looks[0]], ("resp_1", "resp_1", ["call_1_0"])),
-        ([cut], ("resp_1", "resp_1", ["call_1_1"])),
+        ([LOOKS, looks[1]], ("resp_1", ["resp_1", "resp_2"], ["call_2_0"])),
+        ([looks[0]], ("resp_1", ["resp_1"], ["call_1_0"])),
+        ([cut], ("resp_1", ["resp_1"], ["call_1_1"])),
         ([response(say("It is 42."))], None),
     ):
         one = turn(max_rounds=1)
