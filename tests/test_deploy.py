@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -64,7 +65,7 @@ def manifests(*more: str) -> Mapping[str, Any]:
 
 def tool(name: str) -> str:
     """The path of a program. Skips without."""
-    path = shutil.which(name)
+    path = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
     if path is None:
         pytest.skip(f"{name} is not installed")
     return path
@@ -295,3 +296,17 @@ def test_grafana_takes_its_dashboard() -> None:
     ]
     assert len(set(cells)) == len(cells) and all(x < 24 for x, _ in cells)
     assert all(panel["targets"] and panel["title"] for panel in panels)
+
+
+RELEASE = ROOT / ".github/workflows/release.yml"
+
+
+def test_the_release_workflow_passes_its_linters() -> None:
+    subprocess.run([tool("zizmor"), "--offline", "--quiet", RELEASE], check=True)
+    subprocess.run([tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", RELEASE], check=True)
+
+
+def test_the_release_runs_all_checks_before_it_publishes() -> None:
+    jobs = yaml.safe_load(RELEASE.read_text())["jobs"]
+    assert {"run": ".ci/run"} in jobs["checks"]["steps"]
+    assert jobs["release"]["needs"] == "checks"

@@ -152,7 +152,9 @@ examples:
 
 def _add_check(commands: Commands) -> None:
     command = _add(commands, "check", "check a directory of policies and explain it")
-    command.add_argument("directory", nargs="?", metavar="DIR", help="the directory [OFFLOAD_POLICIES, or policies]")
+    command.add_argument(
+        "directory", nargs="?", metavar="DIR", help="the directory [OFFLOAD_POLICIES, or policies, or what is built in]"
+    )
     command.add_argument("--upstream", metavar="URL", help="as for serve")
     pages = command.add_mutually_exclusive_group()
     pages.add_argument(

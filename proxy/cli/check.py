@@ -9,7 +9,7 @@ from proxy.plan.forecast import CAUSES, waiting
 from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
-from proxy.policies import Policies, load
+from proxy.policies import Policies, builtin, load
 from proxy.policy import Inject, Mode, Policy
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.settings import Settings
@@ -23,13 +23,19 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
-    """Return the policies of a directory, and their meaning in words. Raises PolicyError if one is bad."""
+    """Return the policies of a directory, and their meaning in words. Raises PolicyError if one is bad.
+
+    Where no directory is named and there is no `policies`, these are the built-in ones, as for `serve`.
+    """
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
-    policies = load(where, settings.environment, settings.upstream)
-    return policies, "".join(f"{line}\n" for line in _lines(where, policies))
+    if directory is None and settings.policies is None and not where.exists():
+        policies, place = builtin(settings.upstream), "built in"
+    else:
+        policies, place = load(where, settings.environment, settings.upstream), str(where)
+    return policies, "".join(f"{line}\n" for line in _lines(place, policies))
 
 
-def _lines(where: Path, policies: Policies) -> Iterator[str]:
+def _lines(where: str, policies: Policies) -> Iterator[str]:
     count = len(policies.all())
     warned = len(policies.warnings)
     verdict = "all good" if not warned else f"{warned} {'warning' if warned == 1 else 'warnings'} below"
