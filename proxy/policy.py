@@ -66,7 +66,8 @@ class Inject(StrEnum):
     WHEN_OFFLOADING = "when_offloading"
     AGENTS = "agents"
     """From the start for requests that bring tools of their own, and where the policy names `results`, as the clients
-    that need this describe their tools in the prompt. `WHEN_OFFLOADING` for the others."""
+    that need this describe their tools in the prompt. `WHEN_OFFLOADING` for the others, and for a first request whose
+    history upstream keeps."""
     ALWAYS = "always"
     NEVER = "never"
 
@@ -305,11 +306,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return self
         return msgspec.structs.replace(self, offload=msgspec.structs.replace(self.offload, mode=Mode.AUTO))
 
-    def for_request(self, *, has_tools: bool) -> Policy:
-        """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS` in it."""
+    def for_request(self, *, has_tools: bool, unsent: bool = False) -> Policy:
+        """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS` in it.
+
+        A client whose history is `unsent` may leave it to upstream: the next request would then lack our tools again.
+        """
         if self.tools.inject is not Inject.AGENTS:
             return self
-        return self._for_agents if has_tools or self.offload.results else self._for_others
+        return self._for_agents if (has_tools or self.offload.results) and not unsent else self._for_others
 
     @cached_property
     def _for_agents(self) -> Policy:

@@ -120,3 +120,5 @@ def test_policy_for_one_request_injects_as_its_tools_say(has_tools: bool, inject
     assert chosen == msgspec.structs.replace(policy, tools=msgspec.structs.replace(policy.tools, inject=inject))
     assert policy.for_request(has_tools=has_tools) is chosen, "made once"
     assert chosen.for_request(has_tools=not has_tools) is chosen, "a mode that is named stays"
+    assert chosen.for_request(has_tools=has_tools, unsent=True) is chosen
+    assert policy.for_request(has_tools=has_tools, unsent=True).tools.inject is Inject.WHEN_OFFLOADING

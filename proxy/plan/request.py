@@ -43,6 +43,8 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     """The top-level members that we do not know. They may mean anything, so the history is not touched."""
     preamble: Raw = rawjson.NULL
     """Text that precedes the history and is no part of it; `null` where there is none."""
+    unsent: bool = False
+    """Whether upstream keeps this beginning of a conversation, so that its client may never send it again."""
     continues: str = ""
     """The id of an earlier reply, if upstream keeps the history and the request goes on from there."""
 

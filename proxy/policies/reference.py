@@ -93,6 +93,8 @@ once.
 With `tools.inject: agents`, requests that bring tools have the proxy's from the start, and so have all requests that a
 policy with `results` is for: clients that need this key describe their tools in the prompt
 ([clients](clients.md#results-in-other-roles)). Other requests have them once something has moved.
+A client of the Responses API that does not say `store: false` may leave its history to upstream, as Agno does. It has
+them once it has sent a history itself.
 
 `offload-proxy check` says when a policy first acts, and warns of keys that contradict each other.
 

@@ -234,7 +234,7 @@ async def plan(
     if policy.offload.results and not asked.has_tools:
         names = OTHER_NAMES  # the client's own tools stand in its prompt, where their names cannot be seen
         asked = replace(asked, names=names)
-    policy = policy.for_request(has_tools=asked.has_tools)
+    policy = policy.for_request(has_tools=asked.has_tools, unsent=asked.unsent)
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
     reply = policy.upstream.reply_room(window)

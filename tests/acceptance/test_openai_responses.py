@@ -300,3 +300,23 @@ def test_old_history_becomes_a_snapshot(up: StrictUpstream, api: ResponsesApi, s
     assert "heliotrope-7291" in last[0]["content"]
     assert len(last) < len(items)
     assert api.refused == []
+
+
+def test_a_client_that_leaves_its_history_to_upstream_never_gets_our_tools(up: StrictUpstream) -> None:
+    """Agno and Microsoft Agent Framework go on by `previous_response_id`: with our tools only in the first request,
+    upstream would read the prompt twice."""
+    up.begin_anew()
+    up.respond(made := ResponsesApi())
+    with served({"default": {"upstream": {"base_url": up.url}}}) as agents, client_of(agents) as client:
+        made.script([call("fetch", {})], [say("Done.")])
+        first = asking(client, False)("Read the log.")
+        asking(client, False)(outputs(history(first), BIG), previous_response_id=first.id)
+        assert [request.json["tools"] for request in up.requests if request.method == "POST"] == [[TOOL], [TOOL]]
+
+
+def test_a_client_that_sends_its_history_has_our_tools_from_then_on(up: StrictUpstream) -> None:
+    up.begin_anew()
+    up.respond(made := ResponsesApi())
+    with served({"default": {"upstream": {"base_url": up.url}}}) as agents, client_of(agents) as client:
+        begun(asking(client, False), made)
+    assert [len(request.json["tools"]) for request in up.requests if request.method == "POST"] == [1, 3, 3]

@@ -132,6 +132,7 @@ class ResponsesMembers(msgspec.Struct, frozen=True):
     instructions: Raw = NULL
     max_output_tokens: Raw = NULL
     background: Raw = NULL
+    store: Raw = NULL
     previous_response_id: Raw = NULL
     conversation: Raw = NULL
     prompt: Raw = NULL
@@ -156,6 +157,11 @@ class ItemKind(msgspec.Struct, frozen=True, gc=False):
         if self.type == "message" or self.role:
             return self.role == "assistant"
         return self.type in REPLIES and not self.answers
+
+    @property
+    def shows_history(self) -> bool:
+        """Whether only a client that sends its history itself sends such an item."""
+        return self.replies or self.type in COMPACTIONS
 
 
 _decoder = msgspec.json.Decoder(ResponsesMembers)
@@ -185,6 +191,7 @@ def parse(body: bytes) -> Request:
             bound=text_of(known.tool_choice) == "none",
             obstacle=_obstacle(known, kinds) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
+            unsent=bytes(known.store) != b"false" and not any(kind.shows_history for kind in kinds),
             continues=text_of(known.previous_response_id),
         )
     except (NotJson, msgspec.MsgspecError) as error:

@@ -114,6 +114,22 @@ def test_what_upstream_keeps_or_compacts_itself_is_an_obstacle(members: Json, ob
     assert RESPONSES.parse(json.dumps({"input": [USER], **members}).encode()).obstacle == obstacle
 
 
+@pytest.mark.parametrize(
+    ("members", "unsent"),
+    [
+        ({"input": "Hello"}, True),
+        ({"input": [USER], "store": None}, True),
+        ({"input": [USER, {"role": "developer", "content": "Briefly."}], "store": True}, True),
+        ({"input": [USER, {"role": "assistant", "content": "Hi."}, USER], "store": True}, False),
+        ({"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, False),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}, USER]}, False),
+        ({"input": [USER], "store": False}, False),
+    ],
+)
+def test_a_beginning_that_upstream_keeps_may_be_all_that_a_client_sends(members: Json, unsent: bool) -> None:
+    assert RESPONSES.parse(json.dumps(members).encode()).unsent is unsent
+
+
 def test_our_names_give_way_to_the_clients() -> None:
     assert parsed("hi").names == ("grep", "read_file")
     assert parsed("hi", tools=[{"type": "custom", "name": "grep"}]).names == ("offload_grep", "offload_read_file")
