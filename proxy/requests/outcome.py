@@ -65,6 +65,7 @@ def of_chat(
         usage=costs.basis,
         holdout=planned.holdout if planned and not ready.observed else Holdout.NONE,
         compacted=ready.compacted,
+        unfollowed=ready.unfollowed,
         compressed=ready.compressed,
         events=len(planned.plan.events) if planned else 0,
         new_event=planned is not None and bool(_cause(planned, event)),

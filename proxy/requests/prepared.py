@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from proxy.upstream.headers import Header
 
 
+UNFOLLOWED = "The model may not read back what moved: `tool_choice` forbids it, and the request does not fit whole."
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """What is None has not been reached, or there is none, for a `reason`."""
 
@@ -142,8 +145,17 @@ class Prepared(msgspec.Struct, frozen=True):
         return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
 
     @property
+    def unfollowed(self) -> bool:
+        """Whether something moved that the model may not read back, because the request did not fit whole."""
+        return self.rendered is not None and self.rendered.history.request.bound and self.compacted > 0
+
+    @property
     def words(self) -> str:
         """What the plan did at this request, or what it waits for; empty if there is no plan."""
+        return " ".join(filter(None, (self._told, UNFOLLOWED if self.unfollowed else "")))
+
+    @property
+    def _told(self) -> str:
         planned, rendered = self.in_force, self.rendered
         if planned is None:
             return ""
@@ -164,6 +176,7 @@ class Prepared(msgspec.Struct, frozen=True):
         if planned is None:
             why = (self.obstacle or self.reason.value).encode()
             return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
+        changed = self.compacted or self.compressed
         return [
             (b"x-offload-mode", (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode()),
             (b"x-offload-tokens-before", b"%d" % planned.whole(planned.tokens)),
@@ -171,7 +184,8 @@ class Prepared(msgspec.Struct, frozen=True):
             (b"x-offload-compacted", b"%d" % self.compacted),
             (b"x-offload-compressed", b"%d" % self.compressed),
             *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
-            *([] if self.compacted or self.compressed else [(b"x-offload-reason", self.words.encode())]),
+            *([] if changed else [(b"x-offload-reason", self.words.encode())]),
+            *([(b"x-offload-reason", UNFOLLOWED.encode())] if self.unfollowed else []),
         ]
 
 

@@ -73,6 +73,7 @@ SUMS: Mapping[str, tuple[str, str]] = {
     "cost_before": ("input_cost_before", "Cost of rewritten requests' input as it came, in plain input tokens."),
     "cost_after": ("input_cost_after", "Cost of their input as it was sent, and of summaries, in plain input tokens."),
     "compacted": ("messages_compacted", "Messages that were sent with their text moved, at every request anew."),
+    "unfollowed": ("unfollowed_requests", "Requests sent with texts moved that `tool_choice` forbids to read back."),
     "compressed": ("messages_compressed", "Messages that were sent as part of a snapshot, at every request anew."),
     "new_event": ("events", "Offload events: requests at which the sent prefix changed."),
     "reinserted": ("reinserted_rounds", "Hidden rounds put back from earlier turns."),

@@ -173,6 +173,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The group of the conversation, if its policy leaves a share of them as they come."""
     compacted: int = 0
     """Messages that were sent with their text moved."""
+    unfollowed: bool = False
+    """Whether the request's `tool_choice` keeps the model from reading their text."""
     compressed: int = 0
     """Messages that a snapshot replaced in the request that was sent."""
     events: int = 0

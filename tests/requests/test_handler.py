@@ -301,9 +301,13 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
 
 async def test_results_move_where_they_do_not_fit_though_nobody_can_read_them_back(world: World) -> None:
     body = chat("word " * 5_000, more=True, tool_choice="none")
-    _, outcome = await world.ask(body, refused(OVERFLOW), ScriptedReply(HELLO))
+    client, outcome = await world.ask(body, refused(OVERFLOW), ScriptedReply(HELLO))
     assert world.sent[0] == body
     assert outcome.kind == "offloaded" and "tools" in json.loads(world.sent[1])
+    assert outcome.unfollowed and outcome.words.endswith(said := "and the request does not fit whole.")
+    assert reply_headers(client)[b"x-offload-reason"].decode().endswith(said)
+    client, outcome = await world.ask(chat("word " * 5_000, more=True), ScriptedReply(HELLO))
+    assert outcome.compacted and not outcome.unfollowed and b"x-offload-reason" not in reply_headers(client)
 
 
 @pytest.mark.parametrize(
