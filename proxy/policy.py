@@ -279,22 +279,34 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     listed: frozenset[str] = frozenset()
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """One tenant's valid policy. `retention` is in seconds; None keeps records forever."""
+class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a policy says in its file as in force."""
 
-    tenant: str = "default"
     upstream: Upstream = msgspec.field(default_factory=Upstream)
-    by_api: tuple[tuple[str, Policy], ...] = ()
-    """The policy for each API with an upstream of its own, by the API's name."""
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
-    store_originals: bool = True
-    capture: bool = False
-    dashboard_content: bool = False
+    store_originals: Annotated[bool, Meta(description="keep moved texts for later conversations and people")] = True
+    capture: Annotated[
+        bool, Meta(description="keep whole requests for `replay`, in the folder of `serve --capture`")
+    ] = False
+    dashboard_content: Annotated[
+        bool, Meta(description="keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
+    ] = False
+    share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
+    relay: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[/*]")], ...],
+        Meta(description="more paths to relay with the tenant's key: globs such as /files/*"),
+    ] = ()
+
+
+class Policy(Sections, frozen=True, kw_only=True, dict=True):
+    """One tenant's valid policy. `retention` is in seconds; None keeps records forever."""
+
+    tenant: str = "default"
+    by_api: tuple[tuple[str, Policy], ...] = ()
+    """The policy for each API with an upstream of its own, by the API's name."""
     retention: float | None = 30 * 86_400
-    share_namespace: bool = False
-    relay: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     listed: frozenset[str] = frozenset()
     """The prices that it leaves to the upstream's list. Those in `offload` are of the list's newest models."""

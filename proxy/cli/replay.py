@@ -21,7 +21,7 @@ from proxy.cli.tally import Tally
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
 from proxy.policies import defaults, load_alone
-from proxy.policies.file import parse_alone
+from proxy.policies.file import parse
 from proxy.policy import Policy, Profile
 from proxy.requests.message_cache import MessageCache
 from proxy.threads import WorkPool
@@ -75,7 +75,7 @@ def run(
 
 
 def _with_profile(profile: Profile) -> Policy:
-    return parse_alone(f"offload: {{profile: {profile.value}}}", "built-in", "default", {})
+    return parse(f"offload: {{profile: {profile.value}}}", "built-in", "default", {}, alone=True).policy
 
 
 def _found(environment: Mapping[str, str]) -> list[Path]:

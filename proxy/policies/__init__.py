@@ -1,7 +1,6 @@
 """Loads all of policies/*.yaml or none of it, and reloads when files change. The only package that uses yaml."""
 
-from proxy.policies.format import duration, schema
+from proxy.policies.format import duration, reference, schema
 from proxy.policies.loader import Policies, PolicyLoader, builtin, defaults, load, load_alone
-from proxy.policies.reference import reference
 
 __all__ = ["Policies", "PolicyLoader", "builtin", "defaults", "duration", "load", "load_alone", "reference", "schema"]

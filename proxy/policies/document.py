@@ -21,10 +21,6 @@ Path = tuple[str | int, ...]
 MOST_VALUES = 100_000
 """Most values in one document with its aliases expanded. A few lines of aliases can expand to billions of values."""
 
-LONGEST_PLAIN = 100
-"""Most characters of a number or a date, because parsing one takes quadratic time."""
-
-_TEXT = "tag:yaml.org,2002:str"
 _REFERENCE = re.compile(r"\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -56,16 +52,16 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
+        if root is None:
+            # A file is empty for a moment while it is being written. That must not count as a policy of defaults.
+            raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
+        return _Reader(name, loader, environment).document(root)
     except yaml.MarkedYAMLError as error:
         raise _malformed(text, name, error) from error
     except yaml.YAMLError as error:
         raise PolicyError(f"{name}:1: not valid YAML: it has characters that are forbidden in YAML") from error
     except RecursionError as error:
-        raise PolicyError(f"{name}:1: nested too deeply") from error
-    if root is None:
-        # A file is empty for a moment while it is being written. That must not count as a policy of defaults.
-        raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
-    return _Reader(name, loader, environment).document(root)
+        raise PolicyError(f"{name}:1: nested too deeply, or an alias contains itself") from error
 
 
 def _malformed(text: str, name: str, error: yaml.MarkedYAMLError) -> PolicyError:
@@ -79,62 +75,43 @@ class _Reader:
     """Turns nodes into values and collects their lines."""
 
     def __init__(self, name: str, loader: yaml.SafeLoader, environment: Mapping[str, str]) -> None:
-        self._name = name
-        self._loader = loader
-        self._environment = environment
+        self._name, self._loader, self._environment = name, loader, environment
         self._lines: dict[Path, int] = {}
-        self._open: list[yaml.Node] = []
         self._values = 0
 
     def document(self, root: yaml.Node) -> Document:
-        try:
-            value = self._value(root, ())
-        except RecursionError as error:
-            raise PolicyError(f"{self._name}:1: nested too deeply") from error
-        return Document(self._name, value, self._lines)
+        return Document(self._name, self._value(root, ()), self._lines)
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         self._values += 1
         if self._values > MOST_VALUES:
             raise self._error(node, (), f"more than {MOST_VALUES:,} values, those of aliases counted each time")
         self._lines.setdefault(path, node.start_mark.line + 1)
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
-        if any(node is outer for outer in self._open):
-            raise self._error(node, path, "an alias must not contain itself")
-        self._open.append(node)
-        value = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
-        self._open.pop()
-        return value
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, path, "a key must be plain text")
-            self._check_whole(key.value, key, path)
-            place = (*path, key.value)
+            place = (*path, self._whole(key.value, key, path))
             if key.value in values:
                 raise self._error(key, place, f"given twice, first on line {self._lines[place]}")
             self._lines[place] = key.start_mark.line + 1
             values[key.value] = self._value(value, place)
         return values
 
-    def _sequence(self, node: yaml.Node, path: Path) -> list[Any]:
-        return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
-
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
-        if node.tag != _TEXT and len(node.value) > LONGEST_PLAIN:
-            raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text")
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
         try:
             value = self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
             # Besides its own errors, PyYAML raises Python's where a tag does not fit: `!!bool maybe`, `!!int ''`.
             raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text") from error
-        if isinstance(value, str):
-            value = self._filled_in(value, node, path)
-            self._check_whole(value, node, path)
-        return value
+        return self._whole(self._filled_in(value, node, path), node, path) if isinstance(value, str) else value
 
     def _filled_in(self, text: str, node: yaml.Node, path: Path) -> str:
         def variable(match: re.Match[str]) -> str:
@@ -146,15 +123,11 @@ class _Reader:
 
         return _REFERENCE.sub(variable, text)
 
-    def _check_whole(self, text: str, node: yaml.Node, path: Path) -> None:
-        """Raise PolicyError for half a character. JSON may write one as two escapes, which YAML does not join."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            fault = (
-                f"has \\u{ord(text[error.start]):04x}, which is not a character; write the character itself, in UTF-8"
-            )
-            raise self._error(node, path, fault) from error
+    def _whole(self, text: str, node: yaml.Node, path: Path) -> str:
+        """The text. Raises PolicyError for half a character: YAML does not join the two escapes that JSON may write."""
+        if text.encode("utf-8", "replace") != text.encode("utf-8", "surrogatepass"):
+            raise self._error(node, path, "has half a character; write the character itself, in UTF-8")
+        return text
 
     def _error(self, node: yaml.Node, path: Path, text: str) -> PolicyError:
         return Document(self._name, None, {path: node.start_mark.line + 1}).error(path, text)

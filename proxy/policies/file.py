@@ -6,29 +6,24 @@ A rule's sections are overlaid when the file is loaded, so that a bad rule fails
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from proxy.plan.profiles import presets
-from proxy.plan.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
-from proxy.policies.error_texts import explained
-from proxy.policies.format import SECTIONS, Api, PolicyFile, duration
-from proxy.policies.warnings import contradictions, idle_keys
-from proxy.policy import LISTED, Mode, Offload, Policy, Rule, Tools, Upstream
-
-T = TypeVar("T")
+from proxy.policies.format import SECTIONS, PolicyFile, duration, explained
+from proxy.policies.pairs import caller_faults, contradictions, idle_keys, section_faults
+from proxy.policy import LISTED, Offload, Policy, Rule, Sections, Tools, Upstream
 
 _LISTS = {"relay", "exclude_tools", "results", "said", "members"}
-_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "upstreams"} | _LISTS
+_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant"} | _LISTS
 """Keys that may be empty, for example because everything in a section is commented out."""
 
-_RULED = ("upstream", "offload", "tools")
-"""The sections that a rule may change."""
+_OF_THE_ADDRESS = frozenset(("api_key", "context_window"))
+"""Keys of an upstream that another address must not get."""
 
 
 class PolicySource(msgspec.Struct, frozen=True):
@@ -45,51 +40,38 @@ class PolicySource(msgspec.Struct, frozen=True):
         return f"Source({self.document.name!r}, tenant={self.policy.tenant!r})"
 
 
-def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None = None) -> PolicySource:
+def parse(
+    text: str,
+    name: str,
+    stem: str,
+    environment: Mapping[str, str],
+    base_url: str | None = None,
+    *,
+    alone: bool = False,
+) -> PolicySource:
     """Parse one file's text. `name` is used in errors. `stem` is the file's name without `.yaml`.
 
-    `base_url` is used if the file has none. Raises PolicyError, which names the file, the line, the key and what was
-    expected there.
+    `base_url` is used if the file has none. An `alone` policy is not served: it needs no callers, and their keys do not
+    matter. Raises PolicyError, which names the file, the line, the key and what was expected there.
     """
-    document, written, policy = _parsed(text, name, stem, environment, base_url)
-    for path, fault in _faults(written, policy, is_default=stem == "default"):
-        raise document.error(path, fault)
+    document, is_default = read(text, name, environment), stem == "default"
     value = _accepted(document.value)
-    found = [*idle_keys(value, policy), *contradictions(value, policy)]
+    try:
+        if isinstance(value, dict):
+            value = overlay({"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}, value)
+            written = msgspec.convert(_preset(value), PolicyFile)
+        else:
+            written = msgspec.convert(value, PolicyFile)
+    except msgspec.ValidationError as error:
+        raise document.error(*explained(str(error))) from error
+    policy = _policy(stem, written, value)
+    callers = () if alone else caller_faults(written, policy, is_default=is_default)
+    for path, fault in (*callers, *section_faults(policy)):
+        raise document.error(path, fault)
+    found = () if alone else (*idle_keys(value, policy), *contradictions(value, policy))
     warnings = tuple(str(document.error(path, reason)) for path, reason in found)
-    keys = tuple(_keys(document, written, environment))
-    return PolicySource(document, policy, keys, stem == "default", warnings)
-
-
-def parse_alone(text: str, name: str, stem: str, environment: Mapping[str, str]) -> Policy:
-    """Parse one file's text as a policy that is not served, so that it needs no callers and their keys do not matter.
-
-    Raises PolicyError as `parse` does.
-    """
-    document, _, policy = _parsed(text, name, stem, environment, None)
-    for path, fault in _sections_faults(policy):
-        raise document.error(path, fault)
-    return policy
-
-
-def _parsed(
-    text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None
-) -> tuple[Document, PolicyFile, Policy]:
-    document = read(text, name, environment)
-    defaults: dict[str, Any] = {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}
-    value = _accepted(document.value)
-    value = overlay(defaults, value) if isinstance(value, dict) else value
-    written = _converted(document, _preset(value) if isinstance(value, dict) else value)
-    return document, written, _policy(stem, written, value)
-
-
-def _preset(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these sections with what their profile and their upstream set where they say nothing."""
-    offload, upstream = sections.get("offload", {}), sections.get("upstream", {})
-    if not isinstance(offload, Mapping) or not isinstance(upstream, Mapping):
-        return dict(sections)  # a fault, which is explained when it is converted
-    address = upstream.get("base_url", Upstream().base_url)
-    return overlay(presets(offload, address if isinstance(address, str) else ""), sections)
+    keys = () if alone else tuple(_keys(document, written, environment))
+    return PolicySource(document, policy, keys, is_default, warnings)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +82,6 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         both = isinstance(value, Mapping) and isinstance(under, Mapping)
         merged[key] = overlay(under, value) if both else value  # type: ignore[arg-type]
     return merged
-
-
-# --- from YAML's values to a policy ---------------------------------------------------------------------------------
 
 
 def _accepted(value: Any) -> Any:
@@ -118,68 +97,47 @@ def _accepted(value: Any) -> Any:
     }
 
 
-def _converted(document: Document, value: Any) -> PolicyFile:
-    own = value.get("upstreams") if isinstance(value, Mapping) else None
-    for api, upstream in own.items() if isinstance(own, Mapping) else ():
-        # First and alone, because errors within a mapping do not say under which key.
-        if api not in tuple(Api):
-            raise document.error(("upstreams", api), "unknown key; expected one of " + ", ".join(Api))
-        _part(document, upstream, Upstream, f".upstreams.{api}")
-    return _part(document, value, PolicyFile)
-
-
-def _part(document: Document, value: Any, kind: type[T], place: str = "") -> T:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise document.error(*explained(str(error), place)) from error
-
-
-_OF_THE_ADDRESS = frozenset(("api_key", "context_window"))
-"""Keys of an upstream that another address must not get."""
+def _preset(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these sections with what their profile and their upstream set where they say nothing."""
+    offload, upstream = sections.get("offload", {}), sections.get("upstream", {})
+    if not isinstance(offload, Mapping) or not isinstance(upstream, Mapping):
+        return dict(sections)  # a fault, which is explained when it is converted
+    address = upstream.get("base_url", Upstream().base_url)
+    return overlay(presets(offload, address if isinstance(address, str) else ""), sections)
 
 
 def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
-    policy = _policy_of_one_upstream(stem, written, value)
-    shared = value.get("upstream", {})
-    by_api = []
-    for api, own in value.get("upstreams", {}).items():
-        inherited = {key: given for key, given in shared.items() if "base_url" not in own or key not in _OF_THE_ADDRESS}
-        upstream = overlay(inherited, own)
-        elsewhere = {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
-        moved = {key: given for key, given in upstream.items() if key not in _OF_THE_ADDRESS} | elsewhere
-        rules = tuple(
-            _rule(rule, {**value, "upstream": moved if "base_url" in rule.get("upstream", {}) else upstream})
-            for rule in value.get("rules", ())
-        )
-        offload = msgspec.convert(_preset({**value, "upstream": upstream}).get("offload", {}), Offload)
-        served = replace(policy, upstream=msgspec.convert(upstream, Upstream), offload=offload, rules=rules)
-        by_api.append((api, served))
-    return replace(policy, by_api=tuple(by_api))
-
-
-def _policy_of_one_upstream(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
-    return Policy(
+    """Return the policy. `value` is what is written, which has been validated part by part: so overlays are valid."""
+    policy = Policy(
+        **{name: getattr(written, name) for name in Sections.__struct_fields__},
         tenant=written.tenant or stem,
-        upstream=written.upstream,
-        offload=written.offload,
-        tools=written.tools,
-        limits=written.limits,
-        store_originals=written.store_originals,
-        capture=written.capture,
-        dashboard_content=written.dashboard_content,
         retention=None if written.retention is None else duration(written.retention),
-        share_namespace=written.share_namespace,
-        relay=written.relay,
         rules=tuple(_rule(rule, value) for rule in value.get("rules", ())),
         listed=LISTED.difference(value.get("offload", {})),
     )
+    return replace(policy, by_api=tuple(_by_api(policy, value)))
+
+
+def _by_api(policy: Policy, value: Mapping[str, Any]) -> Iterator[tuple[str, Policy]]:
+    shared, rules = value.get("upstream", {}), value.get("rules", ())
+    for api, own in value.get("upstreams", {}).items():
+        upstream = overlay(_without_address(shared) if "base_url" in own else shared, own)
+        elsewhere = _without_address(upstream) | {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
+        ruled = (
+            _rule(rule, {**value, "upstream": elsewhere if "base_url" in rule.get("upstream", {}) else upstream})
+            for rule in rules
+        )
+        offload = msgspec.convert(_preset({**value, "upstream": upstream}).get("offload", {}), Offload)
+        converted = msgspec.convert(upstream, Upstream)
+        yield api, replace(policy, upstream=converted, offload=offload, rules=tuple(ruled))
+
+
+def _without_address(upstream: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: given for key, given in upstream.items() if key not in _OF_THE_ADDRESS}
 
 
 def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
-    """Return the rule overlaid on its policy. Both have been validated, so the result is valid too."""
-
-    own = {name: overlay(value.get(name, {}), rule.get(name, {})) for name in _RULED}
+    own = {name: overlay(value.get(name, {}), rule.get(name, {})) for name in ("upstream", "offload", "tools")}
     sections = _preset(own)
     return Rule(
         model=rule["model"],
@@ -208,67 +166,3 @@ def _digest(document: Document, path: Path, variable: str, environment: Mapping[
     if not key or key != key.strip():
         raise document.error(path, f"the environment variable {variable} is empty or has white space at its ends")
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-# --- keys that are valid alone but not together ---------------------------------------------------------------------
-
-
-_OPEN_RELAY = "every stranger could use this key; expected `open: true` at the top level if that is meant"
-
-
-def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
-    yield from _identity_faults(written, policy, is_default=is_default)
-    yield from _sections_faults(policy)
-    for path, upstream in _upstreams(policy):
-        if is_default and upstream.api_key is not None and not written.open:
-            yield (*path, "api_key"), _OPEN_RELAY
-
-
-def _parts(policy: Policy) -> Iterator[tuple[Path, Policy | Rule]]:
-    """Yield everything that has the sections of a policy, with its path."""
-    yield (), policy
-    for index, rule in enumerate(policy.rules):
-        yield ("rules", index), rule
-
-
-def _upstreams(policy: Policy) -> Iterator[tuple[Path, Upstream]]:
-    for path, part in _parts(policy):
-        yield (*path, "upstream"), part.upstream
-    for api, own in policy.by_api:
-        yield ("upstreams", api), own.upstream
-
-
-def _sections_faults(policy: Policy) -> Iterator[tuple[Path, str]]:
-    for one in (policy, *(own for _, own in policy.by_api)):
-        for path, part in _parts(one):
-            yield from _section_faults(path, part)
-
-
-def _identity_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
-    if re.search(r"-([0-9a-f]{16}|anonymous)$", policy.tenant):
-        yield ("tenant",), "a name that ends like this could be taken for one caller of another tenant"
-    if is_default and written.api_keys:
-        yield ("api_keys",), "default.yaml is for callers without a file of their own; give these keys a file"
-    if not is_default and not written.api_keys:
-        yield (), "expected `api_keys`: without any, nobody can be this tenant (only default.yaml has none)"
-    if not is_default and written.open:
-        yield ("open",), "only default.yaml can be open to strangers"
-
-
-def _section_faults(path: Path, part: Policy | Rule) -> Iterator[tuple[Path, str]]:
-    upstream, offload = part.upstream, part.offload
-    if offload.cache_write < offload.cached_read:
-        yield (
-            (*path, "offload", "cache_write"),
-            "expected at least `cached_read`: no cache is cheaper to write than read",
-        )
-    for index, rule in enumerate(offload.results):
-        if isinstance(rule, ResultRule) and rule.role is ResultRole.USER and not rule.prefix:
-            yield (
-                (*path, "offload", "results", index),
-                "expected a `prefix`: without one, all that users say is results",
-            )
-    window, snapshot = upstream.context_window, offload.compress.snapshot_tokens
-    if window is not None and snapshot >= window and offload.mode in (Mode.COMPRESS, Mode.AUTO, Mode.OBSERVE):
-        place = (*path, "offload", "compress", "snapshot_tokens")
-        yield place, f"expected less than `upstream.context_window` ({window} tokens), as the snapshot has to fit in"

@@ -1,20 +1,25 @@
-"""What may be written in a policy file: its types, and the JSON Schema made from them. Descriptions say what is
-expected; editors show them, and so do errors.
+"""What may be written in a policy file: its types, and what is made from them: the JSON Schema, the tables of
+`docs/policies.md`, and the words of errors.
+
+Descriptions say what is expected; editors show them, and so do errors.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
+from proxy.plan.profiles import PROFILES, presets
 from proxy.plan.results import ResultRule
-from proxy.policy import Compress, Limits, Offload, Tools, Upstream
+from proxy.policies.document import Path
+from proxy.policy import Compress, Limits, Offload, Profile, Sections, Tools, Upstream
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
@@ -30,10 +35,12 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     env: Annotated[str | None, Meta(description="the environment variable that holds the key")] = None
 
 
-class Api(StrEnum):
-    CHAT = "chat"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
+class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Others for some APIs; what is left out is as in `upstream`."""
+
+    chat: Annotated[Upstream | None, Meta(description="for chat completions")] = None
+    responses: Annotated[Upstream | None, Meta(description="for Responses")] = None
+    messages: Annotated[Upstream | None, Meta(description="for Anthropic's Messages")] = None
 
 
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +52,7 @@ class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tools: Tools = msgspec.field(default_factory=Tools)
 
 
-class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyFile(Sections, frozen=True, kw_only=True):
     """One tenant's policy as it is written. `default.yaml` serves the callers that no other file names."""
 
     tenant: Annotated[
@@ -53,47 +60,33 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="a name of 1 to 64 characters a-z, 0-9, _ and -; left out: the file's name"),
     ] = None
     api_keys: Annotated[tuple[ApiKey, ...], Meta(description="whose requests these are")] = ()
-    upstream: Upstream = msgspec.field(default_factory=Upstream)
-    upstreams: Annotated[
-        dict[Api, Upstream],
-        Meta(description="others for some APIs (chat, responses, messages); what is left out is as in `upstream`"),
-    ] = msgspec.field(default_factory=dict)
-    offload: Offload = msgspec.field(default_factory=Offload)
-    tools: Tools = msgspec.field(default_factory=Tools)
-    limits: Limits = msgspec.field(default_factory=Limits)
-    store_originals: Annotated[bool, Meta(description="keep moved texts for later conversations and people")] = True
-    capture: Annotated[
-        bool, Meta(description="keep whole requests for `replay`, in the folder of `serve --capture`")
-    ] = False
+    upstreams: Upstreams = msgspec.field(default_factory=Upstreams)
     retention: Annotated[
         Annotated[str, Meta(pattern=rf"^({_DURATION}|forever)$(?!\n)")] | None,
         Meta(description="how long records are kept, such as 30d, 12h or 90s; null or forever: without end"),
     ] = "30d"
-    dashboard_content: Annotated[
-        bool, Meta(description="keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
-    ] = False
-    share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
-    relay: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^[/*]")], ...],
-        Meta(description="more paths to relay with the tenant's key: globs such as /files/*"),
-    ] = ()
     open: Annotated[bool, Meta(description="default.yaml only: strangers may use upstream.api_key")] = False
     rules: Annotated[tuple[RuleEntry, ...], Meta(description="by model; the first match wins")] = ()
 
 
-SECTIONS: Mapping[str, str] = {
+TABLES: Mapping[str, str] = {
     "": PolicyFile.__name__,
-    "api_keys": ApiKey.__name__,
+    "api_keys[]": ApiKey.__name__,
     "upstream": Upstream.__name__,
-    **dict.fromkeys(Api, Upstream.__name__),
+    "upstreams": Upstreams.__name__,
     "offload": Offload.__name__,
-    "results": ResultRule.__name__,
-    "compress": Compress.__name__,
+    "offload.results[]": ResultRule.__name__,
+    "offload.compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,
-    "rules": RuleEntry.__name__,
+    "rules[]": RuleEntry.__name__,
 }
-"""Each section's type, by its key; the top level's by none."""
+"""The type of each section, by its place; the top level's by none."""
+
+SECTIONS: Mapping[str, str] = {re.sub(r".*\.|\[\]", "", place): name for place, name in TABLES.items()} | dict.fromkeys(
+    Upstreams.__struct_fields__, Upstream.__name__
+)
+"""Each section's type, by its key."""
 
 
 def duration(text: str) -> float | None:
@@ -128,3 +121,156 @@ def _for_editors(value: Any) -> Any:
         key: rf"\$\{{|{member}" if key == "pattern" and isinstance(member, str) else _for_editors(member)
         for key, member in value.items()
     }
+
+
+# -- tables for people --
+
+
+def reference() -> str:
+    """The tables of profiles, prices and keys, in Markdown."""
+    parts = ["## Profiles\n", _profiles(), "## Prices\n", _prices()]
+    return "\n".join([*parts, *(part for place, name in TABLES.items() for part in _section(place, name))])
+
+
+def _table(*rows: Iterable[object]) -> str:
+    head, *others = (f"| {' | '.join(map(str, row))} |\n" for row in rows)
+    return f"{head}{'|---' * head.count(' | ')}|---|\n{''.join(others)}"
+
+
+def _profiles() -> str:
+    keys = list(PROFILES[Profile.BALANCED])
+    rows = (
+        (
+            profile,
+            *(f"{chosen[key]:,}" for key in keys),
+            presets({"profile": profile})["tools"].get("inject", Tools().inject),
+        )
+        for profile, chosen in PROFILES.items()
+    )
+    return _table(("profile", *(f"`{key}`" for key in (*keys, "tools.inject"))), *rows)
+
+
+def _prices() -> str:
+    lists = ((one.provider, one.source, (*one.named, one.newest)) for one in PRICE_LISTS)
+    others = ((one.models, one.source, (one,)) for one in (FREE, ASSUMED))
+    rows = (
+        (
+            provider if row is named[0] else "",
+            row.models,
+            *(row.cached_read, row.cache_write, row.input_price or "", row.long_above or ""),
+            source if row is named[0] else "",
+        )
+        for provider, source, named in (*lists, *others)
+        for row in named
+    )
+    return _table(
+        ("list", "models", "`cached_read`", "`cache_write`", "`input_price`", "dearer above", "source"), *rows
+    )
+
+
+def _section(place: str, name: str) -> Iterator[str]:
+    about = definitions()[name]
+    yield f"## {f'`{place}`' if place else 'Top level'}\n"
+    yield f"{about['description']}\n"
+    rows = ((f"`{key}`", _default(value), _meaning(value)) for key, value in about["properties"].items())
+    yield _table(("key", "default", "meaning"), *rows)
+
+
+def _default(about: Mapping[str, Any]) -> str:
+    return f"`{msgspec.json.encode(about['default']).decode()}`" if "default" in about else ""
+
+
+def _meaning(about: Mapping[str, Any]) -> str:
+    """Return the description, with an enumeration's values or the title of the table of a section."""
+    parts = [str(about.get("description") or "")]
+    name = str(about.get("$ref", "")).rpartition("/")[2]
+    if title := next((place for place, kind in TABLES.items() if kind == name), ""):
+        parts.append(f"see `{title}`")
+    elif name:
+        parts.append("one of " + ", ".join(f"`{choice}`" for choice in definitions()[name]["enum"]))
+    return "; ".join(filter(None, parts)).replace("|", "\\|")
+
+
+# -- errors --
+
+_WORDS = {
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a mapping",
+    "`null`": "nothing",
+}
+
+REPLACED: Mapping[str, str] = {
+    "min_views": "is now `keep_views`",
+    "plan": "is gone: there is one rule",
+    "max_loss": "is gone: `keep_views` says how soon results may leave",
+    "hard_total_tokens": "is now `max_total_tokens`, above which results move at any price",
+    "early_total_tokens": "is gone: `keep_views` says how soon results may leave",
+    "early_saved_tokens": "is gone: results leave early where that pays",
+    "preview_chars": "is gone: the first 100 characters of a moved result stay",
+    "preview_tail_chars": "is gone: the first 100 characters of a moved result stay",
+    "min_saved_tokens": "is gone: an event frees a tenth of `max_total_tokens`",
+    "snapshot_role": "is gone: the system message carries the snapshot, else the first user message",
+    "max_calls": "is gone: a summary takes 4 calls at most, and a round answers 16",
+    "timeout": "is gone: a summary has `upstream.idle_timeout` seconds",
+    "max_answer_tokens": "is gone: an answer has a third of `max_retrieved_tokens`",
+    "max_search_seconds": "is gone: the searches of a turn have 5 seconds of processor time",
+    "connect_timeout": "is gone: connecting takes 5 seconds at most",
+    "reply_tokens": "is gone: an eighth of `context_window` stays free for the reply, from 1,000 to 16,000 tokens",
+    "max_unseen_tool_tokens": "is gone: it is 20,000 tokens, or a quarter of a known window if that is less",
+    "ask_models": "is gone: upstream is asked only where `context_window` is left out",
+    "allow_lossy": "is gone: `inject: never` needs nothing else",
+    "dashboard": "is now `dashboard_content: true`",
+    "match": "is gone: a rule says `model` itself",
+}
+"""Keys of earlier drafts, and what to write instead."""
+
+
+def explained(message: str) -> tuple[Path, str]:
+    """Return the path in one of msgspec's messages, and what was expected there, in YAML's terms."""
+    said, _, place = message.partition(" - at `$")
+    path: Path = tuple(int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place))
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
+        return (*path, unknown[1]), _suggested(unknown[1], path)
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
+        return path, f"expected the key `{missing[1]}`"
+    about = _about(path)
+    if said.startswith("Invalid enum value") and "enum" in about:
+        return path, "expected one of " + ", ".join(about["enum"])
+    if said.startswith("Invalid enum value") or "matching regex" in said:
+        return path, "expected " + about["description"]
+    words = re.sub("`[^`]*`", lambda kinds: _in_words(kinds[0]), said.replace("Expected", "expected"))
+    return path, words + (f" ({about['description']})" if "description" in about else "")
+
+
+def _in_words(kinds: str) -> str:
+    """Translate `` `int | null` `` to "a whole number or nothing"."""
+    return " or ".join(_WORDS.get(f"`{kind}`", kind) for kind in kinds.strip("`").split(" | "))
+
+
+def _about(path: Path) -> Mapping[str, Any]:
+    """Return the schema of the key at `path`, merged with that of its enumeration."""
+    keys = ["", *(part for part in path if isinstance(part, str))]
+    if len(keys) < 2:
+        return {}
+    types = definitions()
+    about = types[SECTIONS[keys[-2]]]["properties"].get(keys[-1], {}) if keys[-2] in SECTIONS else {}
+    return {**types.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
+
+
+def _suggested(key: str, path: Path) -> str:
+    """Return advice about an unknown key at `path`."""
+    if key in REPLACED:
+        return f"`{key}` {REPLACED[key]}"
+    here = next((part for part in reversed(path) if isinstance(part, str)), "")
+    known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
+    elsewhere = [section for section, keys in known.items() if key in keys]
+    if elsewhere:
+        where = f"under `{elsewhere[0]}`" if elsewhere[0] else "at the top level"
+        return f"unknown key here; it belongs {where}"
+    if close := difflib.get_close_matches(key, known[here], 1):
+        return f"unknown key; did you mean `{close[0]}`?"
+    return "unknown key; expected one of " + ", ".join(known[here])

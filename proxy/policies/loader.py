@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import logging
-import math
 import pathlib
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 
 from proxy import regular_files
 from proxy.errors import PolicyError, UnreadablePolicy
-from proxy.policies.file import PolicySource, parse, parse_alone
+from proxy.policies.file import PolicySource, parse
 from proxy.policy import Policy
 
 INTERVAL = 0.5
 """Seconds between two looks at the directory. A change takes effect at the second look, within the promised 2 s."""
 
-PATIENCE = 30.0
-"""A failed reload is logged each time the directory has not answered for so many more seconds."""
-
-AGAIN = 5.0
-"""Seconds before a file that could not be read is read again: its reason may pass without a change of the file."""
-
 LARGEST = 1 << 20
 """Most bytes of one policy file. The longest hand-written ones have a few thousand."""
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +90,7 @@ def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str 
 
 def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
     """Load one file as a policy that is not served. Raises PolicyError."""
-    return parse_alone(_text(path), str(path), path.stem, environment)
+    return parse(_text(path), str(path), path.stem, environment, alone=True).policy
 
 
 class PolicyLoader:
@@ -123,22 +112,18 @@ class PolicyLoader:
         self._base_url = base_url
         self._told = told
         self._seen: object = None
-        self._again_at = math.inf
-        """When to read again what could not be read, by the monotonic clock."""
         self.last: tuple[float, str] | None = None
         """When the last reload was, in seconds since the epoch, and why it failed; empty if it did not."""
         self.current = self._load()
 
-    def reload(self, *, known: str = "") -> bool:
-        """Load the directory again. If it is bad, keep the old policies, log the reason unless it is `known`, and
-        return False."""
-        self._again_at = math.inf
+    def reload(self) -> bool:
+        """Load the directory again. If it is bad, keep the old policies, log the reason once, and return False."""
         try:
             self.current = self._load()
         except PolicyError as error:
             if isinstance(error, UnreadablePolicy):
-                self._again_at = time.monotonic() + AGAIN
-            return str(error) != known and self._failed(error)
+                self._seen = None  # read it at every look: the reason may pass without a change of the file
+            return self._failed(error)
         except Exception as error:
             # A bug in reading one version must not stop the watch for the next.
             logger.exception("a bug, in reading the policies")
@@ -157,27 +142,18 @@ class PolicyLoader:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL):
                         await hangup.wait()
-                now = await self._patiently(lambda: _signature(self._directory))
+                now = await asyncio.get_running_loop().run_in_executor(None, _signature, self._directory)
                 # Wait until nothing changes between two looks, because a half-written file is not an error.
                 if hangup.is_set() or (now == before and now != self._seen):
                     hangup.clear()
-                    await self._patiently(self.reload)
-                elif now == before and time.monotonic() >= self._again_at:
-                    known = self.last[1] if self.last else ""
-                    await self._patiently(functools.partial(self.reload, known=known))
+                    await asyncio.get_running_loop().run_in_executor(None, self.reload)
                 before = now
 
-    async def _patiently(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread, and log an error every `PATIENCE` seconds if it hangs, as on a lost network disk."""
-        working = asyncio.get_running_loop().run_in_executor(None, work)
-        while not (await asyncio.wait([working], timeout=PATIENCE))[0]:
-            self._failed(f"{self._directory} does not answer")
-        return working.result()
-
-    def _failed(self, reason: object) -> bool:
-        logger.error("policies not taken, the old ones stay in force: %s", reason)
-        self.last = time.time(), str(reason)
-        self._told(False)
+    def _failed(self, error: Exception) -> bool:
+        if self.last is None or self.last[1] != str(error):
+            logger.error("policies not taken, the old ones stay in force: %s", error)
+            self._told(False)
+        self.last = time.time(), str(error)
         return False
 
     def _load(self) -> Policies:

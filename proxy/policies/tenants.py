@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from urllib.parse import unquote_to_bytes
@@ -13,7 +12,6 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from proxy.errors import Unauthorized
-from proxy.lru import Lru
 from proxy.policies import Policies
 from proxy.policy import Policy, Upstream
 
@@ -34,8 +32,6 @@ _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings
 _MESSAGES = re.compile(rb"(?:/v1)*/messages(?:/count_tokens)?")
 """Anthropic's, whose clients append `/v1` even to a base URL that has it."""
 _MODELS = re.compile(_PREFIX + rb"/models")
-
-CALLERS = 10_000
 
 _DECODINGS = 4
 """A path still percent-encoded after this many decodings is refused, because each decoding costs time."""
@@ -79,23 +75,16 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
         return header, b"Bearer " + key if header == _AUTHORIZATION else key
 
 
-class Callers:
-    """Remembers callers, because the same ones come all day and deriving a namespace takes as long as a plan."""
-
-    def __init__(self) -> None:
-        self._policies: Policies | None = None
-        self._known: Lru[bytes, Tenant] = Lru(CALLERS)
-
-    def identify(self, headers: Sequence[Header], policies: Policies) -> Tenant:
-        """Do the same as the function `identify`, but cached. `headers` are only those that carry keys."""
-        if policies is not self._policies:
-            self._policies, self._known = policies, Lru(CALLERS)
-        digest = hashlib.sha256(repr(headers).encode()).digest()  # so that no key is kept
-        tenant = self._known.get(digest)
-        if tenant is None:
-            tenant = identify(headers, policies)
-            self._known.put(digest, tenant)
-        return tenant
+def identify(self, headers: Sequence[Header], policies: Policies) -> Tenant:
+    """Do the same as the function `identify`, but cached. `headers` are only those that carry keys."""
+    if policies is not self._policies:
+        self._policies, self._known = policies, Lru(CALLERS)
+    digest = hashlib.sha256(repr(headers).encode()).digest()  # so that no key is kept
+    tenant = self._known.get(digest)
+    if tenant is None:
+        tenant = identify(headers, policies)
+        self._known.put(digest, tenant)
+    return tenant
 
 
 def identify(headers: Iterable[Header], policies: Policies) -> Tenant:

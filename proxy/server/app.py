@@ -23,7 +23,7 @@ from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded,
 from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
-from proxy.policies.tenants import KEY_HEADERS, Callers, Tenant, allowed, retention
+from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identify, retention
 from proxy.requests.advice import Adviser
 from proxy.requests.background import Background
 from proxy.requests.captures import Captures
@@ -131,7 +131,6 @@ class App:
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._kept = KeptReplies(services)
         self._operations = Operations(services)
-        self._callers = Callers()
         self._drain = settings.drain_timeout
         self._body_limit = settings.body_limit
         self._ending_since: float | None = None
@@ -228,7 +227,7 @@ class App:
         if client.wants_upgrade:
             raise _upgrade_refused(client.path)
         keys = [header for header in client.scope["headers"] if header[0] in KEY_HEADERS]
-        tenant = self._callers.identify(keys, self._book.current).for_api(client.api)
+        tenant = identify(keys, self._book.current).for_api(client.api)
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client)
         return tenant

@@ -80,7 +80,7 @@ def test_aliases_work() -> None:
         ("a: \x07", "x.yaml:1: not valid YAML: "),
         ("a: 1\nb:\n  c: 2\n  d: 3\n  c: 4", "x.yaml:5: b.c: given twice, first on line 3"),
         ("? [a, b]\n: 1", "x.yaml:1: a key must be plain text"),
-        ("a: &x [*x]", "x.yaml:1: a[0]: an alias must not contain itself"),
+        ("a: &x [*x]", "x.yaml:1: nested too deeply, or an alias contains itself"),
         ("a: 2024-13-45", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
         ("a: !!python/object:os.system {}\nb: !!python/name:os.system ''", "x.yaml:2: b: cannot be read as YAML"),
         ("a: !!int ''", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
@@ -92,12 +92,9 @@ def test_aliases_work() -> None:
         ("a: {k: ${X}}", "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here"),
         ("a: ${X", "x.yaml:1: a: expected ${NAME}"),
         ("a: ${}", "x.yaml:1: a: expected ${NAME}"),
-        (
-            r'{"a": ["\ud83d\ude00"]}',
-            r"x.yaml:1: a[0]: has \ud83d, which is not a character; write the character itself",
-        ),
-        (r'a: {"\uDE00": 1}', r"x.yaml:1: a: has \ude00, which is not a character"),
-        ("a: ${LATIN}", r"x.yaml:1: a: has \udcff, which is not a character; write the character itself, in UTF-8"),
+        (r'{"a": ["\ud83d\ude00"]}', "x.yaml:1: a[0]: has half a character; write the character itself, in UTF-8"),
+        (r'a: {"\uDE00": 1}', "x.yaml:1: a: has half a character"),
+        ("a: ${LATIN}", "x.yaml:1: a: has half a character"),
     ],
 )
 def test_bad_texts_are_named_with_file_line_and_key(text: str, message: str) -> None:
@@ -122,10 +119,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("{a: " * 20_000, "nested too deeply"),
         pytest.param("a: " + "[" * 2_000 + "]" * 2_000, "nested too deeply", marks=pytest.mark.sweep),
         ("- " * 20_000 + "x", "nested too deeply"),
-        ("a: 1" + ":59" * 100_000, "cannot be read as YAML"),
         ("a: " + "9" * 100_000, "cannot be read as YAML"),
     ],
-    ids=["aliases", "lists", "mappings", "closed", "dashes", "sexagesimal", "digits"],
+    ids=["aliases", "lists", "mappings", "closed", "dashes", "digits"],
 )
 def test_what_would_take_for_ever(text: str, says: str) -> None:
     with pytest.raises(PolicyError, match=says) as caught:

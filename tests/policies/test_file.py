@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from proxy.errors import PolicyError
 from proxy.plan.results import After, ResultPreset, ResultRole, ResultRule
 from proxy.policies.file import overlay, parse
-from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, schema
-from proxy.policies.reference import reference
+from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, reference, schema
 from proxy.policy import (
     LISTED,
     Compress,
@@ -210,14 +209,13 @@ CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
 
 def test_a_policy_has_few_keys() -> None:
     """The tables have 56 rows; 34 of them decide something, beside sections and what their lists consist of."""
-    tables = {name: made.get("properties", {}) for name, made in definitions().items()}
+    tables = {name: made.get("properties", {}) for name, made in definitions().items() if name != "Upstreams"}
     assert sum(map(len, tables.values())) <= 56
     sections = {"PolicyFile", "Upstream", "Offload", "Compress", "Tools", "Limits"}
     deciding = {
         (name, key)
         for name in sections
         for key in tables[name].keys() - SECTIONS.keys() - CALLERS_AND_PLACES | ({"results"} & tables[name].keys())
-        if key != "upstreams"
     }
     assert len(deciding) <= 34, sorted(deciding)
 
@@ -337,7 +335,7 @@ WINDOW = "upstream: {context_window: 16000}\n"
         ),
         (
             "tools: {inject: never}",
-            "1: tools.inject: `inject` is never: references are left that the model cannot follow",
+            "1: tools.inject: `inject` (never) leaves references that the model cannot follow",
         ),
         (
             "offload: {keep_recent_count: 50}",
@@ -351,8 +349,8 @@ WINDOW = "upstream: {context_window: 16000}\n"
         ),
         (
             "offload: {max_total_tokens: 9000, compress: {snapshot_tokens: 5000}}",
-            "1: offload.compress.snapshot_tokens: a snapshot (`snapshot_tokens`, 5,000) takes more than half of the "
-            "ceiling (9,000): summaries free little",
+            "1: offload.compress.snapshot_tokens: `snapshot_tokens` (5,000) takes more than half of the ceiling (9,000): "
+            "summaries free little",
         ),
         (
             "offload: {compress: {group_token_threshold: 50000}}",
@@ -365,9 +363,9 @@ WINDOW = "upstream: {context_window: 16000}\n"
         ),
         (
             "offload: {compact_ratio_threshold: 1}",
-            "1: offload.compact_ratio_threshold: `compact_ratio_threshold` is 1: nothing is ever summarised",
+            "1: offload.compact_ratio_threshold: `compact_ratio_threshold` (1) means that nothing is ever summarised",
         ),
-        ("offload: {holdout: 1}", "1: offload.holdout: `holdout` is 1: every conversation is left as it comes"),
+        ("offload: {holdout: 1}", "1: offload.holdout: `holdout` (1) leaves every conversation as it comes"),
         (
             "offload: {max_total_tokens: 9000}\n" + WINDOW + "tools: {max_retrieved_tokens: 9000}",
             "3: tools.max_retrieved_tokens: `max_retrieved_tokens` (9,000) is more than half of `context_window` "
@@ -560,7 +558,7 @@ def test_bad_durations(text: str) -> None:
         ("relay: [files/*]", "relay[0]: expected more paths to relay with the tenant's key: globs such as /files/*"),
         # unknown keys
         ("offlaod: {}", "acme.yaml:1: offlaod: unknown key; did you mean `offload`?"),
-        ("a: 1\ntenant: x", "acme.yaml:1: a: unknown key; expected one of tenant, api_keys, upstream"),
+        ("a: 1\ntenant: x", "acme.yaml:1: a: unknown key; expected one of upstream, offload, tools"),
         (
             "tenant: x\noffload:\n  mode: auto\n  max_tokens: 3",
             "acme.yaml:4: offload.max_tokens: unknown key; did you mean",
@@ -619,9 +617,9 @@ def test_bad_durations(text: str) -> None:
         ),
         (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
         (KEYED + "upstream: {base_url: 'http://a\u2100b'}", "acme.yaml:2: upstream.base_url: expected an address"),
-        ("upstreams: {chta: {}}", "upstreams.chta: unknown key; expected one of chat, responses, messages"),
-        ("upstreams: {chat: 5}", "upstreams.chat: expected a mapping, got a whole number"),
-        ("upstreams: 5", "upstreams: expected a mapping, got a whole number (others for some APIs"),
+        ("upstreams: {chta: {}}", "upstreams.chta: unknown key; did you mean `chat`?"),
+        ("upstreams: {chat: 5}", "upstreams.chat: expected a mapping or nothing, got a whole number"),
+        ("upstreams: 5", "upstreams: expected a mapping, got a whole number"),
         (
             "upstreams:\n  chat:\n    base_ur: x",
             "acme.yaml:3: upstreams.chat.base_ur: unknown key; did you mean `base_url`?",
@@ -724,8 +722,8 @@ def test_the_schema_in_the_repository_is_the_types() -> None:
 
 
 def test_the_reference_in_the_docs_is_generated() -> None:
-    """Else: offload-proxy check --reference > docs/policies.md"""
-    assert (SHIPPED.parent / "docs/policies.md").read_text(encoding="utf-8") == reference()
+    """Else put what `offload-proxy check --reference` prints at the end of the page."""
+    assert (SHIPPED.parent / "docs/policies.md").read_text(encoding="utf-8").endswith(f" below.\n\n{reference()}")
 
 
 def test_the_reference_has_every_key_with_its_default() -> None:

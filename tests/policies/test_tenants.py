@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.errors import Unauthorized
 from proxy.policies import Policies
-from proxy.policies.tenants import Callers, Header, allowed, identify, namespace, retention
+from proxy.policies.tenants import Header, allowed, identify, namespace, retention
 from proxy.policy import Policy, Upstream
 
 ACME = Policy(tenant="acme", upstream=Upstream(api_key="sk-upstream"), retention=60)
@@ -70,17 +70,6 @@ def test_strangers_without_a_default_are_told_what_to_do(headers: list[Header], 
     assert caught.value.status == 401
     assert text in caught.value.message
     assert "sk-other" not in caught.value.message
-
-
-def test_a_caller_that_is_remembered_is_the_same() -> None:
-    callers = Callers()
-    ways = [(b"Api-Key", b"sk-a"), (b"authorization", b"Bearer sk-s"), (b"x-api-key", b"other"), (b"accept", b"sk-a")]
-    for policies in (OPEN, OPEN, Policies(default=SHARED, named=(), by_digest={}), OPEN):
-        for header in ways:
-            assert callers.identify([(b"host", b"x"), header], policies) == identify([header], policies)
-    with pytest.raises(Unauthorized):
-        callers.identify([], KNOWN)
-    assert "sk-a" not in repr(vars(callers)["_known"]._items)
 
 
 def test_namespaces() -> None:
