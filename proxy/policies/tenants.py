@@ -75,18 +75,6 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
         return header, b"Bearer " + key if header == _AUTHORIZATION else key
 
 
-def identify(self, headers: Sequence[Header], policies: Policies) -> Tenant:
-    """Do the same as the function `identify`, but cached. `headers` are only those that carry keys."""
-    if policies is not self._policies:
-        self._policies, self._known = policies, Lru(CALLERS)
-    digest = hashlib.sha256(repr(headers).encode()).digest()  # so that no key is kept
-    tenant = self._known.get(digest)
-    if tenant is None:
-        tenant = identify(headers, policies)
-        self._known.put(digest, tenant)
-    return tenant
-
-
 def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
     """Return the tenant of a request with these headers (raw, in any case).
 

@@ -349,8 +349,8 @@ WINDOW = "upstream: {context_window: 16000}\n"
         ),
         (
             "offload: {max_total_tokens: 9000, compress: {snapshot_tokens: 5000}}",
-            "1: offload.compress.snapshot_tokens: `snapshot_tokens` (5,000) takes more than half of the ceiling (9,000): "
-            "summaries free little",
+            "1: offload.compress.snapshot_tokens: `snapshot_tokens` (5,000) takes more than half of the ceiling "
+            "(9,000): summaries free little",
         ),
         (
             "offload: {compress: {group_token_threshold: 50000}}",
