@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
-from proxy.operations import offload, schema, search
+from proxy.operations import offload, recall, schema, search
 from proxy.operations.call import OperationCall, OperationReply, refusal
 from proxy.operations.files import CallerFiles
 from proxy.requests.relay import served
@@ -42,6 +42,9 @@ PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply]]] = {
     b"/context_compress": offload.compress,
     b"/grep": search.grep,
     b"/read_file": search.read_file,
+    b"/recall_sessions": recall.sessions,
+    b"/recall_search": recall.find,
+    b"/recall_read": recall.read,
 }
 
 description = schema.description

@@ -19,6 +19,7 @@ import msgspec
 from proxy.errors import NotThere, StoreFault
 from proxy.plan.labels import digest_in
 from proxy.policy import Policy
+from proxy.requests.archive import Archive
 from proxy.stores import Entry, is_part
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
@@ -57,6 +58,11 @@ class CallerFiles:
     @property
     def errors(self) -> Mapping[StoreError, int]:
         return self._visit.errors
+
+    @property
+    def archive(self) -> Archive:
+        """What the caller's conversations moved."""
+        return Archive(self._visit, self._namespace)
 
     async def put_all(self, files: Mapping[str, bytes]) -> None:
         """Write files durably, by name. Raises StoreFault if one exists with other content."""

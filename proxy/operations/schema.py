@@ -145,6 +145,34 @@ class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")] = None
 
 
+Session = Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$", description="a session's id, or its beginning")]
+
+
+class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Your newest conversations that moved something, or what one of them moved."""
+
+    session: Session | None = None
+    limit: Annotated[int, Meta(ge=1, le=200, description="sessions at most")] = 20
+
+
+class RecallSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines that match a regular expression (RE2, ignoring case) in what your conversations moved, newest first."""
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
+    session: Session | None = None
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="matches at most")] = 50
+
+
+class RecallRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that one of your conversations moved, by its reference or the name in it."""
+
+    path: Annotated[Path, Meta(description="such as /context_store/billing.log-2e7dc01b9a01f2d4.txt")]
+    offset: Annotated[int, Meta(ge=0, description="first line, from 0")] = 0
+    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="number of lines; null: all")] = None
+    column: Annotated[int, Meta(ge=0, description="first character of that line, from 0")] = 0
+    characters: Annotated[int, Meta(ge=1_000, le=16 << 20, description="most characters of the answer")] = 40_000
+
+
 class Body(msgspec.Struct, frozen=True):
     """A request's body: its members as they came, and the elements of `messages` if that is an array."""
 
@@ -261,7 +289,7 @@ def _public(text: str) -> str:
 @cache
 def description() -> bytes:
     """Return the document as JSON."""
-    types = (OffloadParameters, Search, Find, ReadFile)
+    types = (OffloadParameters, Search, Find, ReadFile, RecallSessions, RecallSearch, RecallRead)
     schemas = _schemas(types)
     for kind in types:
         _add_aliases(schemas[_public(kind.__name__)])
@@ -274,6 +302,9 @@ def description() -> bytes:
         "/context_compress": _post("The same in compress mode; keeps 5 messages by default", "Compress"),
         "/grep": _post("Search files: a regular expression below a directory, or a text in one file", "Find", "Search"),
         "/read_file": _post("Read a file, or some of its lines", "ReadFile"),
+        "/recall_sessions": _post("List your conversations that moved something", "RecallSessions"),
+        "/recall_search": _post("Search what your conversations moved", "RecallSearch"),
+        "/recall_read": _post("Read what one of your conversations moved", "RecallRead"),
     }
     return msgspec.json.encode(
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -41,6 +41,13 @@ NAMED = 20
 
 
 Steps = Generator[None, None, list[LineMatch]]
+
+
+class Texts(Protocol):
+    """What can be searched."""
+
+    async def read_many(self, wanted: Sequence[str], /) -> Sequence[bytes | None]:
+        """Return the contents in the order of the names, with None for each that is missing."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -93,7 +100,7 @@ async def _matcher(call: OperationCall, matcher: Callable[[str, Budget], Find], 
 
 
 async def searched(
-    shelf: CallerFiles,
+    shelf: Texts,
     files: Sequence[File],
     find: Find,
     limit: int | None,
@@ -152,7 +159,8 @@ def _valid(content: bytes) -> bytes:
     return content.decode("utf-8", "replace").encode()
 
 
-def _bounded(matches: Sequence[LineMatch], most: int) -> Found:
+def bounded(matches: Sequence[LineMatch], most: int) -> Found:
+    """Return as many matches as one answer has."""
     kept: list[LineMatch] = []
     characters = 0
     for match in matches[:most]:
@@ -200,7 +208,7 @@ def _shown_below(
     given: schema.Search, directory: str, matches: Sequence[LineMatch], damaged: Sequence[str]
 ) -> OperationReply:
     """Show a block for each file, between lines of dashes, and below them what was not searched."""
-    found = _bounded(matches, _most(given.limit))
+    found = bounded(matches, _most(given.limit))
     path = given.path or "."
     about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
     lines = [f"Found {len(found.matches)} matches for {about}:"]
@@ -221,7 +229,7 @@ def _shown_below(
 
 def _shown_of_one(given: schema.Find, matches: Sequence[LineMatch]) -> OperationReply:
     """Show a line for each match."""
-    path, found = given.file_path, _bounded(matches, _most(given.limit))
+    path, found = given.file_path, bounded(matches, _most(given.limit))
     lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
     answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
     return OperationReply(answer, metadata=_metadata(found, [path] * len(lines)))

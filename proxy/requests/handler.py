@@ -25,7 +25,8 @@ from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition, Step, Verdict
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
-from proxy.requests import outcome, prepare, tool_loop
+from proxy.requests import archive, outcome, prepare, tool_loop
+from proxy.requests.archive import Archive
 from proxy.requests.ladder import Ladder
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
@@ -329,6 +330,8 @@ class _Request:
             records, size = Records(self._services.store.visit(), namespace), rendered.history.request.size
             texts = await self._run(partial(prepare.originals, rendered), size)
             await records.keep_originals(name, texts, partial(self._run, size=size))
+            index = await self._run(lambda: dict(archive.index(rendered, time.time())), size)
+            await Archive(self._services.store.visit(), namespace).keep(index)
 
         held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)

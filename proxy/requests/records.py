@@ -109,13 +109,13 @@ class Records:
     async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
         """Return the snapshots with these names, with None for each that does not exist."""
         keys = [self.key("snapshots", name) for name in names]
-        found = await self._visit.get_many(keys, intact=_is_sealed)
+        found = await self._visit.get_many(keys, intact=intact)
         return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
 
     async def snapshot(self, key: str) -> bytes | None:
         """Return the record with this key, without its seal; None if there is none or the store does not answer."""
-        [found] = await self._visit.get_many([key], intact=_is_sealed)
-        return None if isinstance(found, Missing) else _without_seal(found)
+        [found] = await self._visit.get_many([key], intact=intact)
+        return None if isinstance(found, Missing) else unsealed(found)
 
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
         """Store the record unless there is one. Returns the stored bytes, whoever wrote them, or None on failure.
@@ -207,7 +207,7 @@ class Records:
 
     async def continuation(self, shown: str) -> Continuation | None:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
-        [found] = await self._visit.get_many([self._continuation_key(shown)], intact=_is_sealed)
+        [found] = await self._visit.get_many([self._continuation_key(shown)], intact=intact)
         record = None if isinstance(found, Missing) else _decoded(found, _Continued)
         if record is None:
             return None
@@ -295,7 +295,7 @@ class Records:
     async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Hidden | None]:
         keys, found = self._round_keys(names, model), list[bytes | Missing]()
         for at in range(0, len(keys), MOST_LOOKUPS):
-            found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=_is_sealed)
+            found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
             await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
@@ -381,14 +381,14 @@ def _seal(key: str, record: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _without_seal(value: bytes) -> bytes:
+def unsealed(value: bytes) -> bytes:
     return value[:-_SEAL_BYTES] + b"}" if _SEAL.search(value, _tail(value)) else value
 
 
-def _is_sealed(key: str, value: bytes) -> bool:
+def intact(key: str, value: bytes) -> bool:
     """Whether the value has a seal that matches the rest of it and its key."""
     seal = _SEAL.search(value, _tail(value))
-    return seal is not None and _seal(key, _without_seal(value)) == seal[1]
+    return seal is not None and _seal(key, unsealed(value)) == seal[1]
 
 
 def _tail(value: bytes) -> int:

@@ -5,14 +5,18 @@ This is what remains after a client compacts its history by itself, or begins an
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from proxy.stores import open_store
+from proxy.stores.retention import Sweeper
 from tests.clients.apis import Asked, api
 from tests.fake_upstream import Message, StrictUpstream, calls, text
 from tests.serving import Proxy, served, tight, wait_until
@@ -118,6 +122,37 @@ def test_a_summary_that_quotes_a_reference_leads_to_the_text(name: str, inject: 
         with served({"default": policy}, store=tmp_path) as proxy:
             ask(proxy, name, [], f"Recall: so far I read logs, kept in {reference}. What opens the vault?")
     assert FACT in model.got and "from an earlier conversation" in model.got
+
+
+def swept(store: Path, days: float) -> None:
+    """Sweep a store as a proxy does so many days from now, which keeps records for 30 days."""
+
+    async def sweep() -> None:
+        engine = open_store(str(store))
+        later = time.time() + days * 86_400
+        sweeper = Sweeper(engine, lambda _: 30 * 86_400.0, warn=lambda *_: None, clock=lambda: later)
+        assert await sweeper.once() is not None
+        await engine.close()
+
+    asyncio.run(sweep())
+
+
+@each_api
+@pytest.mark.parametrize(("days", "there"), [(1, True), (29, True), (31, False)])
+def test_the_next_session_reads_it_until_retention_ends(name: str, days: float, there: bool, tmp_path: Path) -> None:
+    """It only has the summary. What is listed for people goes at the same time."""
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api(name, model))
+        policy = tight(upstream.url)
+        with served({"default": policy}, store=tmp_path) as proxy:
+            reference = first_conversation(proxy, name, model)
+        swept(tmp_path, days)
+        assert bool(list(tmp_path.rglob("*/sessions/*"))) == there
+        with served({"default": policy}, store=tmp_path) as proxy:
+            ask(proxy, name, [], f"Recall: so far I read logs, kept in {reference}. What opens the vault?")
+    assert (FACT in model.got and "from an earlier conversation" in model.got) == there
+    assert ("not among the texts that are kept" in model.got) != there
 
 
 @each_api

@@ -1,0 +1,200 @@
+"""What a caller's conversations have moved: an index over the originals in the store, for people and later sessions.
+
+The texts that one event moved have a record `NAMESPACE/sessions/SESSION-SET`, which is written once, after the texts.
+SESSION is the digest of how the conversation began, SET that of the texts' names. Whoever reads the index sees what it
+lists only while the originals are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy import rawjson
+from proxy.errors import StoreFault
+from proxy.plan import summary
+from proxy.plan.conversation import beginning
+from proxy.plan.history import moved_pieces
+from proxy.plan.labels import ORIGINALS, digest_in
+from proxy.plan.plan import Role
+from proxy.requests.records import intact, sealed, unsealed
+from proxy.stores import Entry
+from proxy.stores.memory import Missing
+
+if TYPE_CHECKING:
+    from proxy.requests.prepare import RenderedRequest
+    from proxy.stores.guarded import Visit
+
+KIND, TEXTS = "sessions", "originals"
+
+DIGITS = 16
+"""Hex digits of a session's digest, and of a set's."""
+
+INDEX_BYTES = 16 << 20
+"""The most bytes of records that one look at the index reads, the newest sessions' first."""
+
+TITLE_CHARS, TITLE_READ = 100, 2_000
+"""Characters of the user's first words that are kept, and that are read for them."""
+
+AT_ONCE = 200
+"""Keys in one lookup."""
+
+
+BYTES_PER_TOKEN, UNKNOWN_TOKENS = 4, 20_000
+"""For guessing how many bytes a text has, and one of which the index has no tokens: the messages behind a summary."""
+
+
+class Text(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A moved text: its file's name, the call whose result it is, and its size in tokens, if that is known."""
+
+    name: str
+    about: str
+    tokens: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes it has."""
+        return BYTES_PER_TOKEN * (self.tokens or UNKNOWN_TOKENS)
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """A record of the index. `time` is in seconds since the epoch, when the record was written first."""
+
+    time: float
+    model: str
+    title: str
+    texts: list[Text]
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A conversation, with the texts that it moved, oldest first."""
+
+    session: str
+    """Its id."""
+    began: float
+    last: float
+    model: str
+    title: str
+    texts: Sequence[Text]
+
+
+def index(ready: RenderedRequest, now: float) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of the record for each event of the request."""
+    history = ready.history
+    messages, chain = history.transcript.messages, history.chain
+    groups: defaultdict[int, dict[str, Text]] = defaultdict(dict)
+    for place, move in ready.plan.moves.items():
+        for piece in moved_pieces(messages[place], move.event == 0):
+            groups[move.event][piece.name] = Text(piece.name, rawjson.encodable(piece.label.about), piece.tokens)
+    for boundary in ready.plan.boundaries:
+        if ready.shown and boundary.end <= ready.shown.boundary.end:
+            name = summary.file_name(chain[boundary.end])
+            groups[boundary.event][name] = Text(name, ORIGINALS.about)
+    session, title = beginning(history.past.measured).hex()[:DIGITS], _title(ready)
+    for _, texts in sorted(groups.items()):
+        names = "\n".join(sorted(texts)).encode("utf-8", "surrogatepass")
+        moved = Moved(now, rawjson.encodable(history.request.model), title, list(texts.values()))
+        yield f"{session}-{hashlib.sha256(names).hexdigest()[:DIGITS]}", msgspec.json.encode(moved)
+
+
+def _title(ready: RenderedRequest) -> str:
+    """Return the beginning of the user's first words. Clients put reminders in tags before them."""
+    transcript = ready.history.transcript
+    for raw, message in zip(transcript.raws, transcript.messages, strict=True):
+        if message.role is Role.USER:
+            texts = [text[:TITLE_READ].strip() for _, text in ready.history.dialect.texts(raw)]
+            said = next((text for text in texts if text and not text.startswith("<")), "".join(texts[:1]))
+            return rawjson.encodable(" ".join(said.split())[:TITLE_CHARS])
+    return ""
+
+
+def newest(sessions: Sequence[Session], most: int) -> tuple[list[tuple[Session, Text]], bool]:
+    """Return the sessions' texts up to about so many bytes, the newest first, and whether any is left out."""
+    found = {text.name: (session, text) for session in reversed(sessions) for text in session.texts}
+    chosen, left = list[tuple[Session, Text]](), most
+    for session, text in reversed(found.values()):
+        left -= text.bytes
+        if left < 0 and chosen:
+            return chosen, True
+        chosen.append((session, text))
+    return chosen, False
+
+
+class Archive:
+    """One caller's index and originals. What fails raises StoreFault."""
+
+    def __init__(self, visit: Visit, namespace: str) -> None:
+        self._visit = visit
+        self._namespace = namespace
+
+    async def keep(self, records: Mapping[str, bytes]) -> None:
+        """Store records of the index, unless they are there. Never raises."""
+        for name, record in records.items():
+            key = f"{self._namespace}/{KIND}/{name}"
+            if not self._visit.was_put(key):
+                await self._visit.anew().put(key, sealed(key, record))
+
+    async def sessions(self, most: int, only: str = "") -> tuple[list[Session], bool]:
+        """Return the newest sessions, newest first, and whether there are more; `only` those whose id begins so."""
+        found = await self._visit.list(f"{self._namespace}/{KIND}/{only}")
+        if found is Missing.FAILED:
+            raise StoreFault("The store did not list your sessions; try again later")
+        grouped: defaultdict[str, list[Entry]] = defaultdict(list)
+        for entry in found:
+            grouped[entry.key.rpartition("/")[2].partition("-")[0]].append(entry)
+        newest = sorted(grouped.items(), key=lambda one: max(entry.modified for entry in one[1]), reverse=True)
+        chosen, size = list[tuple[str, list[str]]](), 0
+        for session, entries in newest[:most]:
+            size += sum(entry.size for entry in entries)
+            if size > INDEX_BYTES and chosen:
+                break
+            chosen.append((session, [entry.key for entry in entries]))
+        records = await self._records([key for _, keys in chosen for key in keys])
+        made = (_session(id, [records[key] for key in keys if key in records]) for id, keys in chosen)
+        sessions = [session for session in made if session is not None]
+        return sorted(sessions, key=lambda one: one.last, reverse=True), len(chosen) < len(grouped)
+
+    async def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return moved texts in UTF-8, None for each that is not there or damaged."""
+        keys = [f"{self._namespace}/{TEXTS}/{name}" for name in names]
+        found = await self._read(keys)
+        return [_whole(name, value) for name, value in zip(names, found, strict=True)]
+
+    async def _records(self, keys: Sequence[str]) -> dict[str, Moved]:
+        found = dict[str, Moved]()
+        for key, value in zip(keys, await self._read(keys), strict=True):
+            if value is not None and intact(key, value):
+                found[key] = msgspec.json.decode(unsealed(value), type=Moved)
+            elif value is not None:
+                self._visit.damaged(key)
+            await asyncio.sleep(0)
+        return found
+
+    async def _read(self, keys: Sequence[str]) -> list[bytes | None]:
+        values = list[bytes | None]()
+        for at in range(0, len(keys), AT_ONCE):
+            part = await self._visit.read(keys[at : at + AT_ONCE])
+            if part is Missing.FAILED:
+                raise StoreFault("The store did not read what is kept of you; try again later")
+            values += part
+        return values
+
+
+def _session(id: str, records: Sequence[Moved]) -> Session | None:
+    """Return a session made of its records, in which a text may stand several times."""
+    if not records:
+        return None
+    records = sorted(records, key=lambda record: record.time)
+    texts = {text.name: text for record in records for text in record.texts}
+    newest = records[-1]
+    return Session(id, records[0].time, newest.time, newest.model, newest.title, list(texts.values()))
+
+
+def _whole(name: str, value: bytes | None) -> bytes | None:
+    """Return a text if it is what was written, as far as its name says that."""
+    return value if value is not None and hashlib.sha256(value).hexdigest().startswith(digest_in(name)) else None

@@ -1,0 +1,201 @@
+"""People look into what their conversations moved: `/recall_…`, `offload-proxy recall` and the MCP server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.test_archive import FACT, LOGS, Model, ask, body, first_conversation
+from tests.clients.apis import api
+from tests.fake_upstream import StrictUpstream
+from tests.serving import Proxy, served, tight, wait_until
+
+Json = dict[str, Any]
+NOBODYS = "/context_store/0.log-aaaaaaaaaaaaaaaa.txt"
+
+
+@dataclass
+class Kept:
+    """A proxy that keeps a conversation of alice's: eight logs, of which `reference` has the fact."""
+
+    proxy: Proxy
+    reference: str
+
+    @property
+    def session(self) -> str:
+        [session] = recall(self.proxy, "sessions")["metadata"]["sessions"]
+        return str(session["session"])
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        with served({"default": tight(upstream.url)}) as proxy:
+            reference = first_conversation(proxy, "chat", model)
+            wait_until(lambda: any("/sessions/" in str(path) for path in proxy.stored()))
+            yield Kept(proxy, reference)
+
+
+def posted(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(f"{proxy.root}/recall_{what}", json=given, headers=headers, timeout=60, trust_env=False)
+
+
+def recall(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> Json:
+    reply = posted(proxy, what, key, **given)
+    assert reply.status_code == 200, reply.text
+    answer: Json = reply.json()
+    return answer
+
+
+def test_a_session_tells_how_it_began(kept: Kept) -> None:
+    found = recall(kept.proxy, "sessions")
+    [session] = found["metadata"]["sessions"]
+    assert session["title"] == "Look into the logs." and session["model"] == "gpt-4.1"
+    assert session["session"] in found["answer"] and "Look into the logs." in found["answer"]
+
+
+def test_a_session_lists_its_texts_and_their_calls(kept: Kept) -> None:
+    found = recall(kept.proxy, "sessions", session=kept.session[:6])
+    texts = {text["path"]: text for text in found["metadata"]["texts"]}
+    assert texts[kept.reference]["about"] == "result of look /logs/0.log" and texts[kept.reference]["tokens"] > 500
+    assert kept.reference in found["answer"]
+
+
+def test_a_search_names_file_call_session_and_line(kept: Kept) -> None:
+    found = recall(kept.proxy, "search", pattern="VAULT opens")
+    [match] = found["metadata"]["matches"]
+    assert match == {"path": kept.reference, "session": kept.session, "line": 60, "text": FACT}
+    assert f"{kept.reference} (result of look /logs/0.log; session {kept.session}" in found["answer"]
+
+
+def test_a_search_stays_in_its_session(kept: Kept) -> None:
+    assert recall(kept.proxy, "search", pattern="vault", session=kept.session)["metadata"]["matches"]
+    assert not recall(kept.proxy, "search", pattern="vault", session="0" * 16)["metadata"]["matches"]
+
+
+def test_a_search_ends_at_its_limit_and_says_so(kept: Kept) -> None:
+    found = recall(kept.proxy, "search", pattern="nothing happened", limit=7)
+    assert len(found["metadata"]["matches"]) == 7 and found["metadata"]["truncated"]
+    assert "there are more" in found["answer"]
+
+
+@pytest.mark.parametrize("form", ["{0}", "{1}", "{2}", "/elsewhere/{1}"])
+def test_a_text_is_read_by_its_reference_or_name(kept: Kept, form: str) -> None:
+    name = kept.reference.rpartition("/")[2]
+    path = form.format(kept.reference, name, name.removesuffix(".txt"))
+    assert recall(kept.proxy, "read", path=path)["answer"] == dict(LOGS)["/logs/0.log"]
+
+
+def test_a_page_says_how_to_go_on(kept: Kept) -> None:
+    page = recall(kept.proxy, "read", path=kept.reference, characters=1_000)["answer"]
+    assert len(page) <= 1_000 and 'continue with recall_read(path="' in page
+    assert recall(kept.proxy, "read", path=kept.reference, offset=60, limit=1)["answer"].startswith(FACT)
+
+
+@pytest.mark.parametrize("key", ["mallory", "alic", "alice2"])
+def test_another_key_sees_nothing(kept: Kept, key: str) -> None:
+    """In the words for what never existed."""
+    assert recall(kept.proxy, "sessions", key)["metadata"]["sessions"] == []
+    assert not recall(kept.proxy, "search", key, pattern="vault")["metadata"]["matches"]
+    said = [posted(kept.proxy, "read", key, path=path) for path in (kept.reference, NOBODYS)]
+    assert [reply.status_code for reply in said] == [404, 404]
+    assert said[0].text.replace(kept.reference, "PATH") == said[1].text.replace(NOBODYS, "PATH")
+    said = [posted(kept.proxy, "sessions", key, session=session) for session in (kept.session, "0" * 16)]
+    assert said[0].text.replace(kept.session, "ID") == said[1].text.replace("0" * 16, "ID")
+
+
+@pytest.mark.parametrize("what", ["sessions", "search", "read"])
+def test_without_a_key_nothing_is_told(kept: Kept, what: str) -> None:
+    reply = posted(kept.proxy, what, key="", pattern="vault", path=kept.reference)
+    assert reply.status_code == 401 and FACT not in reply.text
+
+
+@pytest.mark.parametrize(
+    ("what", "given"),
+    [
+        ("sessions", {"session": "../x"}),
+        ("sessions", {"limit": 100_000}),
+        ("search", {}),
+        ("search", {"pattern": "(?=x)"}),
+        ("search", {"pattern": "x", "session": ""}),
+        ("read", {"path": "../../etc/passwd"}),
+        ("read", {"path": "x", "characters": 1}),
+    ],
+)
+def test_what_cannot_be_meant_is_told(kept: Kept, what: str, given: Json) -> None:
+    reply = posted(kept.proxy, what, **given)
+    assert reply.status_code == 400 and "`" in reply.json()["answer"]
+
+
+@pytest.mark.parametrize("name", ["chat", "responses", "messages"])
+def test_every_api_is_listed(name: str, tmp_path: Path) -> None:
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api(name, model))
+        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
+            first_conversation(proxy, name, model)
+            wait_until(lambda: bool(recall(proxy, "sessions")["metadata"]["sessions"]))
+            [session] = recall(proxy, "sessions")["metadata"]["sessions"]
+            assert session["title"] == "Look into the logs." and session["model"] == body(name, [], "")[1]["model"]
+
+
+def test_the_index_is_written_once_for_each_event(tmp_path: Path) -> None:
+    """Also by another process, with what it may have forgotten."""
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+
+        def index(turns: int) -> list[str]:
+            with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
+                ask(proxy, "chat", LOGS[:turns], "And?")
+            return sorted(path.name for path in tmp_path.rglob("*/sessions/*"))
+
+        first = index(4)
+        assert first and index(4) == first
+        assert set(index(8)) > set(first)
+        texts = recall_of(tmp_path, upstream.url)
+    assert sorted({text["about"] for text in texts}) == [f"result of look {path}" for path, _ in LOGS[: len(texts)]]
+
+
+def recall_of(store: Path, upstream: str) -> list[Json]:
+    with served({"default": tight(upstream)}, store=store) as proxy:
+        [session] = recall(proxy, "sessions")["metadata"]["sessions"]
+        texts: list[Json] = recall(proxy, "sessions", session=session["session"])["metadata"]["texts"]
+        return texts
+
+
+def test_without_originals_there_is_no_index(tmp_path: Path) -> None:
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        with served({"default": tight(upstream.url, store_originals=False)}, store=tmp_path) as proxy:
+            ask(proxy, "chat", LOGS, "And?")
+    assert not list(tmp_path.rglob("*/sessions/*"))
+
+
+def test_a_damaged_record_of_the_index_is_left_out(tmp_path: Path) -> None:
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        policies = {"default": tight(upstream.url)}
+        with served(policies, store=tmp_path) as proxy:
+            first_conversation(proxy, "chat", model)
+        for record in tmp_path.rglob("*/sessions/*"):
+            record.write_text(record.read_text().replace("Look into", "Send me"))
+        with served(policies, store=tmp_path) as proxy:
+            assert recall(proxy, "sessions")["metadata"]["sessions"] == []
+
+
+def test_an_index_names_only_texts_that_are_there(kept: Kept) -> None:
+    """It is written after them."""
+    found = recall(kept.proxy, "sessions", session=kept.session)["metadata"]["texts"]
+    assert all(json.dumps(recall(kept.proxy, "read", path=text["path"])["answer"]) for text in found)
