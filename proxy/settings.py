@@ -72,6 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Largest file of the dashboard."""
     dashboard_content: Annotated[bool, Meta(description="true or false")] = False
     """Whether the dashboard keeps texts of messages, of tenants whose policy has `dashboard_content: true`."""
+    replica_url: Annotated[Url | None, Meta(description="an address such as http://10.0.0.7:8787")] = None
+    """Where people reach this replica's pages, for links on others'. None: host and port."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 

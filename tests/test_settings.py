@@ -29,6 +29,7 @@ EVERY = {
     "dashboard": ("/var/dashboard.db", Path("/var/dashboard.db")),
     "dashboard_limit": ("2GiB", 2 << 30),
     "dashboard_content": ("true", True),
+    "replica_url": ("http://10.0.0.7:8787", "http://10.0.0.7:8787"),
     "monitor_networks": ("10.1.2.3/8, ::1", ("10.0.0.0/8", "::1/128")),
     "allowed_hosts": ("Host.Docker.Internal., [FD00::1]", frozenset({"host.docker.internal", "fd00::1"})),
 }

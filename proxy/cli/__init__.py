@@ -46,6 +46,7 @@ _SERVE = (
     ("capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
     ("dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
     ("dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows are deleted [512MiB]"),
+    ("replica-url", "URL", "where people reach this replica's dashboard, for links on others' [host and port]"),
     ("dashboard-content", "BOOL", "keep texts, of tenants whose policy has `dashboard_content: true` [false]"),
     ("log-format", "FORMAT", "json or text [text on a terminal, else json]"),
 )

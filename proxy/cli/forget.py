@@ -12,6 +12,7 @@ from contextlib import closing
 import msgspec
 
 from proxy.cli import store
+from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
 from proxy.requests import captures
@@ -41,7 +42,7 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
         raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
     kept = _kept(settings, namespace, delete=False)
     if not kept.lines():
-        _rows(settings, namespace, delete=True)  # a proxy that runs may have rows that it has yet to write
+        _kept(settings, namespace, delete=True)  # rows may be yet to be written, or on another replica
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
     if not sure and not _confirmed(namespace, kept.lines()):
@@ -112,6 +113,8 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
 
     async def delete_all(engine: Store) -> int:
         await look(engine)
+        if settings.dashboard is not None:  # for the dashboards of other replicas
+            await engine.put(fleet.forgotten(namespace, time.time()), b"")
         keys = [*kept.entries]
         for start in range(0, len(keys), AT_ONCE):
             await asyncio.gather(*map(engine.delete, keys[start : start + AT_ONCE]))

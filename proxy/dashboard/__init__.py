@@ -7,11 +7,14 @@ what all workers wrote (`queries`).
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access, Viewer, use_link
+from proxy.dashboard.fleet import Fleet
 from proxy.dashboard.queries import Queries, Reader
+from proxy.dashboard.rows import Rows
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.plan.prices import price_of
@@ -22,11 +25,15 @@ if TYPE_CHECKING:
     from proxy.policy import Policy
     from proxy.requests.prepared import Prepared
     from proxy.settings import Settings
+    from proxy.stores import Store
     from proxy.telemetry.outcome import Outcome
 
 T = TypeVar("T")
 
 MISSING = "the proxy was started without --dashboard FILE"
+
+EVERYWHERE = ("0.0.0.0", "::", "")
+"""Hosts that stand for all addresses of a machine."""
 
 ENDED = 1_000
 """Most requests whose outcome is awaited. Each is recorded right after it was seen."""
@@ -54,6 +61,8 @@ class Dashboard:
             self._writer = Writer(path, settings.dashboard_limit, lambda name: retention(name, policies()))
         self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
         self._ended: dict[str, Prepared] = {}
+        self.replica = f"{socket.gethostname()}:{settings.port}"
+        """What the pages call this replica."""
 
     # -- what requests call --
 
@@ -80,6 +89,14 @@ class Dashboard:
             self._operators.close()
             self._viewers.close()
             self._writer.close()
+
+    async def exchange(self, store: Store, warn: Callable[[str, str], None]) -> None:
+        """Exchange sums with the other replicas that use this store, until cancelled."""
+        settings, path = self._settings, self._settings.dashboard
+        if path is not None:
+            host = settings.host if settings.host not in EVERYWHERE else socket.gethostname()
+            url = settings.replica_url or f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+            await Fleet(lambda: Rows(path, settings.dashboard_limit), store, self.replica, url, warn).run()
 
     # -- what pages call --
 

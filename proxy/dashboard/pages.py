@@ -6,7 +6,6 @@ Whoever calls these has passed the check of `Host` and `Origin`, which the appli
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -173,13 +172,17 @@ class _Pages:
 
     async def me(self, request: Request, viewer: Viewer) -> Any:
         state = self._dashboard.state()
+        others: list[Row] = []
+        with suppress(DashboardFault):
+            others = await self._dashboard.read(lambda reader: reader.replicas(), viewer)
         return {
             "operator": viewer.operator,
             "namespace": viewer.namespace,
             "logged_in": COOKIE in request.cookies,
             "version": __version__,
             "worker": os.getpid(),
-            "replica": socket.gethostname(),
+            "replica": self._dashboard.replica,
+            "replicas": others,
             "kinds": KINDS,
             **(
                 state

@@ -16,8 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from proxy.dashboard.describe import detail
-from proxy.dashboard.recorded import DAY, HOUR, KEYS, MINUTE, SUMS, Row, nested
-from proxy.dashboard.rows import moved
+from proxy.dashboard.recorded import DAY, HOUR, KEYS, MINUTE, SUMS, SUMS_KEYS, Row, nested
+from proxy.dashboard.rows import FLEET_SESSIONS, moved
 from proxy.errors import DashboardFault, Overloaded
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -65,6 +65,15 @@ MEASURED = 2_000
 
 SAVED = "CASE WHEN cost_before > 0 THEN cost_before - cost_after ELSE 0 END"
 """What a session saved, in plain input tokens; 0 if upstream did not say what it counted."""
+
+_SUMS = ", ".join((*SUMS_KEYS, *SUMS))
+ALL_SUMS = f"(SELECT {_SUMS} FROM sums UNION ALL SELECT {_SUMS} FROM fleet_sums)"
+"""The sums of this replica and of all others."""
+
+ALL_SESSIONS = f"""(SELECT namespace, tenant, model, holdout, kind, began, last, 1 AS sessions, requests,
+    cost_before > 0 AS known, cost_before > 0 AND cost_after > cost_before AS losses, moved, reads FROM sessions
+    UNION ALL SELECT {", ".join(FLEET_SESSIONS)} FROM fleet_sessions)"""
+"""The sessions of this replica, and the sums of others'."""
 
 T = TypeVar("T")
 
@@ -137,8 +146,15 @@ class Reader:
         return [row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")]
 
     def knows(self, namespace: str) -> bool:
-        """Return whether there is a request of this namespace."""
-        return bool(self._rows("SELECT 1 FROM requests WHERE namespace = ? LIMIT 1", namespace))
+        """Return whether there was a request of this namespace, on any replica."""
+        found = "SELECT 1 FROM requests WHERE namespace = ?1 UNION ALL SELECT 1 FROM fleet_sums WHERE namespace = ?1"
+        return bool(self._rows(f"{found} LIMIT 1", namespace))
+
+    def replicas(self) -> list[Row]:
+        """Return the name, address and newest sums of all other replicas of the last day."""
+        since = time.time() - DAY
+        query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > ? AND marker = '' GROUP BY name ORDER BY 1"
+        return self._rows(query, since)
 
     def requests(
         self, namespace: str | None = None, wanted: Wanted = ANY, *, before: int = NO_ROW, after: int = 0
@@ -186,7 +202,8 @@ class Reader:
         own, values = _own(namespace)
         sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
         query = (
-            f"SELECT {', '.join(KEYS)}, {sums} FROM sums WHERE span = ? AND start >= ? {own} GROUP BY {', '.join(KEYS)}"
+            f"SELECT {', '.join(KEYS)}, {sums} FROM {ALL_SUMS} WHERE span = ? AND start >= ? {own} "
+            f"GROUP BY {', '.join(KEYS)}"
         )
         return self._rows(query, span, since // span * span, *values)
 
@@ -200,7 +217,7 @@ class Reader:
         )
         return self._rows(
             f"""SELECT start AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
-            sum(tokens_after) AS tokens_after, {", ".join(costs)} FROM sums
+            sum(tokens_after) AS tokens_after, {", ".join(costs)} FROM {ALL_SUMS}
             WHERE span = ? AND start >= ? AND kind != '{Kind.OBSERVED}' {own} GROUP BY start ORDER BY start""",
             span, since // span * span, *values,
         )  # fmt: skip
@@ -209,7 +226,7 @@ class Reader:
         """Return the sessions of each group of a holdout that began since then, by tenant and model."""
         own, values = _own(namespace)
         return self._rows(
-            f"""SELECT tenant, model, holdout, count(*) AS sessions, sum(requests) AS requests FROM sessions
+            f"""SELECT tenant, model, holdout, sum(sessions) AS sessions, sum(requests) AS requests FROM {ALL_SESSIONS}
             WHERE last >= ? AND began >= ? AND holdout != '' {own} GROUP BY tenant, model, holdout""",
             since, since, *values,
         )  # fmt: skip
@@ -219,9 +236,8 @@ class Reader:
         than as they came, and how many of their moved results were read back: none of those that were only observed."""
         own, values = _own(namespace)
         [row] = self._rows(
-            f"""SELECT count(*) FILTER (WHERE cost_before > 0) AS sessions,
-            count(*) FILTER (WHERE cost_before > 0 AND cost_after > cost_before) AS losses,
-            coalesce(sum(moved), 0) AS moved, coalesce(sum(reads), 0) AS reads FROM sessions
+            f"""SELECT coalesce(sum(known), 0) AS sessions, coalesce(sum(losses), 0) AS losses,
+            coalesce(sum(moved), 0) AS moved, coalesce(sum(reads), 0) AS reads FROM {ALL_SESSIONS}
             WHERE last >= ? AND holdout != '{Holdout.KEPT}' AND kind != '{Kind.OBSERVED}' {own}""",
             since,
             *values,

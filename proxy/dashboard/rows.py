@@ -6,6 +6,7 @@
 | details | request, the newest `DETAILED`: what became of its messages |
 | sessions | session |
 | sums | minute, hour or day, namespace and `KEYS` |
+| fleet, fleet_sums, fleet_sessions | day of another replica, and its sums: see `fleet` |
 | links | link that opens the dashboard once |
 | forgotten | namespace that `store forget` deleted, for rows that other processes have yet to write |
 
@@ -25,10 +26,13 @@ from functools import partial
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
+from typing import TypeVar
 
 from proxy.dashboard.recorded import DAY, SPANS, SUMS, SUMS_KEYS, Recorded, row_of, sessions_of, sums_of
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Outcome
+
+T = TypeVar("T")
 
 BUSY = 5.0
 """Seconds to wait for another process that writes. A batch takes some milliseconds."""
@@ -62,14 +66,28 @@ _SESSION_FIRST = ("namespace", "tenant", "model", "dialect", "began")
 _REQUEST = ("time", "worker", "session", "kinds", *Outcome.__struct_fields__)
 _SESSION = (*_SESSION_FIRST, *_SESSION_NEWEST, *_SESSION_SUMS)
 
+FLEET_SUMS = (*SUMS_KEYS, *SUMS)
+FLEET_SESSIONS = (
+    "namespace", "tenant", "model", "holdout", "kind", "began", "last",
+    "sessions", "requests", "known", "losses", "moved", "reads",
+)  # fmt: skip
+"""Sessions that began, and had their last request, in the same two hours. Of `known` ones the costs are known."""
+
+FLEET: Mapping[str, Sequence[str]] = {
+    "fleet": ("record", "name", "url", "time", "marker"),
+    "fleet_sums": ("record", *FLEET_SUMS),
+    "fleet_sessions": ("record", *FLEET_SESSIONS),
+}
+
 TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
     "details": ("id INTEGER PRIMARY KEY", "detail"),
     "sessions": ("session INTEGER PRIMARY KEY", *_SESSION),
     "sums": (*SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
-    "secret": ("value",),
+    "secret": ("value", "exchanged"),
     "links": ("digest",),
+    **FLEET,
 }
 """Each table's columns."""
 
@@ -79,10 +97,13 @@ INDEXES = (
     "requests_by_session ON requests (session) WHERE session IS NOT NULL",
     "sessions_by_time ON sessions (last)",
     "sessions_by_namespace ON sessions (namespace, last)",
+    "fleet_sums_by_record ON fleet_sums (record)",
+    "fleet_sums_by_time ON fleet_sums (span, start)",
 )
 
 
-def _insert(table: str, columns: Sequence[str], otherwise: str = "") -> str:
+def insert(table: str, columns: Sequence[str], otherwise: str = "") -> str:
+    """Return the statement that inserts a row of these columns."""
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {otherwise}"
 
 
@@ -91,9 +112,9 @@ def _adding(columns: Sequence[str]) -> str:
 
 
 _NEWER = ", ".join(f"{name} = excluded.{name}" for name in _SESSION_NEWEST)
-_ADD_REQUEST = _insert("requests", ("id", *_REQUEST))
-_ADD_SESSION = _insert("sessions", ("session", *_SESSION), f"{_adding(_SESSION_SUMS)}, {_NEWER}")
-_ADD_SUM = _insert("sums", (*SUMS_KEYS, *SUMS), _adding(SUMS))
+_ADD_REQUEST = insert("requests", ("id", *_REQUEST))
+_ADD_SESSION = insert("sessions", ("session", *_SESSION), f"{_adding(_SESSION_SUMS)}, {_NEWER}")
+_ADD_SUM = insert("sums", (*SUMS_KEYS, *SUMS), _adding(SUMS))
 
 
 class Rows:
@@ -128,34 +149,35 @@ class Rows:
     def set_link(self, code: str) -> None:
         """Let this code open the dashboard once, and no earlier one."""
         self.connection.execute("DELETE FROM links")
-        self.connection.execute("INSERT INTO links VALUES (?)", (_digest(code),))
+        self.connection.execute("INSERT INTO links VALUES (?)", (digest(code),))
 
     def use_link(self, code: str) -> bool:
         """Return whether this code opens the dashboard. It does not open it again."""
-        return self.connection.execute("DELETE FROM links WHERE digest = ?", (_digest(code),)).rowcount == 1
+        return self.connection.execute("DELETE FROM links WHERE digest = ?", (digest(code),)).rowcount == 1
 
     def write(self, recorded: Sequence[Recorded]) -> int:
         """Add rows, except those that were to be forgotten, and return how many. Makes room first."""
         self.trim()
-        return self._within(partial(self._add, recorded))
+        return self.within(partial(self._add, recorded))
 
     def trim(self) -> None:
         """Delete too many sums and the oldest rows while the file is nearly full."""
         if self._used() > FULL * self._pages:
             self._limit_sums()
-        while self._used() > FULL * self._pages and self._within(self._shrink):
+        while self._used() > FULL * self._pages and self.within(self._shrink):
             pass
 
     def expire(self, retention: Callable[[str], float], now: float) -> None:
         """Delete rows that are older than their namespace's retention, in seconds, and too many sums."""
         run = self.connection.execute
-        names = "SELECT namespace FROM requests UNION SELECT namespace FROM sessions UNION SELECT namespace FROM sums"
-        for (namespace,) in run(names).fetchall():
+        for namespace in self.namespaces():
             since = now - retention(namespace)
-            while self._within(partial(self._delete_old, namespace, since)) == AT_ONCE:
+            while self.within(partial(self._delete_old, namespace, since)) == AT_ONCE:
                 pass
             run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
-            run("DELETE FROM sums WHERE namespace = ? AND start + span <= ?", (namespace, since))
+            for sums in ("sums", "fleet_sums"):
+                run(f"DELETE FROM {sums} WHERE namespace = ? AND start + span <= ?", (namespace, since))
+            run("DELETE FROM fleet_sessions WHERE namespace = ? AND last < ?", (namespace, since))
         for span, kept in SPANS.items():
             run("DELETE FROM sums WHERE span = ? AND start < ?", (span, now - kept))
         self._limit_sums()
@@ -172,13 +194,13 @@ class Rows:
         """Delete everything about a namespace, so that not even free pages of the file have it, and tell all processes
         not to write what they have of it so far. Returns how many requests were deleted."""
         self.connection.execute("PRAGMA secure_delete = ON")
-        gone = self._within(partial(self._forget, namespace, now))
+        gone = self.within(partial(self.drop, namespace, now))
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
 
     def _limit_sums(self) -> None:
         for span in SPANS:
-            while self._within(partial(self._thin, span)):
+            while self.within(partial(self._thin, span)):
                 pass
 
     # -- opening --
@@ -193,7 +215,7 @@ class Rows:
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA journal_size_limit = 16777216")
         run(f"PRAGMA max_page_count = {self._pages}").fetchone()
-        self._within(self._create_tables)
+        self.within(self._create_tables)
 
     def _create_tables(self) -> int:
         """Create what is missing: another version of the proxy may know other columns."""
@@ -209,12 +231,12 @@ class Rows:
         for index in INDEXES:
             run(f"CREATE INDEX IF NOT EXISTS {index}")
         if not run("SELECT count(*) FROM secret").fetchone()[0]:
-            run("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+            run("INSERT INTO secret VALUES (?, 0)", (secrets.token_bytes(32),))
         return 0
 
     # -- within a transaction --
 
-    def _within(self, work: Callable[[], int]) -> int:
+    def within(self, work: Callable[[], T]) -> T:
         """Do `work` in one transaction and return its result."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
@@ -230,14 +252,14 @@ class Rows:
         run, many = self.connection.execute, self.connection.executemany
         forgotten = dict(run("SELECT digest, time FROM forgotten"))
         if forgotten:
-            recorded = [one for one in recorded if one.time > forgotten.get(_digest(one.outcome.namespace), 0.0)]
+            recorded = [one for one in recorded if one.time > forgotten.get(digest(one.outcome.namespace), 0.0)]
         if not recorded:
             return 0
         [newest] = run("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'").fetchone()
         rows = [row_of(id, one) for id, one in enumerate(recorded, newest + 1)]
         details = [(row["id"], one.detail) for row, one in zip(rows, recorded, strict=True) if one.detail]
         many(_ADD_REQUEST, map(itemgetter("id", *_REQUEST), rows))
-        many(_insert("details", ("id", "detail")), details)
+        many(insert("details", ("id", "detail")), details)
         many(_ADD_SESSION, map(itemgetter("session", *_SESSION), sessions_of(rows)))
         many(_ADD_SUM, sums_of(rows))
         run("DELETE FROM details WHERE id <= ?", (rows[-1]["id"] - DETAILED,))
@@ -263,7 +285,7 @@ class Rows:
     def _thin(self, span: int) -> int:
         """Where there are too many sums, delete the oldest and smallest of the tenant that has most, and return how
         many: what one tenant invents costs no other one's sums."""
-        run, most = self.connection.execute, min(MOST_SUMS, self._pages // 2)
+        run, most = self.connection.execute, self.most_sums
         if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] <= most:
             return 0
         largest = "SELECT tenant FROM sums WHERE span = ?1 GROUP BY tenant ORDER BY count(*) DESC, tenant LIMIT 1"
@@ -274,13 +296,26 @@ class Rows:
             (span, max(most // 4, 1)),
         ).rowcount
 
-    def _forget(self, namespace: str, now: float) -> int:
+    def drop(self, namespace: str, now: float) -> int:
+        """Delete everything about a namespace, and return how many requests that were. Rows from before `now` that come
+        later are not written."""
         run = self.connection.execute
-        run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (_digest(namespace), now))
+        run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (digest(namespace), now))
         run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
-        for table in ("sessions", "sums", "requests"):
+        for table in ("fleet_sums", "fleet_sessions", "sessions", "sums", "requests"):
             gone = run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,)).rowcount
         return gone
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces of which there is anything."""
+        tables = ("requests", "sessions", "sums", "fleet_sums")
+        found = self.connection.execute(" UNION ".join(f"SELECT namespace FROM {table}" for table in tables))
+        return [namespace for (namespace,) in found.fetchall()]
+
+    @property
+    def most_sums(self) -> int:
+        """The most sums of each span, and of all other replicas."""
+        return min(MOST_SUMS, self._pages // 2)
 
     def _used(self) -> int:
         return self._pragma("page_count") - self._pragma("freelist_count")
@@ -290,7 +325,7 @@ class Rows:
         return int(value)
 
 
-def _digest(name: str) -> bytes:
+def digest(name: str) -> bytes:
     """Return that by which a name is known that the file is not to have."""
     return sha256(name.encode()).digest()
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from proxy import operations
 from proxy.dashboard import Dashboard, pages
@@ -86,7 +87,8 @@ class App:
     """The application of one process, and everything that its requests share."""
 
     def __init__(self, settings: Settings) -> None:
-        self._allowed_hosts = settings.allowed_hosts
+        own = {urlsplit(settings.replica_url).hostname or ""} if settings.replica_url else set()
+        self._allowed_hosts = {*settings.allowed_hosts, *own}
         self._on_loopback = is_loopback(settings.host)
         self._metrics = Metrics()
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
@@ -316,6 +318,8 @@ class App:
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
             await held.enter_async_context(running(self._captures.run()))
+            exchange = self._dashboard.exchange(self._store.store, logs.Limited(logger))
+            await held.enter_async_context(running(exchange))
             if not expires_by_itself(self._store_url):
                 warn, swept = logs.Limited(logger), self._metrics.swept
                 sweeper = Sweeper(self._store.store, self._retention, warn=warn, swept=swept)

@@ -94,7 +94,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     shown = await page.text()
     for said in (
         "Saved", "tokens that clients sent", "Sessions that cost more", "Moved results read back",
-        "whose cost is known", "Saved most", "Lost most", "gpt-4.1-mini", "is not measured", "on this replica",
+        "whose cost is known", "Saved most", "Lost most", "gpt-4.1-mini", "is not measured", "of this replica",
     ):  # fmt: skip
         assert said in shown, said
     assert "tokens came and" in await page.evaluate("document.querySelector('.chart svg').getAttribute('aria-label')")

@@ -166,6 +166,14 @@ export function table(caption, columns, rows, none = "none") {
 
 export const PERIODS = [["hour", "1 hour"], ["day", "24 hours"], ["week", "7 days"], ["month", "30 days"]];
 
+// Where the rows of a page are, with links to the pages of the other replicas.
+export const here = ({ replica, replicas }) => [` on this replica (${plain(replica)}`, replicas.length ? "; others: " : "",
+  ...replicas.flatMap(({ name, url }, place) => [place ? ", " : "", element("a", { href: `${url}/_offload/${location.hash}` }, plain(name))]), "). "];
+
+// What sums are of.
+export const fleet = ({ replica, replicas }) => (replicas.length
+  ? `of ${counted(replicas.length + 1, "replica")} together, others' as of up to a minute or so ago` : `of this replica (${plain(replica)})`);
+
 export const choice = (page, chosen) => element("nav", { class: "choice", "aria-label": "Period" },
   PERIODS.map(([period, title]) => element("a", { href: `#${page}/${period}`, "aria-current": period === chosen ? "true" : null }, title)));
 

@@ -1,4 +1,4 @@
-import { ask, button, cached, clock, column, counted, element, happened, lasting, line, moment, name, number, pair, percent, save, sent, tile } from "./common.js";
+import { ask, button, cached, clock, column, counted, element, happened, here, lasting, line, moment, name, number, pair, percent, save, sent, tile } from "./common.js";
 
 const EVERY = 2000; // milliseconds between two looks for new rows
 const PAGE = 50; // rows on the page
@@ -86,7 +86,7 @@ export async function live(page, parameters, me) {
     { "aria-label": `Save as CSV: these requests, ${number(SAVED)} at most` });
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Live"), pause, status), stats, filters(wanted, names),
     element("div", { class: "tabled" }, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Requests" },
-      element("table", { class: "rows live" }, element("caption", {}, `Requests of all workers on this replica (${me.replica}). A pair of bars is a prompt as it came, above, and as it was sent.`),
+      element("table", { class: "rows live" }, element("caption", {}, "Requests of all workers", here(me), `A pair of bars is a prompt as it came, above, and as it was sent.`),
         element("thead", {}, element("tr", {}, visible.map(({ heading, kind }) => element("th", { scope: "col", class: kind }, heading)))), body)),
     element("div", { class: "bar foot" }, turning, saving)));
   fill(rows);

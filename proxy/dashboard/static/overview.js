@@ -1,4 +1,4 @@
-import { ask, cash, choice, column, counted, element, figure, money, moment, name, number, pair, percent, short, signed, table, tile, worth } from "./common.js";
+import { ask, cash, choice, column, counted, element, figure, fleet, money, moment, name, number, pair, percent, short, signed, table, tile, worth } from "./common.js";
 import { bars, legend } from "./charts.js";
 
 const WEEK_STEP = 6 * 3600; // seconds of a bar in a week
@@ -22,7 +22,7 @@ export async function overview(page, [period = "month"], me) {
     element("div", { class: "columns" },
       element("section", { class: "card" }, element("h2", {}, "Saved most"), extremes("The five sessions that saved most", found.best)),
       element("section", { class: "card" }, element("h2", {}, "Lost most"), extremes("The five sessions that lost most", found.worst))),
-    element("p", { class: "faint" }, `From ${moment(found.since)} to ${moment(found.now)} UTC, on this replica (${me.replica}). Tokens are those of whole prompts: instructions, tools and history. ` +
+    element("p", { class: "faint" }, `From ${moment(found.since)} to ${moment(found.now)} UTC, ${fleet(me)}${me.replicas.length ? "; the sessions listed here are this replica's" : ""}. Tokens are those of whole prompts: instructions, tools and history. ` +
       "Costs are of the input, as upstream billed it, with reads from its cache, our summaries and what was read back. Whether tasks succeed as often is not measured here."));
   const since = period === "week" ? Math.floor(found.since / step) * step : found.since;
   bars(chart, period, since, found.now, step, found.course, `${short(total(found.course, "tokens_before"))} tokens came and ${short(total(found.course, "tokens_after"))} were sent from ${moment(found.since)} UTC on.`);

@@ -1,12 +1,12 @@
-import { ask, cash, choice, column, element, figure, money, name, number, percent, plain, signed, table } from "./common.js";
+import { ask, cash, choice, column, element, figure, fleet, money, name, number, percent, plain, signed, table } from "./common.js";
 
 const model = column("Model", (row) => name(row.model), { raw: (row) => row.model, phone: 1 });
 const tenant = column("Tenant", (row) => row.tenant, { phone: 1 });
 
-export async function savings(page, [period = "month"]) {
+export async function savings(page, [period = "month"], me) {
   const found = await ask(`savings?period=${encodeURIComponent(period)}`);
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Savings"), choice("savings", period)),
-    element("p", {}, "Costs are of the input, in plain input tokens at the policy's prices. What was expected is the cost of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
+    element("p", {}, `The sums ${fleet(me)}. `, "Costs are of the input, in plain input tokens at the policy's prices. What was expected is the cost of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
       element("strong", {}, "Whether tasks succeed as often is not measured here.")),
     perModel(found.models), ...observed(found.models), ...holdout(found.groups));
 }

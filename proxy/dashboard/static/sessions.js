@@ -1,11 +1,11 @@
-import { ask, cached, clock, column, counted, element, figure, happened, isWaiting, lasting, moment, name, number, pair, percent, plain, sent, short, signed, table, tile, worth } from "./common.js";
+import { ask, cached, clock, column, counted, element, figure, happened, here, isWaiting, lasting, moment, name, number, pair, percent, plain, sent, short, signed, table, tile, worth } from "./common.js";
 import { stacked } from "./charts.js";
 
 export async function sessions(page, _, me) {
   const rows = await ask("sessions");
   const most = Math.max(1, ...rows.map((row) => row.newest_before));
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Sessions")),
-    element("p", {}, `A session is all requests with the same API, model, and messages up to the user's first. These are the newest ${counted(rows.length, "session")} on this replica (${me.replica}).`),
+    element("p", {}, `A session is all requests with the same API, model, and messages up to the user's first. These are the newest ${counted(rows.length, "session")}`, here(me)),
     table("The sessions with the newest requests", [
       column("Last request (UTC)", (row) => element("a", { href: `#session/${row.session}` }, moment(row.last)), { raw: (row) => moment(row.last), kind: "time", phone: 1 }),
       column("Model", (row) => element("span", {}, name(row.model), me.operator ? element("span", { class: "faint" }, ` ${row.tenant}`) : ""), { raw: (row) => row.model, phone: 1 }),

@@ -1,0 +1,232 @@
+"""What all replicas saw together, by way of the store that they share.
+
+Once a minute a replica puts the sums of each day that has changed into the store, and copies those of the others into
+its own file, from which the pages read both. A record never changes: `DAY.REPLICA.VERSION` is put, then the version
+before it is deleted. So nobody waits for another replica, and one that is gone stays in the sums.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from contextlib import aclosing, closing
+from functools import partial
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import msgspec
+
+from proxy.dashboard.recorded import DAY, HOUR
+from proxy.dashboard.rows import FLEET, FLEET_SESSIONS, FLEET_SUMS, REMEMBERED, Rows, digest, insert
+from proxy.errors import DashboardFault, StoreFault
+from proxy.stores import Store
+
+T = TypeVar("T")
+
+NAMESPACE = "dashboard"
+SUMS, FORGOTTEN = f"{NAMESPACE}/sums/", f"{NAMESPACE}/forgotten/"
+"""What the keys of replicas' sums begin with, and those of namespaces that all replicas are to forget."""
+
+EVERY = 60.0
+"""Seconds between two exchanges."""
+
+REST = 200
+"""An exchange takes at most this part of the time: to list keys, a Redis is gone through as a whole."""
+
+KEPT = 31 * DAY
+"""Seconds for which sums are exchanged, as far as pages show them."""
+
+AT_ONCE = 50
+"""Records that are read together."""
+
+_RECORD = re.compile(r"([0-9]{1,6})\.([0-9a-f]{16})\.([0-9]{1,12})")
+"""A day, a replica and a version."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One day of one replica: its name and address, and the rows of its sums and of its sessions' sums."""
+
+    name: str
+    url: str
+    sums: Sequence[Sequence[Any]]
+    sessions: Sequence[Sequence[Any]]
+    columns: Sequence[str] = (*FLEET_SUMS, *FLEET_SESSIONS)
+    """During an upgrade, another version may know others: its shares wait until both are the same."""
+
+
+def forgotten(namespace: str, now: float) -> str:
+    """Return the key of a record that has all replicas forget a namespace."""
+    return f"{FORGOTTEN}{digest(namespace).hex()}.{int(now)}"
+
+
+class Fleet:
+    """One replica of a fleet, with its dashboard's file. `name` and `url` are what others show of it."""
+
+    def __init__(
+        self,
+        rows: Callable[[], Rows],
+        store: Store,
+        name: str,
+        url: str,
+        warn: Callable[[str, str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rows, self._store = rows, store
+        self._name, self._url = name, url
+        self._warn, self._clock = warn, clock
+
+    async def run(self) -> None:
+        """Exchange sums until cancelled."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.exchange()
+            except (StoreFault, DashboardFault, sqlite3.Error) as error:
+                self._warn("fleet", f"the dashboard cannot exchange sums with other replicas: {error}")
+            await asyncio.sleep(max(EVERY, REST * (time.monotonic() - began)))
+
+    async def exchange(self) -> None:
+        """Put what has changed, and copy what others have put. Raises StoreFault, DashboardFault and sqlite3.Error."""
+        now = self._clock()
+        if not await self._file(lambda rows: _turn(rows, now)):
+            return  # another worker of this replica does it
+        for record, marker in (await self._file(lambda rows: _changed(rows, now))).items():
+            share = await self._file(partial(_share, day=int(record.split(".")[0]), name=self._name, url=self._url))
+            await self._store.put(f"{SUMS}{record}", zlib.compress(msgspec.msgpack.encode(share), 1))
+            await self._file(partial(_note, record=record, share=share, at=now, marker=marker))
+        listed: dict[str, float] = {}
+        async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:
+            async for entry in entries:
+                listed[entry.key] = entry.modified
+        if old := [key for key, at in listed.items() if now - at > KEPT + DAY]:
+            await self._store.delete(*old)
+        told = [key.removeprefix(FORGOTTEN) for key in listed if key.startswith(FORGOTTEN)]
+        await self._file(lambda rows: _forget(rows, told, now))
+        await self._collect({key.removeprefix(SUMS): at for key, at in listed.items() if key.startswith(SUMS)})
+
+    async def _collect(self, listed: dict[str, float]) -> None:
+        """Bring the file in line with the records that are listed, the newest days first."""
+        newest: dict[tuple[int, str], tuple[int, str]] = {}
+        for record in listed:
+            if found := _RECORD.fullmatch(record):
+                place = int(found[1]), found[2]
+                newest[place] = max(newest.get(place, (0, "")), (int(found[3]), record))
+        current = {record for _, record in newest.values()}
+        replica, known = await self._file(lambda rows: _known(rows, current))
+        mine = {record for record in listed if f".{replica}." in record}
+        if stale := (listed.keys() - current) | (mine - known):
+            await self._store.delete(*(f"{SUMS}{record}" for record in stale))
+        fresh = [newest[place][1] for place in sorted(newest, reverse=True)]
+        fresh = [record for record in fresh if record not in known and record not in mine]
+        for start in range(0, len(fresh), AT_ONCE):
+            some = fresh[start : start + AT_ONCE]
+            values = await self._store.get_many([f"{SUMS}{record}" for record in some])
+            for record, value in zip(some, values, strict=True):
+                if share := _decoded(value):
+                    await self._file(partial(_note, record=record, share=share, at=listed[record]))
+
+    async def _file(self, work: Callable[[Rows], T]) -> T:
+        """Do `work` on the file, in a thread."""
+
+        def opened() -> T:
+            with closing(self._rows()) as rows:
+                return rows.within(partial(work, rows))
+
+        return await asyncio.to_thread(opened)
+
+
+def _decoded(value: bytes | None) -> Share | None:
+    """Return a share; None if it was replaced just now, or is damaged or another version's."""
+    try:
+        share = msgspec.msgpack.decode(zlib.decompress(value or b""), type=Share)
+    except (zlib.error, msgspec.MsgspecError):
+        return None
+    whole = all(len(row) == len(FLEET_SUMS) for row in share.sums)
+    whole = whole and all(len(row) == len(FLEET_SESSIONS) for row in share.sessions)
+    return share if whole and tuple(share.columns) == (*FLEET_SUMS, *FLEET_SESSIONS) else None
+
+
+# -- on the file, each within a transaction --
+
+
+def _replica(rows: Rows) -> str:
+    """Return what all workers with this file call their replica."""
+    return sha256(rows.secret()).hexdigest()[:16]
+
+
+def _turn(rows: Rows, now: float) -> bool:
+    """Whether no other worker of this replica has exchanged sums just now."""
+    query = "UPDATE secret SET exchanged = ?1 WHERE exchanged NOT BETWEEN ?1 - ?2 AND ?1"
+    return rows.connection.execute(query, (now, EVERY / 2)).rowcount == 1
+
+
+def _changed(rows: Rows, now: float) -> dict[str, str]:
+    """Return the records to put, each with a marker that changes whenever its day's sums do."""
+    run, replica, since = rows.connection.execute, _replica(rows), now // DAY * DAY - KEPT
+    markers: dict[int, str] = {}
+    for table, at in (("sums", "start"), ("sessions", "last")):
+        query = f"SELECT CAST({at} / {DAY} AS INTEGER), count(*), sum(requests) FROM {table} WHERE {at} >= ? GROUP BY 1"
+        for day, *amounts in run(query, (since,)):
+            markers[day] = f"{markers.get(day, '')} {table} {amounts}"
+    found = {}
+    put = dict(run("SELECT record, marker FROM fleet WHERE record GLOB ?", (f"*.{replica}.*",)))
+    before = {int(record.split(".")[0]): record for record in put}
+    for day, marker in markers.items():
+        last = before.pop(day, "0")
+        if put.get(last) != marker:
+            version = max(int(now), int(last.rpartition(".")[2]) + 1)
+            found[f"{day}.{replica}.{version}"] = marker
+    rows.connection.executemany("DELETE FROM fleet WHERE record = ?", [(record,) for record in before.values()])
+    return found
+
+
+def _share(rows: Rows, day: int, name: str, url: str) -> Share:
+    """Return a day of this replica."""
+    run, between = rows.connection.execute, (day * DAY, (day + 1) * DAY)
+    hours = ", ".join(f"CAST({at} / {HOUR} AS INTEGER) * {HOUR}" for at in ("began", "last"))
+    sessions = f"""SELECT namespace, tenant, model, holdout, kind, {hours}, count(*), sum(requests),
+        sum(cost_before > 0), sum(cost_before > 0 AND cost_after > cost_before), sum(moved), sum(reads)
+        FROM sessions WHERE last >= ? AND last < ? GROUP BY 1, 2, 3, 4, 5, 6, 7"""
+    sums = f"SELECT {', '.join(FLEET_SUMS)} FROM sums WHERE start >= ? AND start < ?"
+    return Share(name, url, run(sums, between).fetchall(), run(sessions, between).fetchall())
+
+
+def _note(rows: Rows, record: str, share: Share, at: float, marker: str = "") -> None:
+    """Take in a record in place of its earlier versions. One of this replica has a marker, and its sums are there."""
+    run, many = rows.connection.execute, rows.connection.executemany
+    versions = f"{record.rpartition('.')[0]}.*"
+    for table in FLEET:
+        run(f"DELETE FROM {table} WHERE record GLOB ?", (versions,))
+    run(insert("fleet", FLEET["fleet"]), (record, share.name, share.url, at, marker))
+    [there] = run("SELECT count(*) FROM fleet_sums").fetchone()
+    if not marker and there + len(share.sums) + len(share.sessions) <= rows.most_sums:  # else older days are left out
+        many(insert("fleet_sums", FLEET["fleet_sums"]), ((record, *row) for row in share.sums))
+        many(insert("fleet_sessions", FLEET["fleet_sessions"]), ((record, *row) for row in share.sessions))
+
+
+def _known(rows: Rows, current: Collection[str]) -> tuple[str, set[str]]:
+    """Drop the records that are gone. Returns this replica and the records that are left."""
+    known = {record for (record,) in rows.connection.execute("SELECT record FROM fleet")}
+    for table in FLEET:
+        gone = ((record,) for record in known.difference(current))
+        rows.connection.executemany(f"DELETE FROM {table} WHERE record = ?", gone)
+    return _replica(rows), known.intersection(current)
+
+
+def _forget(rows: Rows, told: Collection[str], now: float) -> None:
+    """Forget namespaces that another replica was told to forget."""
+    run = rows.connection.execute
+    done = dict(run("SELECT digest, time FROM forgotten"))
+    for one in told:
+        name, _, since = one.partition(".")
+        known, at = bytes.fromhex(name), float(since)
+        if now - at < REMEMBERED and at > done.get(known, 0.0):
+            run("PRAGMA secure_delete = ON")
+            for namespace in rows.namespaces():
+                if digest(namespace) == known:
+                    rows.drop(namespace, at)
+            run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (known, at))
