@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -17,6 +18,7 @@ import pytest
 
 from proxy.server import app
 from tests import serving
+from tests.clock import Clock
 from tests.fake_upstream import StrictUpstream
 from tests.forking import Nursery
 from tests.serving import Proxy, served, spawned
@@ -103,6 +105,14 @@ def spawn() -> Iterator[Callable[..., Proxy]]:
 
         yield start
         assert not any("Traceback" in proxy.log() for proxy in running), running[0].log()
+
+
+@pytest.fixture
+async def clock() -> Clock:
+    """The clock of the test's event loop, which stands still until it is put forward."""
+    made = Clock()
+    made.govern(asyncio.get_running_loop())
+    return made
 
 
 @pytest.fixture(autouse=True)

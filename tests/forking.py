@@ -136,9 +136,9 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], outputs: S
     os.environ.clear()
     os.environ.update(environment)
     if os.environ.pop("QUIET", ""):
-        from proxy.requests import windows
+        from proxy.requests.windows import Known
 
-        windows._Lists.ask = lambda *_: None  # type: ignore[assignment,method-assign,misc]
+        Known.ask = lambda *_: None  # type: ignore[assignment,method-assign,misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["proxy", *arguments]
     try:

@@ -6,6 +6,7 @@ with StrictUpstream() as up, served({"default": tight(up.url)}) as proxy:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,11 +27,12 @@ import msgspec
 import uvicorn
 
 from proxy.policies.tenants import Tenant
-from proxy.requests import windows
+from proxy.requests.windows import Known
 from proxy.server.app import build
 from proxy.server.runner import config
 from proxy.settings import Settings
 from proxy.upstream.headers import Headers
+from tests.clock import PATIENCE, Clock, wait_until
 from tests.forking import Fork
 
 Json = dict[str, Any]
@@ -39,8 +40,7 @@ Process = subprocess.Popen[bytes] | Fork
 Policies = Mapping[str, Json | str]
 """Maps file names without `.yaml` to the files' contents."""
 
-START = 60.0
-"""Seconds within which a proxy must start. A busy machine takes long."""
+LISTENS = re.compile(r"listening on http://\S+:(\d+)")
 
 ADMIN = "the operator's token of tests"
 """Opens the dashboard of proxies that have one."""
@@ -95,8 +95,11 @@ def tight(upstream: str, **sections: Json) -> Json:
 
 
 @contextmanager
-def served(policies: Policies | None = None, store: Path | None = None, **settings: Any) -> Iterator[Proxy]:
-    """Run the application and its server in a thread of this process. `settings` are fields of `Settings`."""
+def served(
+    policies: Policies | None = None, store: Path | None = None, clock: Clock | None = None, **settings: Any
+) -> Iterator[Proxy]:
+    """Run the application and its server in a thread of this process. `settings` are fields of `Settings`; `clock`
+    governs its event loop."""
     with ExitStack() as held:
         listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
         proxy = _prepared(held, listener.getsockname()[1], policies, store)
@@ -105,9 +108,21 @@ def served(policies: Policies | None = None, store: Path | None = None, **settin
         made = msgspec.structs.replace(made, **{"monitor_networks": ("127.0.0.0/8",), **given, **settings})
         # Not `server.serve`, which takes over the process' signals and logging.
         server = uvicorn.Server(config(made, build(made)))
-        thread = threading.Thread(target=server.run, args=([listener],), name="proxy", daemon=True)
+
+        async def by_our_clock() -> None:
+            if clock is not None:
+                clock.govern(asyncio.get_running_loop())
+            await server.serve([listener])
+
+        factory = None if clock is not None else server.config.get_loop_factory()
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(by_our_clock())
+
+        thread = threading.Thread(target=run, name="proxy", daemon=True)
         thread.start()
-        held.callback(thread.join, 15)
+        held.callback(thread.join, PATIENCE)
         held.callback(setattr, server, "should_exit", True)
         _wait_until_healthy(proxy, thread.is_alive)
         yield proxy
@@ -159,15 +174,15 @@ def stop(process: Process) -> None:
 
 _QUIET: set[str] = set()
 """Upstreams that are not asked for their models, so that tests see the requests that they cause."""
-_ask = windows._Lists.ask
+_ask = Known.ask
 
 
-def _ask_unless_quiet(lists: windows._Lists, tenant: Tenant, headers: Headers) -> None:
+def _ask_unless_quiet(known: Known, tenant: Tenant, headers: Headers) -> None:
     if tenant.policy.upstream.base_url not in _QUIET:
-        _ask(lists, tenant, headers)
+        _ask(known, tenant, headers)
 
 
-windows._Lists.ask = _ask_unless_quiet  # type: ignore[method-assign]
+Known.ask = _ask_unless_quiet  # type: ignore[method-assign]
 
 
 def write_policies(folder: Path, policies: Policies) -> None:
@@ -195,11 +210,9 @@ def _prepared(held: ExitStack, port: int, policies: Policies | None, store: Path
 
 
 def _announced_port(proxy: Proxy, process: Process) -> int:
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"listening on http://\S+:(\d+)", proxy.log()):
-            return int(found[1])
-        time.sleep(0.02)
+    wait_until(lambda: process.poll() is not None or LISTENS.search(proxy.log()))
+    if found := LISTENS.search(proxy.log()):
+        return int(found[1])
     raise RuntimeError(f"the proxy did not come up: {proxy.log()[-2000:] or 'it said nothing'}")
 
 
@@ -210,20 +223,11 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _wait_until_healthy(proxy: Proxy, alive: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline and alive():
-        try:
-            if httpx.get(f"{proxy.root}/health", timeout=1, trust_env=False, verify=PLAIN).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.02)
-    raise RuntimeError(f"the proxy is not well: {proxy.log()[-2000:]}")
+    def healthy() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{proxy.root}/health", timeout=PATIENCE, trust_env=False, verify=PLAIN).is_success
+        return False
 
-
-def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until `met()` is true. Raises AssertionError if that takes more than `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.05)
+    wait_until(lambda: healthy() or not alive())
+    if not alive():
+        raise RuntimeError(f"the proxy is not well: {proxy.log()[-2000:]}")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ssl
+import termios
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+
+from tests.clock import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -83,6 +87,11 @@ class Peer:
         for part in parts:
             self.writer.write(part)
             await self.writer.drain()
+
+    async def delivered(self) -> None:
+        """Wait until the other side's kernel has everything that was sent."""
+        sock = self.writer.get_extra_info("socket")
+        await until(lambda: not any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))))
 
     async def gone(self) -> None:
         """Wait until the other side has closed the connection."""

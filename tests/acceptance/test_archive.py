@@ -18,8 +18,9 @@ import pytest
 from proxy.stores import open_store
 from proxy.stores.retention import Sweeper
 from tests.clients.apis import Asked, api
+from tests.clock import wait_until
 from tests.fake_upstream import Message, StrictUpstream, calls, text
-from tests.serving import Proxy, served, tight, wait_until
+from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]
 Turns = list[tuple[str, str]]

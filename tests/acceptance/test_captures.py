@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from proxy.cli import OK, main
+from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import PLAIN, Proxy, tight, wait_until
+from tests.serving import PLAIN, Proxy, tight
 
 SECRET = "sk-very-secret"
 KEY = {"authorization": f"Bearer {SECRET}", "cookie": SECRET, "x-api-key": SECRET}

@@ -13,8 +13,9 @@ import pytest
 
 from proxy import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
+from tests.clock import wait_until
 from tests.fake_upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
-from tests.serving import PLAIN, Proxy, served, tight, wait_until
+from tests.serving import PLAIN, Proxy, served, tight
 
 Json = dict[str, Any]
 

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.clock import wait_until
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, text, whole
-from tests.serving import PLAIN, Proxy, served, wait_until
+from tests.serving import PLAIN, Proxy, served
 
 WINDOW = 4_000
 LARGEST = 12_000

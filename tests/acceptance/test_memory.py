@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from proxy.requests.exchange import Exchange
+from tests.clock import wait_until
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, calls, text
-from tests.serving import PLAIN, served, tight, wait_until
+from tests.serving import PLAIN, served, tight
 
 Json = dict[str, Any]
 

@@ -23,7 +23,7 @@ from proxy.cli.progress import Progress
 from proxy.cli.replay import table
 from proxy.cli.tally import Tally
 from proxy.policy import Policy
-from tests.serving import wait_until
+from tests.clock import wait_until
 
 Json = dict[str, Any]
 SECRET = "sk-very-secret"

@@ -27,9 +27,10 @@ from proxy.dashboard.rows import Rows
 from proxy.errors import Overloaded
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
+from tests.clock import wait_until
 from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, session, turn
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import ADMIN, PLAIN, Proxy, served, spawned, tight, wait_until
+from tests.serving import ADMIN, PLAIN, Proxy, served, spawned, tight
 
 STRANGER = {"x-forwarded-for": "192.0.2.1"}
 """What a reverse proxy on this machine adds; its callers are elsewhere."""

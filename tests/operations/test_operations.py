@@ -12,8 +12,9 @@ import pytest
 
 from proxy import operations
 from proxy.requests.exchange import Exchange
+from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, hang, text
-from tests.serving import PLAIN, Proxy, wait_until
+from tests.serving import PLAIN, Proxy
 
 KEY = {"authorization": "Bearer key-of-4711"}
 SECRET = "heliotrope"

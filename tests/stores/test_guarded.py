@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from proxy.errors import StoreFault
 from proxy.stores import Entry, namespace_of, open_store
-from proxy.stores import guarded as guarded_module
 from proxy.stores import memory as memory_module
 from proxy.stores.guarded import FAILURES, LARGE, LONGEST, PAUSE, Allowance, Breaker, Guarded, Put, Visit
 from proxy.stores.memory import Missing
 from proxy.threads import Turns
+from tests.clock import Clock, turns
 from tests.stores.engines import redis_server
+
+T = TypeVar("T")
 
 KEY, OTHER = "acme-1/round/k", "acme-1/round/other"
 
+BUDGET = 10.0
+"""Seconds that a request has for the store, on a clock that the tests put forward."""
+
 
 class Scripted:
-    """A store that waits for `seconds`, then raises `trouble` if it is set, and records its calls."""
+    """A store that hangs or raises `trouble`, if they are set, and records its calls."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.trouble: str | None = None
-        self.seconds = 0.0
+        self.hangs = False
         self.closed = False
 
     async def put(self, key: str, value: bytes) -> bool:
@@ -57,21 +63,18 @@ class Scripted:
 
     async def _asked(self, what: str) -> None:
         self.asked.append(what)
-        await asyncio.sleep(self.seconds)
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.trouble:
             raise StoreFault(self.trouble)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+async def in_time(asked: Awaitable[T], clock: Clock) -> T:
+    """Return what is asked for, after everybody's patience is over."""
+    task = asyncio.ensure_future(asked)
+    await turns()
+    clock.move(BUDGET)
+    return await task
 
 
 @pytest.fixture
@@ -86,7 +89,9 @@ def warned() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def guarded(store: Scripted, clock: Clock, warned: list[tuple[str, str]]) -> Guarded:
-    return Guarded(store, warn=lambda *what: warned.append(what), budget_seconds=0.05, refresh_seconds=60, clock=clock)
+    return Guarded(
+        store, warn=lambda *what: warned.append(what), budget_seconds=BUDGET, refresh_seconds=60, clock=clock
+    )
 
 
 @pytest.fixture
@@ -189,19 +194,19 @@ async def test_the_winners_bytes_are_the_record(guarded: Guarded, store: Scripte
 async def test_a_put_is_made_once_until_the_record_needs_refreshing(
     guarded: Guarded, store: Scripted, clock: Clock
 ) -> None:
-    for now in (0.0, 1.0, 59.0):
-        clock.now = now
+    for seconds in (0, 1, 58):
+        clock.move(seconds)
         await guarded.visit().put(KEY, b"1")
     assert store.asked == [f"put {KEY}"]
-    clock.now = 60.0
+    clock.move(1)
     assert await guarded.visit().put(KEY, b"1") is Put.EXISTED
     assert store.asked == [f"put {KEY}"] * 2
 
 
 async def test_a_record_is_refreshed_before_its_retention_is_over(store: Scripted, clock: Clock) -> None:
     guarded = Guarded(store, warn=lambda *_: None, retention={"acme-1": 9.0}.get, clock=clock)
-    for now in (0.0, 2.9, 3.0):
-        clock.now = now
+    for seconds in (0, 2.9, 0.1):
+        clock.move(seconds)
         await guarded.visit().put(KEY, b"1")
     assert store.asked == [f"put {KEY}"] * 2
 
@@ -227,21 +232,27 @@ async def test_another_request_has_its_own_count(guarded: Guarded, store: Script
     assert guarded.visit().errors == {}
 
 
-async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(store: Scripted) -> None:
-    store.seconds = 5
-    visit = Guarded(store, warn=lambda *what: None, budget_seconds=0.1).visit()
-    async with asyncio.timeout(1):
-        answers = await asyncio.gather(visit.get(KEY), visit.put(OTHER, b"1", keep=False))
-        assert answers == [Missing.FAILED, Put.FAILED]
-        assert await visit.get(KEY) is Missing.FAILED
+async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
+    store.hangs = True
+    visit = guarded.visit()
+    asked = asyncio.gather(visit.get(KEY), visit.put(OTHER, b"1", keep=False))
+    await turns()
+    clock.move(BUDGET)
+    assert await asked == [Missing.FAILED, Put.FAILED]
+    assert await visit.get(KEY) is Missing.FAILED
     assert visit.errors == {"get:timeout": 1, "put:timeout": 1, "get:budget": 1}
     assert len(store.asked) == 2, "with the budget spent, nobody is asked"
 
 
-async def test_a_visit_may_have_a_budget_of_its_own(store: Scripted) -> None:
-    store.seconds = 0.1
-    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.01)
-    assert await guarded.visit(2.0).get(KEY) is Missing.ABSENT
+async def test_a_visit_may_have_a_budget_of_its_own(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+    store.hangs = True
+    asked = asyncio.create_task(guarded.visit(3 * BUDGET).get(KEY))
+    await clock.let_pass(2 * BUDGET)
+    assert not asked.done()
+    await clock.let_pass(BUDGET)
+    assert await asked is Missing.FAILED
 
 
 async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store: Scripted, clock: Clock) -> None:
@@ -258,7 +269,7 @@ async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store:
     assert await visit.get(OTHER) == b"known"
     assert len(store.asked) == asked
     store.trouble = None
-    clock.now += PAUSE
+    clock.move(PAUSE)
     assert await guarded.visit().get(KEY) is Missing.ABSENT
     assert guarded.state == "closed"
 
@@ -275,37 +286,37 @@ async def test_a_full_store_is_still_read(guarded: Guarded, store: Scripted, clo
     visit = guarded.visit()
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
     assert visit.errors == {"put:open": 1}
-    clock.now += PAUSE
+    clock.move(PAUSE)
     assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
     assert guarded.state == "closed"
 
 
-async def test_a_store_that_is_slow_to_write_is_still_read(store: Scripted) -> None:
+async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     """Each request reads before it writes. What was read in time says nothing about writing."""
-    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.05)
     for number in range(FAILURES):
         visit = guarded.visit()
-        store.seconds = 0
+        store.hangs = False
         await visit.get(f"acme-1/round/{number}")
-        store.seconds = 5
-        assert await visit.put(f"acme-1/round/{number}", b"1", keep=False) is Put.FAILED
+        store.hangs = True
+        assert await in_time(visit.put(f"acme-1/round/{number}", b"1", keep=False), clock) is Put.FAILED
     assert guarded.writing.state == "open"
     visit = guarded.visit()
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
     assert visit.errors == {"put:open": 1}, "nobody waits"
-    store.seconds = 0
+    store.hangs = False
     assert await visit.get(OTHER) is Missing.ABSENT
 
 
 @pytest.mark.parametrize("trouble", [None, "too large"])
-async def test_records_that_are_large_keep_nobody_else_from_writing(store: Scripted, trouble: str | None) -> None:
-    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.05)
-    store.seconds, store.trouble = (0 if trouble else 5), trouble
+async def test_records_that_are_large_keep_nobody_else_from_writing(
+    guarded: Guarded, store: Scripted, clock: Clock, trouble: str | None
+) -> None:
+    store.hangs, store.trouble = not trouble, trouble
     for _ in range(5):
-        assert await guarded.visit().put(KEY, bytes(LARGE + 1), keep=False) is Put.FAILED
+        assert await in_time(guarded.visit().put(KEY, bytes(LARGE + 1), keep=False), clock) is Put.FAILED
     assert guarded.state == "closed"
     for _ in range(FAILURES):
-        assert await guarded.visit().put(KEY, bytes(LARGE), keep=False) is Put.FAILED
+        assert await in_time(guarded.visit().put(KEY, bytes(LARGE), keep=False), clock) is Put.FAILED
     assert guarded.state == "open"
 
 
@@ -330,15 +341,17 @@ async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clo
     store.trouble = "away"
     for _ in range(FAILURES):
         await guarded.visit().get(KEY)
-    clock.now += PAUSE
+    clock.move(PAUSE)
     asked = len(store.asked)
-    store.seconds = 0.01
-    await asyncio.gather(*(guarded.visit().get(KEY) for _ in range(20)))
+    store.hangs = True
+    await in_time(asyncio.gather(*(guarded.visit().get(KEY) for _ in range(20))), clock)
     assert len(store.asked) == asked + 1
 
 
 @pytest.mark.parametrize(("hangs", "state"), [(False, "closed"), (True, "open")])
-async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(hangs: bool, state: str) -> None:
+async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
+    hangs: bool, state: str, clock: Clock
+) -> None:
     class Busy(Scripted):
         """Does one operation at a time, and hangs, or takes a twentieth of the seconds that a request has."""
 
@@ -346,16 +359,18 @@ async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
 
         async def put(self, key: str, value: bytes) -> bool:
             async with self.turns.place(namespace_of(key)):
-                await asyncio.sleep(5 if hangs else 0.02)
+                await asyncio.sleep(10 * BUDGET if hangs else BUDGET / 20)
                 return True
 
     warned = list[str]()
-    guarded = Guarded(Busy(), warn=lambda _, text: warned.append(text), budget_seconds=0.4)
+    guarded = Guarded(Busy(), warn=lambda _, text: warned.append(text), budget_seconds=BUDGET, clock=clock)
     many = [
         asyncio.create_task(guarded.visit().put(f"a-1/originals/{number}", b"1", keep=False)) for number in range(100)
     ]
-    await asyncio.sleep(0)
-    other = await guarded.visit().put("b-1/originals/k", b"1", keep=False)
+    await turns()
+    asked = asyncio.create_task(guarded.visit().put("b-1/originals/k", b"1", keep=False))
+    await clock.let_pass(BUDGET + 1, steps=40)
+    other = await asked
     assert guarded.state == state
     assert other is (Put.FAILED if hangs else Put.WRITTEN)
     assert Counter(await asyncio.gather(*many))[Put.FAILED] > 60
@@ -365,24 +380,24 @@ async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
 async def test_a_cancelled_request_is_no_fault(
     guarded: Guarded, store: Scripted, warned: list[tuple[str, str]]
 ) -> None:
-    store.seconds = 5
-    task = asyncio.create_task(guarded.visit(60).get(KEY))
-    await asyncio.sleep(0.01)
+    store.hangs = True
+    task = asyncio.create_task(guarded.visit().get(KEY))
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert warned == []
 
 
-async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: Scripted) -> None:
+async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     assert await guarded.check(1) is None
     store.trouble = "away"
     for _ in range(FAILURES):
         assert await guarded.check(1) == "away"
     assert guarded.state == "open"
-    store.trouble, store.seconds = None, 5
-    assert await guarded.check(0.01) == "no answer to a check within 0.01 s"
-    store.seconds = 0
+    store.trouble, store.hangs = None, True
+    assert await in_time(guarded.check(10), clock) == "no answer to a check within 10 s"
+    store.hangs = False
     assert await guarded.check(1) is None
     assert guarded.state == "closed"
 
@@ -407,46 +422,42 @@ async def test_close(guarded: Guarded, store: Scripted) -> None:
 
 
 async def test_a_store_that_does_not_close_is_left(
-    guarded: Guarded, store: Scripted, monkeypatch: pytest.MonkeyPatch
+    guarded: Guarded, store: Scripted, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_module, "CLOSING", 0.01)
     monkeypatch.setattr(store, "close", asyncio.Event().wait)
-    assert not await guarded.close()
+    assert not await in_time(guarded.close(), clock)
 
 
 def test_waiting_side_by_side_is_paid_for_once() -> None:
     clock = Clock()
     allowance = Allowance(10, clock)
-    clock.now = 100
+    clock.move(100)
     assert allowance.left == 10, "time in which nobody waits is free"
     with allowance.spending():
-        clock.now += 1
+        clock.move(1)
         with allowance.spending():
-            clock.now += 2
+            clock.move(2)
             assert allowance.left == 7
-        clock.now += 3
+        clock.move(3)
     assert allowance.left == 4
-    clock.now += 50
+    clock.move(50)
     with allowance.spending():
-        clock.now += 5
+        clock.move(5)
         assert allowance.left == -1
 
 
-async def test_a_real_server_freezes_and_thaws(tmp_path: Path) -> None:
+async def test_a_real_server_freezes_and_thaws(tmp_path: Path, clock: Clock) -> None:
     with redis_server(tmp_path) as process:
         store = open_store(f"redis://127.0.0.1:{process.port}/0")
-        guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.1)
+        guarded = Guarded(store, warn=lambda *what: None, budget_seconds=BUDGET, clock=clock)
         assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
         process.signal(signal.SIGSTOP)
-        missed = []
-        for _ in range(20):
-            visit = guarded.visit()
-            assert await visit.get(KEY) is Missing.FAILED
-            missed += visit.errors
-        assert Counter(fault.partition(":")[2] for fault in missed) == {"timeout": FAILURES, "open": 20 - FAILURES}
+        for _ in range(FAILURES):
+            assert await in_time(guarded.visit().get(KEY), clock) is Missing.FAILED
         assert guarded.state == "open"
+        assert await guarded.visit().get(KEY) is Missing.FAILED, "at once"
         process.signal(signal.SIGCONT)
-        await asyncio.sleep(PAUSE)
+        clock.move(LONGEST)
         assert await guarded.visit().get(KEY) == b"1"
         assert guarded.state == "closed"
         await guarded.close()
@@ -525,14 +536,14 @@ def test_after_a_pause_one_call_is_let_through_and_each_pause_is_twice_as_long()
     clock = Clock()
     breaker, pause = opened(clock), PAUSE
     for _ in range(10):
-        clock.now += pause * 0.99
+        clock.move(pause * 0.99)
         assert not breaker.admit()
-        clock.now += pause * 0.02
+        clock.move(pause * 0.02)
         assert breaker.admit() and not breaker.admit()
         breaker.failed()
         breaker.failed()  # a call of before says nothing more
         pause = min(2 * pause, LONGEST)
-    clock.now += LONGEST
+    clock.move(LONGEST)
     assert breaker.admit()
     breaker.succeeded()
     assert breaker.state == "closed"
@@ -544,21 +555,14 @@ def test_a_probe_that_is_never_heard_of_again_is_followed_by_another() -> None:
     clock = Clock()
     breaker = opened(clock)
     for _ in range(3):
-        clock.now += PAUSE
+        clock.move(PAUSE)
         assert breaker.admit() and not breaker.admit()
 
 
 # What could not be written.
 
 
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_module, "PAUSE", 0.01)
-
-
-@pytest.mark.usefixtures("fast")
-async def test_what_could_not_be_written_is_read_and_put_again(store: Scripted) -> None:
-    guarded = Guarded(store, warn=lambda *what: None)
+async def test_what_could_not_be_written_is_read_and_put_again(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.trouble = "away"
     for number in range(FAILURES + 2):
         assert await guarded.visit().put(f"a-1/rounds/{number}", b"%d" % number) is Put.KEPT
@@ -567,8 +571,7 @@ async def test_what_could_not_be_written_is_read_and_put_again(store: Scripted) 
     assert await guarded.visit().put("a-1/originals/o", b"o", keep=False) is Put.FAILED
     assert await guarded.visit().get("a-1/rounds/0") == b"0"
     store.trouble = None
-    while guarded.memory.unwritten:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await clock.let_pass(10 * PAUSE)
     assert store.records == {f"a-1/rounds/{number}": b"%d" % number for number in range(FAILURES + 2)}
     assert guarded.state == "closed"
     assert await guarded.visit().get("a-1/rounds/0") == b"0"

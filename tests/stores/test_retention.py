@@ -12,6 +12,7 @@ import pytest
 from proxy.stores import open_store
 from proxy.stores.local import Folder
 from proxy.stores.retention import Sweeper
+from tests.clock import PATIENCE, soon, until
 from tests.stores.contract import listed
 
 DAY = 86_400.0
@@ -48,12 +49,12 @@ async def test_it_goes_on_after_a_fault_and_until_it_is_cancelled(tmp_path: Path
     store = open_store(str(tmp_path / "store"))
     sweeper = Sweeper(store, lambda namespace: DAY, warn=lambda *what: warned.append(what), every_seconds=0.02)
     task = asyncio.create_task(sweeper.run())
-    await asyncio.sleep(0.15)
+    await until(lambda: warned)
     assert warned[0] == ("store sweep", "store: sweep: the store's folder failed: Not a directory")
     (tmp_path / "store").unlink()
     put(tmp_path / "store", "a-1/original/old", 2 * DAY)
     put(tmp_path / "store", "a-1/original/new", 0)
-    await asyncio.sleep(0.3)
+    await until(lambda: not (tmp_path / "store" / "a-1/original/old").exists())
     assert set(await listed(store, "")) == {"a-1/original/new"}
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -82,7 +83,7 @@ async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.M
 
     def slow(folder: Folder, keys: Sequence[str]) -> None:
         begun.set()
-        let_go.wait(30)
+        let_go.wait(PATIENCE)
         delete(folder, keys)
 
     monkeypatch.setattr(Folder, "delete", slow)
@@ -90,9 +91,9 @@ async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.M
     store = open_store(str(tmp_path))
     sweeper = Sweeper(store, lambda namespace: DAY, warn=lambda *_: None, swept=lambda *what: swept.append(what))
     sweep = asyncio.create_task(sweeper.once())
-    await asyncio.to_thread(begun.wait, 30)
+    await asyncio.to_thread(begun.wait, PATIENCE)
     for _ in range(20):
-        assert await asyncio.wait_for(store.get("b-1/original/new"), 10) == b"1"
+        assert await soon(store.get("b-1/original/new")) == b"1"
     assert not sweep.done()
     let_go.set()
     assert await sweep == 250

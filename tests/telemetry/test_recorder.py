@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
 
 from proxy.telemetry.logs import LATEST, MOST, Recorder
 from proxy.telemetry.outcome import Kind, Outcome
+from tests.clock import Clock, turns
 
 
 def outcome(number: int) -> Outcome:
     return Outcome(request_id=f"{number}", tenant="t", namespace="t", kind=Kind.RELAY, method="GET", path="/")
 
 
-async def test_outcomes_are_recorded_in_order_and_soon() -> None:
+async def test_outcomes_are_recorded_in_order_and_soon(clock: Clock) -> None:
     one: list[str] = []
     other: list[str] = []
     ledger = Recorder(
@@ -25,30 +25,34 @@ async def test_outcomes_are_recorded_in_order_and_soon() -> None:
     for number in range(MOST + 2):
         ledger.record(outcome(number))
     assert len(one) == MOST, "a full batch does not wait"
-    await asyncio.sleep(LATEST * 4)
+    clock.move(LATEST)
+    await turns()
     assert one == other == [f"{number}" for number in range(MOST + 2)]
 
 
-async def test_a_full_batch_does_not_cut_the_next_one_short() -> None:
+async def test_a_full_batch_does_not_cut_the_next_one_short(clock: Clock) -> None:
     sizes: list[int] = []
     ledger = Recorder(lambda batch: sizes.append(len(batch)))
     for number in range(MOST):
         ledger.record(outcome(number))
-    await asyncio.sleep(LATEST * 0.6)
+    clock.move(LATEST * 0.6)
     ledger.record(outcome(MOST))
-    await asyncio.sleep(LATEST * 0.6)  # the first batch's time is over, the second one's is not
+    clock.move(LATEST * 0.6)  # the first batch's time is over, the second one's is not
+    await turns()
     assert sizes == [MOST]
-    await asyncio.sleep(LATEST)
+    clock.move(LATEST)
+    await turns()
     assert sizes == [MOST, 1]
 
 
-async def test_flush_records_all_that_wait_once() -> None:
+async def test_flush_records_all_that_wait_once(clock: Clock) -> None:
     written: list[Outcome] = []
     ledger = Recorder(written.extend)
     ledger.record(outcome(0))
     ledger.flush()
     ledger.flush()
-    await asyncio.sleep(LATEST * 4)
+    clock.move(LATEST)
+    await turns()
     assert written == [outcome(0)]
 
 

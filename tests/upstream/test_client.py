@@ -10,23 +10,27 @@ import socket
 import ssl
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
 from proxy.settings import Settings
-from proxy.upstream import client as client_module
-from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream import client
+from proxy.upstream.client import CLOSING, UpstreamClient, UpstreamReply, UpstreamRequest, decoded
 from proxy.upstream.headers import Headers
+from tests.clock import PATIENCE, Clock, soon, still, turns, until
 from tests.wire import EVENTS, OK, Peer, chunk, replying, upstream
+
+T = TypeVar("T")
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[UpstreamClient]:
+async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UpstreamClient]:
+    monkeypatch.setattr(client, "_STALE_WITHIN", PATIENCE)
     async with UpstreamClient(Settings()) as pool:
         yield pool
 
@@ -37,9 +41,9 @@ def request(url: str, **changes: Any) -> UpstreamRequest:
         "url": url,
         "headers": [],
         "content": b"",
-        "connect_timeout": 2.0,
-        "first_byte_timeout": 2.0,
-        "idle_timeout": 2.0,
+        "connect_timeout": PATIENCE,
+        "first_byte_timeout": PATIENCE,
+        "idle_timeout": PATIENCE,
     }
     asked |= changes
     return UpstreamRequest(**asked | {"headers": Headers(asked["headers"])})
@@ -166,7 +170,7 @@ async def test_a_reply_may_come_before_the_body_has_ended(pool: UpstreamClient) 
         try:
             while True:
                 yield b"more"
-                await asyncio.sleep(0.01)
+                await turns(1)
         finally:
             left.set()
 
@@ -177,18 +181,18 @@ async def test_a_reply_may_come_before_the_body_has_ended(pool: UpstreamClient) 
 
     async with upstream(early) as wire:
         assert await body(pool, wire.url, content=content()) == b"ok"
-        await asyncio.wait_for(left.wait(), 1)
+        await soon(left.wait())
 
 
 async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: UpstreamClient) -> None:
     async def early(peer: Peer) -> None:
         await peer.reader.readuntil(b"\r\n\r\n")
         await peer.send(OK)
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
     async with upstream(early) as wire:
         for content in (b"x" * (32 << 20), b"small"):
-            assert await asyncio.wait_for(body(pool, wire.url, method="POST", content=content), 2) == b"ok"
+            assert await soon(body(pool, wire.url, method="POST", content=content)) == b"ok"
         assert wire.connections == 2
 
 
@@ -203,7 +207,7 @@ async def test_a_body_is_sent_as_it_comes(pool: UpstreamClient) -> None:
 
     async def content() -> AsyncIterator[bytes]:
         yield b"first"
-        await asyncio.wait_for(arrived.wait(), 2)
+        await soon(arrived.wait())
         yield b"second"
 
     async with upstream(handle) as wire:
@@ -248,7 +252,7 @@ async def test_chunks_come_as_they_arrive(pool: UpstreamClient) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(EVENTS, chunk(b"data: 1\n\n"))
-        await asyncio.wait_for(read.wait(), 2)
+        await soon(read.wait())
         await peer.send(chunk(b"data: 2\n\n"), chunk(b""))
 
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
@@ -339,7 +343,7 @@ async def test_a_slow_reader_slows_upstream(pool: UpstreamClient) -> None:
 
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
         await anext(reply)
-        await asyncio.sleep(0.5)
+        await still(lambda: written)
     # What the kernel's buffers hold on loopback, and little more.
     assert written < 16 << 20
 
@@ -352,11 +356,11 @@ async def test_few_of_many_small_chunks_wait_for_a_slow_reader(pool: UpstreamCli
         await peer.send(EVENTS, chunk(b"x") * number, chunk(b""))
 
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        await asyncio.sleep(0.2)
+        await turns()
         sizes = []
         async for piece in reply:
             sizes.append(len(piece))
-            await asyncio.sleep(0.01)
+            await turns(10)
     assert sum(sizes) == number
     assert max(sizes) < number / 10
 
@@ -409,99 +413,122 @@ async def test_no_such_name(pool: UpstreamClient) -> None:
     assert unknown.value.detail.startswith("http://nowhere.invalid: ")
 
 
-async def test_connecting_takes_too_long(pool: UpstreamClient) -> None:
-    async def mute(peer: Peer) -> None:
-        await peer.gone()
+LIMIT = 30.0
+"""Seconds of a timeout that a test lets pass."""
 
+
+async def mute(peer: Peer) -> None:
+    """Hears the request, says nothing, and says when the connection is closed."""
+    await peer.request()
+    await peer.gone()
+    peer.upstream.left.set()
+
+
+async def late(clock: Clock, sending: Coroutine[Any, Any, T], begun: Callable[[], Any]) -> T:
+    """Send, and put the clock forward by more than `LIMIT` once that has begun and gets no further."""
+    task = asyncio.create_task(sending)
+    await until(begun)
+    await turns()
+    clock.move(LIMIT + 1)
+    return await task
+
+
+async def test_connecting_takes_too_long(pool: UpstreamClient, clock: Clock) -> None:
     async with upstream(mute) as wire:
         with pytest.raises(UpstreamUnreachable):
-            await pool.send(request(wire.url.replace("http", "https"), connect_timeout=0.1))
+            sending = pool.send(request(wire.url.replace("http", "https"), connect_timeout=LIMIT))
+            await late(clock, sending, lambda: wire.connections)
 
 
-async def test_all_connections_are_in_use() -> None:
+async def test_all_connections_are_in_use(clock: Clock) -> None:
     """The wait is bounded, and the error says which limit it was."""
     async with upstream(hang) as wire, UpstreamClient(Settings(max_connections=1)) as pool:
         async with sent(pool, wire.url) as reply:
             await anext(reply)
             with pytest.raises(UpstreamUnreachable, match=r"at most 1 are open \(--max-connections\)"):
-                await pool.send(request(wire.url, connect_timeout=0.1))
+                await late(clock, pool.send(request(wire.url, connect_timeout=LIMIT)), lambda: True)
             waiting = asyncio.create_task(pool.send(request(wire.url)))
-            await asyncio.sleep(0)
+            await turns()
         await (await waiting).aclose()
 
 
-async def test_no_first_byte(pool: UpstreamClient) -> None:
-    async def mute(peer: Peer) -> None:
-        await peer.request()
-        await peer.gone()
-
+async def test_no_first_byte(pool: UpstreamClient, clock: Clock) -> None:
     async with upstream(mute) as wire:
-        for content in (b"{}", stream(b"{}")):
-            with pytest.raises(UpstreamSilent, match=r"no byte within 0\.6 s"):
-                await pool.send(request(wire.url, content=content, connect_timeout=0.5, first_byte_timeout=0.6))
+        for number, content in enumerate((b"{}", stream(b"{}")), start=1):
+            with pytest.raises(UpstreamSilent, match=r"no byte within 20 s"):
+                asked = request(wire.url, content=content, connect_timeout=LIMIT - 20, first_byte_timeout=20)
+                await late(clock, pool.send(asked), lambda number=number: len(wire.requests) == number)  # type: ignore[misc]
 
 
-async def test_silence_after_an_interim_reply_is_no_first_byte(pool: UpstreamClient) -> None:
+async def test_silence_after_an_interim_reply_is_no_first_byte(pool: UpstreamClient, clock: Clock) -> None:
     async def starting(peer: Peer) -> None:
         await peer.request()
         await peer.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        peer.upstream.left.set()
         await peer.gone()
 
     async with upstream(starting) as wire:
-        with pytest.raises(UpstreamSilent, match=r"no byte within 0\.3 s"):
-            await pool.send(request(wire.url, content=b"{}", first_byte_timeout=0.3))
+        with pytest.raises(UpstreamSilent, match=r"no byte within 20 s"):
+            asked = request(wire.url, content=b"{}", connect_timeout=LIMIT - 20, first_byte_timeout=20)
+            await late(clock, pool.send(asked), wire.left.is_set)
 
 
-async def test_first_byte_timeout_ends_with_the_head(pool: UpstreamClient) -> None:
+async def test_first_byte_timeout_ends_with_the_head(pool: UpstreamClient, clock: Clock) -> None:
     async def slow(peer: Peer) -> None:
         for _ in range(2):
             await peer.request()
             await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
-            await asyncio.sleep(0.5)
+            await arrived.wait()
+            clock.move(LIMIT * 3)
+            await turns()
             await peer.send(b"ok")
         await peer.gone()
 
     async with upstream(slow) as wire:
         for _ in range(2):
-            assert await body(pool, wire.url, content=b"{}", first_byte_timeout=0.2) == b"ok"
+            arrived = asyncio.Event()
+            limits = {"connect_timeout": LIMIT, "first_byte_timeout": LIMIT, "idle_timeout": LIMIT * 10}
+            async with sent(pool, wire.url, content=b"{}", **limits) as reply:
+                arrived.set()
+                assert [piece async for piece in reply] == [b"ok"]
         assert wire.connections == 1, "the connection stays usable"
 
 
-async def test_idle_in_the_middle(pool: UpstreamClient) -> None:
-    async def stall(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(EVENTS, chunk(b"data: 1\n\n"))
-        await peer.gone()
-
-    async with upstream(stall) as wire, sent(pool, wire.url, idle_timeout=0.1) as reply:
-        pieces = reply
-        assert await anext(pieces) == b"data: 1\n\n"
-        with pytest.raises(UpstreamSilent, match=r"nothing for 0\.1 s"):
-            await anext(pieces)
+async def test_idle_in_the_middle(pool: UpstreamClient, clock: Clock) -> None:
+    async with upstream(hang) as wire, sent(pool, wire.url, idle_timeout=LIMIT) as reply:
+        assert await anext(reply) == b"x"
+        with pytest.raises(UpstreamSilent, match=r"nothing for 30 s"):
+            await late(clock, anext(reply), lambda: True)
 
 
-async def test_upstream_takes_none_of_the_body(pool: UpstreamClient) -> None:
-    async def deaf(peer: Peer) -> None:
-        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        await asyncio.sleep(5)
+async def test_upstream_takes_none_of_the_body(pool: UpstreamClient, clock: Clock) -> None:
+    made = 0
 
     async def endless() -> AsyncIterator[bytes]:
+        nonlocal made
         while True:
+            made += 1
             yield bytes(1 << 20)
 
     async with upstream(deaf) as wire:
+        sending = asyncio.create_task(pool.send(request(wire.url, content=endless(), idle_timeout=LIMIT)))
+        await until(lambda: made)
+        await still(lambda: made)
+        clock.move(LIMIT + 1)
         with pytest.raises(UpstreamSilent, match="took none"):
-            await pool.send(request(wire.url, content=endless(), idle_timeout=0.2))
+            await sending
 
 
-async def test_a_slow_client_is_not_upstreams_fault(pool: UpstreamClient) -> None:
+async def test_a_slow_client_is_not_upstreams_fault(pool: UpstreamClient, clock: Clock) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x"
-            await asyncio.sleep(0.2)
+            clock.move(LIMIT * 3)
+            await turns()
 
     async with upstream(replying(OK)) as wire:
-        assert await body(pool, wire.url, content=slow(), idle_timeout=0.1, first_byte_timeout=0.1) == b"ok"
+        limits = {"idle_timeout": LIMIT, "first_byte_timeout": LIMIT}
+        assert await body(pool, wire.url, content=slow(), **limits) == b"ok"
 
 
 @pytest.mark.parametrize(
@@ -532,18 +559,24 @@ async def test_cut_off(pool: UpstreamClient, start: bytes, reset: bool) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(start)
-        await asyncio.sleep(0.05)
+        await read.wait()
         if reset:
             peer.reset()
 
+    read = asyncio.Event()
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        pieces = reply
-        assert await anext(pieces) == b"abc"
+        assert await anext(reply) == b"abc"
+        read.set()
         with pytest.raises(UpstreamBroken):
-            await anext(pieces)
+            await anext(reply)
 
 
 # Whose connection it is
+
+
+async def deaf(peer: Peer) -> None:
+    peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.Event().wait()
 
 
 async def hang(peer: Peer) -> None:
@@ -575,39 +608,33 @@ async def test_a_broken_chunk_behind_whole_ones(pool: UpstreamClient, broken: by
         if reads == "later":
             await wire.left.wait()
         with pytest.raises(UpstreamBroken):
-            async with asyncio.timeout(10):
-                async for piece in chunks:
-                    assert piece == b"hello"
+            async for piece in chunks:
+                assert piece == b"hello"
 
 
 async def test_closing_the_reply_closes_upstream(pool: UpstreamClient) -> None:
     async with upstream(hang) as wire:
         async with sent(pool, wire.url) as reply:
             await anext(reply)
-        await asyncio.wait_for(wire.left.wait(), 1)
+        await soon(wire.left.wait())
 
 
 async def test_cancelling_closes_upstream(pool: UpstreamClient) -> None:
-    async def mute(peer: Peer) -> None:
-        await peer.request()
-        await peer.gone()
-        peer.upstream.left.set()
-
     async with upstream(mute) as wire:
         task = asyncio.create_task(pool.send(request(wire.url)))
-        await asyncio.sleep(0.1)
+        await until(lambda: wire.requests)
         task.cancel()
-        await asyncio.wait_for(wire.left.wait(), 1)
+        await soon(wire.left.wait())
 
 
-def breaks_on_second(late: float = 0) -> Any:
+def breaks_on_second(meanwhile: Callable[[], object] = lambda: None) -> Any:
     """Answers the first request of each connection and breaks at the second."""
 
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
         await peer.reader.read(1)
-        await asyncio.sleep(late)
+        meanwhile()
         peer.reset()
 
     return handle
@@ -683,7 +710,7 @@ async def test_an_end_that_nobody_has_read_yet(pool: UpstreamClient, manual: Man
             old.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         old.close()
     asked = asyncio.create_task(body(pool, manual.url, content=stream(bytes(2 << 20), b"end")))
-    new = await asyncio.wait_for(manual.accept(), 5)
+    new = await soon(manual.accept())
     while b"end" not in await asyncio.get_running_loop().sock_recv(new, 1 << 20):
         pass
     new.sendall(OK)
@@ -697,7 +724,7 @@ async def test_a_timeout_that_crosses_the_request_is_not_its_reply(pool: Upstrea
     [old] = await opened(pool, manual)
     asked = asyncio.create_task(body(pool, manual.url, content=b"x"))
     await manual.answer(old, TIMED_OUT + b"Connection: close\r\n\r\n")
-    await manual.answer(await asyncio.wait_for(manual.accept(), 5))
+    await manual.answer(await soon(manual.accept()))
     assert await asked == b"ok"
 
 
@@ -720,12 +747,11 @@ async def test_a_streamed_body_gets_a_new_connection(pool: UpstreamClient) -> No
         assert (len(wire.requests), wire.connections) == (3, 3)
 
 
-async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, monkeypatch: Any) -> None:
-    monkeypatch.setattr(client_module, "_STALE_WITHIN", 0.1)
-    async with upstream(breaks_on_second(late=0.3)) as wire:
+async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, clock: Clock) -> None:
+    async with upstream(breaks_on_second(lambda: clock.move(PATIENCE + 1))) as wire:
         await body(pool, wire.url)
         with pytest.raises(UpstreamBroken):
-            await pool.send(request(wire.url, content=b"costly"))
+            await pool.send(request(wire.url, content=b"costly", first_byte_timeout=PATIENCE * 10))
     assert wire.connections == 1
 
 
@@ -733,14 +759,19 @@ async def test_what_comes_unasked_is_nobodys_reply(pool: UpstreamClient) -> None
     async def poisoned(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
-        await asyncio.sleep(0.05)
+        await read.wait()
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nsomebodyelse")
+        await peer.delivered()
+        said.set()
         await peer.gone()
 
     async with upstream(poisoned) as wire:
         for _ in range(2):
+            read, said = asyncio.Event(), asyncio.Event()
             assert await body(pool, wire.url, content=b"x") == b"ok"
-            await asyncio.sleep(0.15)
+            read.set()
+            await said.wait()
+            await turns()
     assert wire.connections == 2
 
 
@@ -759,16 +790,17 @@ async def test_what_upstream_began_to_answer_is_not_sent_again(pool: UpstreamCli
     assert len(wire.requests) == 2
 
 
-async def test_interim_replies_without_end_hold_up_nobody(pool: UpstreamClient) -> None:
+async def test_interim_replies_without_end_hold_up_nobody(pool: UpstreamClient, clock: Clock) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         with suppress(OSError):
             while True:
                 await peer.send(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1_000)
+                clock.move(1)
 
     async with upstream(handle) as wire:
         with pytest.raises(UpstreamSilent):
-            await pool.send(request(wire.url, content=b"x", connect_timeout=0.2, first_byte_timeout=0.2))
+            await pool.send(request(wire.url, content=b"x", connect_timeout=LIMIT, first_byte_timeout=LIMIT))
 
 
 async def test_a_new_connection_that_breaks_is_not_tried_again(pool: UpstreamClient) -> None:
@@ -883,18 +915,13 @@ async def test_https_proxy(certificate: Path) -> None:
     assert wire.requests[0].target == b"/a%2fb"
 
 
-async def test_an_upstream_that_reads_nothing_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upstream_that_reads_nothing_does_not_delay_the_end(clock: Clock) -> None:
     """aiohttp waits until all that was written is sent, which is never."""
-    monkeypatch.setattr(client_module, "CLOSING", 0.01)
-
-    async def deaf(peer: Peer) -> None:
-        await asyncio.Event().wait()
-
     async with upstream(deaf) as wire:
         async with UpstreamClient(Settings()) as pool:
             sending = asyncio.create_task(pool.send(request(wire.url, content=b"x" * (64 << 20))))
-            while not wire.connections:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.01)
+            await until(lambda: wire.connections)
+            await turns()
+            asyncio.get_running_loop().call_soon(clock.move, CLOSING + 1)  # while the block ends
         sending.cancel()
         await asyncio.wait([sending])
