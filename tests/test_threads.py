@@ -15,6 +15,8 @@ import pytest
 
 from proxy.errors import Overloaded
 from proxy.threads import SLICE, SMALL, Slot, Turns, WorkPool, breathe, nobody_waits
+from tests.clock import PATIENCE, soon
+from tests.clock import turns as settle
 
 
 class Gate:
@@ -27,16 +29,11 @@ class Gate:
     def work(self, name: str) -> Callable[[], str]:
         def run() -> str:
             self.begun.set()
-            self.open.wait(10)
+            self.open.wait(PATIENCE)
             self.ran.append(name)
             return name
 
         return run
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_run_returns_and_raises_as_the_work_does() -> None:
@@ -74,7 +71,7 @@ async def test_work_of_a_caller_who_left_is_never_run() -> None:
 async def test_a_thread_is_busy_until_its_work_ends_even_if_its_caller_left() -> None:
     pool, gate = WorkPool("test", 1), Gate()
     left = asyncio.create_task(pool.run("a", gate.work("left")))
-    await asyncio.to_thread(gate.begun.wait, 10)
+    await asyncio.to_thread(gate.begun.wait, PATIENCE)
     left.cancel()
     waiting = asyncio.create_task(pool.run("b", gate.work("b")))
     await settle()
@@ -211,8 +208,8 @@ async def test_paused_work_ends_with_its_pool() -> None:
     pool, gate, never, begun = WorkPool("test", 1), Gate(), threading.Event(), threading.Event()
     long = asyncio.create_task(pool.run("a", lambda: long_work(never)))
     await settle()
-    other = asyncio.create_task(pool.run("b", lambda: (begun.set(), gate.open.wait(10))))
-    await asyncio.to_thread(begun.wait, 10)
+    other = asyncio.create_task(pool.run("b", lambda: (begun.set(), gate.open.wait(PATIENCE))))
+    await asyncio.to_thread(begun.wait, PATIENCE)
     pool.close()
     gate.open.set()
     await other
@@ -261,12 +258,12 @@ async def test_where_the_system_starts_no_more_threads_others_do_the_work(monkey
         patched.setattr(threading.Thread, "start", refuse)
         for _ in range(5):
             with pytest.raises(Overloaded, match="no more threads"):
-                await asyncio.wait_for(pool.run("one", lambda: 1), 5)
+                await pool.run("one", lambda: 1)
     assert await pool.run("one", lambda: 1) == 1
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         numbers = (pool.run("many", lambda number=number: number) for number in range(9))  # type: ignore[misc]
-        assert await asyncio.wait_for(asyncio.gather(*numbers), 5) == [*range(9)]
+        assert await asyncio.gather(*numbers) == [*range(9)]
 
 
 async def test_hanging_threads_leave_nothing_behind_of_who_gave_up() -> None:
@@ -283,19 +280,20 @@ async def test_hanging_threads_leave_nothing_behind_of_who_gave_up() -> None:
     for task in hanging:
         task.cancel()
     await asyncio.gather(*hanging, return_exceptions=True)
-    assert await pool.ended(0.01) == 2, "they hang, whoever waits for them"
+    assert await pool.ended(0) == 2, "they hang, whoever waits for them"
     gate.open.set()
-    assert await pool.ended(20) == 0
+    assert await pool.ended(PATIENCE) == 0
     assert sorted(gate.ran) == ["a", "b"]
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
     code = (
-        "import asyncio, time\nfrom proxy.threads import WorkPool\n"
-        "async def main():\n    asyncio.ensure_future(WorkPool('test').run('', lambda: time.sleep(600)))\n"
-        "    await asyncio.sleep(0.1)\nasyncio.run(main())"
+        "import asyncio, threading, time\nfrom proxy.threads import WorkPool\nbegun = threading.Event()\n"
+        "async def main():\n"
+        "    asyncio.ensure_future(WorkPool('test').run('', lambda: (begun.set(), time.sleep(600))))\n"
+        "    await asyncio.to_thread(begun.wait)\nasyncio.run(main())"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0
 
 
 async def test_an_idle_thread_keeps_no_value() -> None:
@@ -320,9 +318,9 @@ async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
     pool, order = WorkPool("test", 1), list[str]()
     done = threading.Event()
     callers = [f"default-{number:016x}" for number in range(5)] + ["victim-" + "0" * 16]
-    first = asyncio.create_task(pool.run("default-anonymous", lambda: done.wait(30)))
+    first = asyncio.create_task(pool.run("default-anonymous", lambda: done.wait(PATIENCE)))
     waiting = [asyncio.create_task(pool.run(caller, lambda caller=caller: order.append(caller))) for caller in callers]
-    await asyncio.sleep(0)  # all of them wait for their turn
+    await settle()  # all of them wait for their turn
     assert pool.waiting == len(callers)
     done.set()
     await asyncio.gather(first, *waiting)
@@ -351,7 +349,7 @@ async def test_a_place_is_lost_to_nobody_who_has_gone() -> None:
     turns.give_back(turn)
     turns.give_back(await last)
     assert got == ["c"]
-    await asyncio.wait_for(turns.take("d"), 10)
+    await soon(turns.take("d"))
     assert turns.waiting == 0
 
 
@@ -366,7 +364,7 @@ async def test_a_place_that_comes_as_its_waiter_goes_is_passed_on(first: str) ->
         step()
     turns.give_back(await other)
     assert task.cancelled() and got == ["b"]
-    await asyncio.wait_for(turns.take("d"), 10)
+    await soon(turns.take("d"))
 
 
 async def test_a_flood_of_one_caller_holds_up_no_other_by_more_than_one_turn() -> None:

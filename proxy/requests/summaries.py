@@ -69,6 +69,10 @@ REMEMBERED = 10_000
 STORE_SECONDS = 10.0
 """Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
 
+LONGEST_WAIT = 120.0
+"""Seconds that a request waits for its snapshot, and then goes without. Clients give up a request after minutes, and a
+later request shows the snapshot."""
+
 Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 Flight = asyncio.Task[Snapshot | None]
 
@@ -129,10 +133,11 @@ class Summaries:
         waits = history.policy.offload.compress.wait is Wait.ALWAYS or not history.room.holds(ready.tokens)
         snapshot = None
         try:
-            flight = await self._flight(ready, boundary, records, tenant, ask, waits=waits)
-            if flight is not None and waits:
-                snapshot = await asyncio.shield(flight)
-        except Overloaded:
+            async with asyncio.timeout(LONGEST_WAIT):
+                flight = await self._flight(ready, boundary, records, tenant, ask, waits=waits)
+                if flight is not None and waits:
+                    snapshot = await asyncio.shield(flight)
+        except (Overloaded, TimeoutError):
             snapshot = None
         except Exception:
             log.exception("A summary failed because of a fault of the proxy")

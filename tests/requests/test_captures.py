@@ -26,6 +26,7 @@ from proxy.requests import captures
 from proxy.requests.captures import CaptureFolder, Captures
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Kind, Outcome
+from tests.clock import until
 
 DAY = 86_400.0
 POLICY = Policy(tenant="acme", capture=True)
@@ -295,9 +296,7 @@ async def test_a_folder_that_is_refused_is_told_of(
     said = f"captures are not deleted: Permission denied: {tmp_path / 'other'}"
     async with capturing(tmp_path) as taken:
         taken.take(OUTCOME, POLICY, CHAT_REQUEST)
-        for _ in range(1_000):
-            if not written(tmp_path):
-                await asyncio.sleep(0.01)
+        await until(lambda: written(tmp_path))
     assert said in caplog.text
     assert len(written(tmp_path)) == 1
 

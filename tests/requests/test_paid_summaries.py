@@ -22,6 +22,7 @@ from proxy.requests.summaries import Summaries
 from proxy.stores import Store, open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
+from tests.clock import turns
 from tests.requests.planning import OFFLOAD, SYSTEM, Counting, Json, knowing, planned
 from tests.requests.test_handler import MemoryStore
 
@@ -54,7 +55,7 @@ class Process:
         self.paid += 1
         self._asking += 1
         self.most = max(self.most, self._asking)
-        await asyncio.sleep(0.001)
+        await turns(3)
         self._asking -= 1
         return SummaryAnswer(200, "<state_snapshot>" + f"record {self.paid} " * 5 + "</state_snapshot>")
 

@@ -21,6 +21,7 @@ from proxy.requests.summaries import (
     FIRST_PAUSE,
     FLIGHTS_PER_TENANT,
     LONGEST_PAUSE,
+    LONGEST_WAIT,
     QUEUE_PER_TENANT,
     UNUSED_LIMIT,
     UNUSED_PAUSE,
@@ -35,6 +36,7 @@ from proxy.telemetry.outcome import Outcome
 from proxy.threads import WorkPool
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
+from tests.clock import Clock, turns, until
 from tests.requests.planning import CUT, LAST, OFFLOAD, SYSTEM, USER, Json, knowing, planned, step
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
 from tests.requests.test_handler import MemoryStore
@@ -134,12 +136,6 @@ async def world() -> AsyncIterator[World]:
     world.pool.close()
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110 - what is waited for is many things
-            await asyncio.sleep(0)
-
-
 async def test_it_is_made_once_stored_and_accounted_for(world: World) -> None:
     ready = await world.request()
     assert ready.shown and ready.shown.text.startswith("the record\n") and ready.compressed() > 0
@@ -208,7 +204,7 @@ async def test_one_at_a_time_for_a_conversation_and_who_must_wait_waits(world: W
     await world.request(LONGER, policy(Wait.NEVER))
     assert len(world.asked) == 1, "one that need not wait has it made later"
     patient = asyncio.create_task(world.shows(LONGER))
-    await asyncio.sleep(0.01)
+    await turns()
     assert len(world.asked) == 1
     world.gate.set()
     assert await patient
@@ -246,19 +242,35 @@ async def test_a_request_that_goes_away_does_not_take_its_summary_along(world: W
     assert world.store.records
 
 
-async def test_closing_waits_for_what_is_paid_for_and_no_longer(world: World) -> None:
+async def test_a_request_that_has_waited_for_long_goes_without_and_the_next_one_shows_it(
+    world: World, clock: Clock
+) -> None:
+    world.gate.clear()
+    waiting = asyncio.create_task(world.shows())
+    await until(lambda: world.asked)
+    clock.move(LONGEST_WAIT)
+    assert not await waiting
+    world.gate.set()
+    await world.landed()
+    assert await world.shows() and len(world.asked) == 1
+
+
+async def test_closing_waits_for_what_is_paid_for_and_no_longer(world: World, clock: Clock) -> None:
     world.gate.clear()
     await world.request(policy=policy(Wait.NEVER))
     await until(lambda: bool(world.asked))
     closing = asyncio.create_task(world.summaries.close(5))
-    await asyncio.sleep(0)
+    await turns()
     world.gate.set()
     await closing
     assert world.store.records
     world.gate.clear()
     await world.request(said("another"), policy(Wait.NEVER))
     await until(lambda: len(world.asked) == 2)
-    await world.summaries.close(0.01)
+    closing = asyncio.create_task(world.summaries.close(5))
+    await turns()
+    clock.move(5)
+    await closing
     await world.landed()
     assert world.faults[-1] == "summary"
 
@@ -429,7 +441,7 @@ def test_limits_of_a_group() -> None:
 # -- for the operations, and the calls --------------------------------------------------------------------------------
 
 
-async def test_once_is_for_its_caller_alone(world: World) -> None:
+async def test_once_is_for_its_caller_alone(world: World, clock: Clock) -> None:
     _, made = await job(world)
     world.answers, spent = [SummaryAnswer(500)], Spent()
     stored, outcomes = dict(world.store.records), list(world.outcomes)
@@ -440,8 +452,11 @@ async def test_once_is_for_its_caller_alone(world: World) -> None:
     assert spent == Spent(200, 40, 160, 3)
     assert (world.store.records, world.outcomes) == (stored, outcomes)
     world.gate.clear()
+    asking = asyncio.create_task(world.summaries.once(made, Spent()))
+    await turns()
+    clock.move(made.timeout)
     with pytest.raises(TimeoutError):
-        await world.summaries.once(replace(made, timeout=0.01), Spent())
+        await asking
 
 
 ORDER = {"object": "error", "message": "Unexpected role 'user' after role 'tool'", "code": "3230"}

@@ -24,6 +24,7 @@ from proxy.requests import tool_loop
 from proxy.requests.tool_loop import REFUSAL_LIMIT, Refusal
 from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
+from tests.clock import Clock, turns
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
@@ -279,10 +280,11 @@ async def test_unterminated_last_event_is_terminated() -> None:
     assert await bench.run() == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"))
 
 
-async def test_connection_left_open_after_the_last_event_delays_nobody() -> None:
+async def test_connection_left_open_after_the_last_event_delays_nobody(clock: Clock) -> None:
     bench = Bench(ScriptedReply(OURS, asyncio.Event()), ScriptedReply(ANSWER, UpstreamBroken("reset")))
-    async with asyncio.timeout(5):
-        assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(1)
+    assert text(folded(await running)) == "Let me look.\n\nIt is 42."
 
 
 async def test_stream_is_read_to_its_end_after_the_last_event() -> None:
@@ -299,13 +301,13 @@ async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> No
     bench = Bench(ScriptedReply(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), ScriptedReply(ANSWER))
     bench.partner.answering, bench.partner.remembering = answered.wait, kept.wait
     task = asyncio.create_task(bench.run())
-    await settled()
+    await turns()
     assert bench.browser.body == stream(ROLE)
     more.set()
-    await settled()
+    await turns()
     assert text(folded(bench.browser.body)) == "Let me look." and len(bench.partner.sent) == 1
     answered.set()
-    await settled()
+    await turns()
     assert text(folded(bench.browser.body)) == "Let me look.\n\nIt is 42."
     assert folded(bench.browser.body)["finish"] is None and not bench.browser.complete
     kept.set()
@@ -317,55 +319,56 @@ async def test_mixed_turn_is_recorded_before_the_reply_ends() -> None:
     bench = Bench(ScriptedReply(MIXED))
     bench.partner.remembering = kept.wait
     task = asyncio.create_task(bench.run())
-    await settled()
+    await turns()
     assert folded(bench.browser.body)["finish"] is None
     kept.set()
     assert folded(await task)["finish"] == "tool_calls"
 
 
-async def settled() -> None:
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
-async def test_silent_stream_gets_heartbeat_comments(where: str) -> None:
-    pause: tuple[Step, ...] = (0.2,)
+async def test_silent_stream_gets_heartbeat_comments(where: str, clock: Clock) -> None:
+    pause: tuple[Step, ...] = (60.0,)
     slow = pause if where == "upstream is silent" else ()
-    bench = Bench(ScriptedReply(OURS[:200], *slow, OURS[200:]), ScriptedReply(ANSWER), heartbeat=0.03)
+    bench = Bench(ScriptedReply(OURS[:200], *slow, OURS[200:]), ScriptedReply(ANSWER), heartbeat=10)
     if where == "a tool works":
-        bench.partner.answering = lambda: asyncio.sleep(0.2)
+        bench.partner.answering = lambda: asyncio.sleep(60)
     if where == "the store is slow":
-        bench.partner.remembering = lambda: asyncio.sleep(0.2)
+        bench.partner.remembering = lambda: asyncio.sleep(60)
     if where == "upstream thinks":
         send = bench.partner.send
 
         async def slowly(body: bytes) -> Any:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(60)
             return await send(body)
 
         bench.partner.send = slowly  # type: ignore[method-assign]
-    out = await bench.run()
-    assert out.count(b": working\n\n") >= 2
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(120, steps=60)
+    out = await running
+    assert out.count(b": working\n\n") >= 5
     assert out.replace(b": working\n\n", b"") == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert bench.browser.messages[0]["type"] == "http.response.start"
 
 
-async def test_reply_that_is_not_a_stream_gets_no_heartbeat() -> None:
-    bench = Bench(ScriptedReply(0.1, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=0.01)
-    assert await bench.run() == whole({"content": "x"})
+async def test_reply_that_is_not_a_stream_gets_no_heartbeat(clock: Clock) -> None:
+    bench = Bench(ScriptedReply(60.0, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=10)
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(60)
+    assert await running == whole({"content": "x"})
 
 
-async def test_slow_client_gets_no_heartbeat() -> None:
-    bench = Bench(ScriptedReply(ANSWER), heartbeat=0.01)
+async def test_slow_client_gets_no_heartbeat(clock: Clock) -> None:
+    bench = Bench(ScriptedReply(ANSWER), heartbeat=10)
     send = bench.browser.send
 
     async def slowly(message: Any) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(60)
         await send(message)
 
     bench.browser.send = slowly  # type: ignore[method-assign]
-    assert b"working" not in await bench.run()
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(600, steps=60)
+    assert b"working" not in await running
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -683,7 +686,7 @@ async def test_client_that_leaves_leaves_no_reply_or_task_open(where: str) -> No
         bench.partner.remembering = forever.wait
     before = asyncio.all_tasks()
     task = asyncio.create_task(bench.run())
-    await settled()
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
