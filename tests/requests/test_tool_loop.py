@@ -599,9 +599,11 @@ async def test_error_after_text_is_shown_as_it_came() -> None:
     assert await bench.run() == said
 
 
-async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last() -> None:
-    bench = Bench(ScriptedReply(KEEP_ALIVE, 0.2, ANSWER), heartbeat=0.02)
-    assert text(folded(await bench.run())) == "It is 42."
+async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last(clock: Clock) -> None:
+    bench = Bench(ScriptedReply(KEEP_ALIVE, 60.0, ANSWER), heartbeat=10)
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(60)
+    assert text(folded(await running)) == "It is 42."
     assert b"working" in bench.browser.messages[1]["body"]
 
 
