@@ -351,11 +351,6 @@ async def test_a_file_that_cannot_be_read_for_a_while_is_read_again(
 
     told: list[bool] = []
     book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
-<<<<<<< HEAD
-    monkeypatch.setattr(book_module, "INTERVAL", 0.05)
-=======
-    monkeypatch.setattr(book_module, "AGAIN", 0)
->>>>>>> 65f05c8 (Put clocks forward in tests of upstream, stores and policies)
     monkeypatch.setattr(regular_files, "read", exhausted)
     async with watched(book, clock) as watch:
         put(tmp_path, default="tenant: later")
