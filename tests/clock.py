@@ -66,10 +66,10 @@ async def soon(what: Awaitable[T]) -> T:
 
 
 async def until(met: Callable[[], Any]) -> None:
-    """Wait until `met()` is true. Raises AssertionError if it is not within `PATIENCE`."""
+    """Wait until `met()` is true, or what it awaits. Raises AssertionError if it is not within `PATIENCE`."""
     deadline = time.monotonic() + PATIENCE
     await turns()
-    while not met():
+    while not (await got if isinstance(got := met(), Awaitable) else got):
         assert time.monotonic() < deadline, f"not within {PATIENCE:g} s"
         await asyncio.to_thread(time.sleep, _PAUSE)  # not by the loop's clock, which may stand still
 

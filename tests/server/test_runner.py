@@ -20,14 +20,12 @@ from uvicorn.supervisors import Multiprocess
 
 from proxy.server.runner import SHORT_TOKEN, _Supervisor, warn_of_a_short_token
 from tests import serving
+from tests.clock import PATIENCE, soon, until
 from tests.serving import Start, started
 from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ROOT = Path(__file__).parents[2]
-
-SOON = 30.0
-"""Seconds within which happens what has to, on a machine that has much else to do."""
 
 
 class Served:
@@ -47,7 +45,7 @@ class Served:
         return {int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
     async def ends(self) -> int:
-        return await asyncio.to_thread(self.process.wait, SOON)
+        return await asyncio.to_thread(self.process.wait, PATIENCE)
 
 
 def command(*flags: str, store: Path) -> Sequence[str]:
@@ -61,14 +59,14 @@ async def running(handler: Handler, folder: Path, *flags: str, start: Start | No
         with written:
             process = await asyncio.to_thread(start or serving.started, given, os.environ, written, written)
         try:
-            said = await asyncio.wait_for(errors.readline(), SOON)
+            said = await soon(errors.readline())
             while said.startswith(b"warning: "):
-                said = await asyncio.wait_for(errors.readline(), SOON)
+                said = await soon(errors.readline())
             # Read on, or the pipe fills and the process waits for us.
             rest = asyncio.create_task(errors.read())
             yield Served(process, wire, said, rest)
             process.kill()
-            await asyncio.wait_for(rest, SOON)
+            await soon(rest)
         finally:
             process.kill()
             await asyncio.to_thread(process.wait)
@@ -103,16 +101,26 @@ def steps(go_on: asyncio.Event) -> Handler:
 
 async def refused(port: int) -> None:
     """Returns when nobody listens any more."""
-    async with asyncio.timeout(SOON):
-        while True:
-            try:
-                async with connection(port) as (reader, writer):
-                    writer.write(GET)
-                    if not await reader.read(1):
-                        return
-            except ConnectionError:
-                return
-            await asyncio.sleep(0.05)
+
+    async def refuses() -> bool:
+        try:
+            async with connection(port) as (reader, writer):
+                writer.write(GET)
+                return not await reader.read(1)
+        except ConnectionError:
+            return True
+
+    await until(refuses)
+
+
+async def metrics(port: int, *lines: bytes) -> None:
+    """Returns when the metrics have these lines."""
+
+    async def there() -> bool:
+        page = (await ask(port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
+        return all(line in page for line in lines)
+
+    await until(there)
 
 
 WORKERS = pytest.mark.parametrize(
@@ -141,14 +149,14 @@ async def serving_with_log(
         given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
         process = await asyncio.to_thread(started, given, os.environ, log, log)
         try:
-            async with asyncio.timeout(SOON):
-                while process.poll() is None:
-                    with suppress(OSError):
-                        assert (await ask(port, GET)).body == b"ok"
-                        break
-                    await asyncio.sleep(0.1)
+
+            async def serves() -> bool:
+                with suppress(OSError):
+                    return (await ask(port, GET)).body == b"ok"
+                return process.poll() is not None
+
+            await until(serves)
             assert process.poll() is None
-            await asyncio.sleep(0.5)  # until it has told where it listens
             yield process, port
         finally:
             process.kill()
@@ -158,9 +166,11 @@ async def serving_with_log(
 @WORKERS
 async def test_a_full_disk_below_the_log_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with await asyncio.to_thread(open, "/dev/full", "wb") as full:
-        async with serving_with_log(full, tmp_path, flags) as (process, _):
+        async with serving_with_log(full, tmp_path, flags) as (process, port):
+            for _ in range(3):
+                assert (await soon(ask(port, GET))).body == b"ok"
             process.terminate()
-            assert await asyncio.to_thread(process.wait, SOON) == 0
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
 
 
 @WORKERS
@@ -170,9 +180,9 @@ async def test_a_log_that_nobody_reads_keeps_nobody_from_serving(tmp_path: Path,
     with os.fdopen(read, "rb"), os.fdopen(write, "wb") as log:
         async with serving_with_log(log, tmp_path, flags) as (process, port):
             for _ in range(300):
-                assert (await asyncio.wait_for(ask(port, GET), SOON)).body == b"ok"
+                assert (await soon(ask(port, GET))).body == b"ok"
             process.terminate()
-            assert await asyncio.to_thread(process.wait, SOON) == 0
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
 
 
 @WORKERS
@@ -191,7 +201,7 @@ async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
             await refused(served.port)
             for worker in workers:  # as systemd and terminals do, beside the supervisor
                 os.kill(worker, signal.SIGTERM)
-            await asyncio.wait_for(idle_reader.read(), SOON)
+            await soon(idle_reader.read())
             assert served.process.poll() is None
             go_on.set()
             assert [piece async for piece in got] == [b"two"]
@@ -206,7 +216,7 @@ async def test_draining_is_bounded(tmp_path: Path, flags: tuple[str, ...]) -> No
             await reader.readuntil(b"one")
             served.process.terminate()
             # The rest of the chunk, and then the end without the last one: cut off, and to be seen.
-            assert await asyncio.wait_for(reader.read(), SOON) == b"\r\n"
+            assert await soon(reader.read()) == b"\r\n"
         assert await served.ends() == 0
 
 
@@ -267,15 +277,14 @@ async def test_streams_that_are_cut_off_end_with_an_error_event(
             writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
             await read_head(reader)
             got = chunks(reader)
-            streams.append((api, tools, got, await asyncio.wait_for(anext(got), SOON)))
+            streams.append((api, tools, got, await soon(anext(got))))
         assert any(b"read_file" in request.body for request in served.wire.requests)
         served.process.terminate()
         if twice:
             await refused(served.port)
             served.process.terminate()
         for api, tools, got, beginning in streams:
-            async with asyncio.timeout(SOON):
-                rest = beginning + b"".join([piece async for piece in got])
+            rest = beginning + b"".join([piece async for piece in got])
             assert re.search(STREAMS[api][2], rest), (api, tools, rest)
             assert rest.endswith(b"}\n\n")
         assert await served.ends() == int(twice)
@@ -289,9 +298,9 @@ async def test_requests_still_waiting_after_draining_get_an_error(tmp_path: Path
 
     async with running(mute, tmp_path, "--drain-timeout=1") as served:
         waiting = asyncio.create_task(ask(served.port, GET))
-        await asyncio.sleep(0.3)
+        await until(lambda: served.wire.requests)
         served.process.terminate()
-        reply = await asyncio.wait_for(waiting, SOON)
+        reply = await soon(waiting)
         assert await served.ends() == 0
     assert (reply.status, reply.get(b"connection")) == (503, [b"close"])
 
@@ -301,6 +310,7 @@ import sys, time
 from proxy.stores import local
 {patch}
 """
+RELAYED = b'offload_requests_total{dialect="",kind="relay",status="200",tenant="default"} %d.0'
 MONITOR = "--monitor-networks=127.0.0.0/8"
 """Lets the tests ask for deep health and metrics."""
 
@@ -346,9 +356,7 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
 async def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, hanging: Callable[[str], None]) -> None:
     hanging(POLICIES_HANG)
     async with running(replying(OK), tmp_path, "--drain-timeout=1", start=started) as served:
-        async with asyncio.timeout(SOON):
-            while not (tmp_path / "site" / "sitecustomize.py.hangs").exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until((tmp_path / "site" / "sitecustomize.py.hangs").exists)
         served.process.terminate()
         assert await served.ends() == 1
         said = await served.rest
@@ -367,17 +375,13 @@ async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, fl
         replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", MONITOR, *flags
     ) as served:
         os.mkfifo(policies / "pipe.yaml")
-        await asyncio.sleep(2)
+        await metrics(served.port, b"offload_policies_current 0.0", b'offload_policy_reloads_total{result="failed"}')
         for _ in range(12):
             await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await asyncio.sleep(0.2)
-        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
+        await metrics(served.port, b'offload_store_damaged_records_total{kind="other"} 12.0')
         served.process.terminate()
         assert await served.ends() == 0
         said = await served.rest
-    assert b"offload_policies_current 0.0" in page
-    assert b'offload_policy_reloads_total{result="failed"}' in page
-    assert b'offload_store_damaged_records_total{kind="other"} 12.0' in page
     assert b"pipe.yaml: cannot be read: Not a regular file" in said
     assert b"a damaged record counts as absent: health/probe/none" in said
 
@@ -409,25 +413,24 @@ async def test_sighup_reloads_policies(tmp_path: Path, flags: tuple[str, ...]) -
             assert (await ask(served.port, GET)).status == 200
             (policies / "default.yaml").write_text(f"upstream: {{base_url: '{other.url}'}}\n")
             served.process.send_signal(signal.SIGHUP)
-            await asyncio.sleep(1.5)
-            before = len(served.wire.requests)
-            for _ in range(8):
-                assert (await ask(served.port, GET)).status == 200
-            assert len(served.wire.requests) == before
-            assert len(other.requests) == 8
+
+            async def every_one_goes_there() -> bool:
+                before = len(other.requests)
+                for _ in range(8):
+                    assert (await ask(served.port, GET)).status == 200
+                return len(other.requests) == before + 8
+
+            await until(every_one_goes_there)
             assert served.process.poll() is None
 
 
 async def test_a_worker_that_is_stopped_keeps_neither_the_others_nor_the_end(tmp_path: Path) -> None:
     """The supervisor waits for its answer for half a minute, and acts on signals and ended workers meanwhile."""
     async with running(replying(OK), tmp_path, "--workers=2", "--drain-timeout=1") as served:
-        stopped, other = served.workers()
+        stopped, other = sorted(served.workers())  # the supervisor asks in this order
         os.kill(stopped, signal.SIGSTOP)
-        await asyncio.sleep(1.5)  # until the supervisor waits
         os.kill(other, signal.SIGKILL)
-        async with asyncio.timeout(SOON):
-            while not served.workers() - {stopped, other}:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until(lambda: served.workers() - {stopped, other})
         served.process.terminate()
         assert await served.ends() == 1
         assert (await served.rest).count(b"is killed before it has ended") == 1
@@ -437,9 +440,7 @@ async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
     async with running(replying(OK), tmp_path, "--workers=2", MONITOR) as served:
         assert len(served.workers()) == 2
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
-        await asyncio.sleep(0.2)  # the other worker writes down its own part, a little later
-        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
-    assert b'offload_requests_total{dialect="",kind="relay",status="200",tenant="default"} 40.0' in page
+        await metrics(served.port, RELAYED % 40)
 
 
 @contextmanager
@@ -469,17 +470,20 @@ async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(
             with only(worker, workers):
                 assert (await ask(served.port, GET)).status == 200
         (policies / "default.yaml").write_text(f"upstream: {{base_url: '{other.url}'}}\n")
-        await asyncio.sleep(2)  # as promised, without any signal
+
+        async def goes_there() -> bool:
+            before = len(other.requests)
+            assert (await ask(served.port, GET)).status == 200
+            return len(other.requests) > before
+
         for worker in workers:
             with only(worker, workers):
-                assert (await ask(served.port, GET)).status == 200
-        assert (len(served.wire.requests), len(other.requests)) == (3, 3)
-        await asyncio.sleep(0.2)  # a request is counted after its reply has ended
+                await until(goes_there)  # without any signal
+        asked = len(served.wire.requests) + len(other.requests)
         for worker in workers:
+            await metrics(served.port, RELAYED % asked)
             with only(worker, workers):
-                page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
-            assert b'offload_requests_total{dialect="",kind="relay",status="200",tenant="default"} 6.0' in page
-        assert b'offload_store_breakers{state="closed"} 3.0' in page
+                await metrics(served.port, RELAYED % asked, b'offload_store_breakers{state="closed"} 3.0')
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
@@ -487,9 +491,7 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     async with running(replying(OK), tmp_path, "--workers=2") as served:
         victim, other = served.workers()
         os.kill(victim, signal.SIGKILL)
-        async with asyncio.timeout(SOON):
-            while served.workers() <= {victim, other}:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until(lambda: not served.workers() <= {victim, other})
         assert (await ask(served.port, GET)).status == 200
 
 
@@ -533,7 +535,7 @@ async def test_a_burst_over_pooled_connections(tmp_path: Path) -> None:
 def run(*flags: str, store: Path) -> tuple[int, str]:
     """Return the exit code, and what was said."""
     with (store / "said").open("w+b") as said:
-        code = serving.started(command(*flags, store=store), os.environ, said, said).wait(SOON)
+        code = serving.started(command(*flags, store=store), os.environ, said, said).wait(PATIENCE)
         said.seek(0)
         return code, said.read().decode()
 
