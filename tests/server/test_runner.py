@@ -179,7 +179,7 @@ async def test_a_log_that_nobody_reads_keeps_nobody_from_serving(tmp_path: Path,
     read, write = os.pipe()
     with os.fdopen(read, "rb"), os.fdopen(write, "wb") as log:
         async with serving_with_log(log, tmp_path, flags) as (process, port):
-            for _ in range(300):
+            for _ in range(150):
                 assert (await soon(ask(port, GET))).body == b"ok"
             process.terminate()
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
