@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from tests.clock import until
+from tests.clock import soon, until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -170,6 +170,12 @@ async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asy
         yield reader, writer
     finally:
         writer.close()
+
+
+async def heard(port: int) -> None:
+    """Returns when the proxy has read whatever it was sent before: it reads in the order in which things come."""
+    reply = await soon(ask(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+    assert reply.status == 200
 
 
 async def ask(port: int, request: bytes, *, bodiless: bool = False) -> Message:

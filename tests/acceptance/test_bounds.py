@@ -24,7 +24,7 @@ from proxy.requests.relay import GATHERED
 from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED, UNREAD_SECONDS
 from tests.clock import Clock, soon, turns, until
 from tests.serving import Proxy, served, spawned
-from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, read_message, replying, upstream
+from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, heard, read_message, replying, upstream
 
 Json = dict[str, Any]
 KNOWN = "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"
@@ -32,7 +32,6 @@ KNOWN = "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer client\r\n\r\n"
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
@@ -65,11 +64,6 @@ async def refused(reader: asyncio.StreamReader) -> Message:
     return reply
 
 
-async def heard(proxy: Proxy) -> None:
-    """Returns when the proxy has read whatever it was sent before: it reads in the order in which things come."""
-    assert (await soon(ask(proxy.port, HEALTH))).status == 200
-
-
 async def say(writer: asyncio.StreamWriter, *parts: bytes) -> None:
     """Send each part as its own segment."""
     writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,7 +76,7 @@ async def stalled(writer: asyncio.StreamWriter, proxy: Proxy) -> None:
     """Returns when the proxy takes no more of what we have to send."""
     left = -1
     while left != (left := writer.transport.get_write_buffer_size()):
-        await heard(proxy)
+        await heard(proxy.port)
 
 
 def cuts(data: bytes, size: int) -> list[bytes]:
@@ -296,7 +290,7 @@ async def test_the_time_for_a_head_is_bounded(drip: bool) -> None:
         for _ in range(4):
             if drip:
                 await say(writer, b"x")
-            await heard(proxy)
+            await heard(proxy.port)
             clock.move(16)
         reply = await refused(reader)
     assert reply.status == 408
@@ -309,7 +303,7 @@ async def test_the_time_for_a_body_without_progress_is_bounded(target: bytes, si
     clock = Clock(goes=True)
     async with relay(body_timeout=60, clock=clock) as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(post(b"{", b"Authorization: Bearer k", target=target, size=size))
-        await heard(proxy)
+        await heard(proxy.port)
         clock.move(61)
         reply = await soon(read_message(reader))
         assert await soon(reader.read()) == b""
@@ -326,7 +320,7 @@ async def test_a_slow_but_steady_sender_is_served(size: int) -> None:
         writer.write(post(body[5:], size=size))
         for _ in range(5):
             await say(writer, b"\0")
-            await heard(proxy)
+            await heard(proxy.port)
             clock.move(20)
         assert (await read_message(reader)).body == b"ok"
     assert wire.requests[0].body == body
@@ -353,7 +347,7 @@ async def test_a_slow_upstream_is_not_a_slow_client() -> None:
         await stalled(writer, proxy)
         for _ in range(10):
             clock.move(20)
-            await heard(proxy)
+            await heard(proxy.port)
         go_on.set()
         assert (await soon(read_message(reader))).body == b"ok"
 
@@ -369,7 +363,7 @@ async def test_unfinished_requests_do_not_count_against_the_limit(target: bytes)
             size = 100 if number % 2 else GATHERED + 100
             _, writer = await held.enter_async_context(connection(proxy.port))
             writer.write(post(b"{", b"Authorization: Bearer %d" % number, target=target, size=size))
-        await heard(proxy)
+        await heard(proxy.port)
         replies = [
             await ask(proxy.port, post(b"{}", b"Authorization: Bearer honest", target=target)) for _ in range(20)
         ]
@@ -381,7 +375,7 @@ async def test_uploads_take_a_share_of_the_places() -> None:
         for _ in range(2):
             _, writer = await held.enter_async_context(connection(proxy.port))
             writer.write(post(b"{", size=GATHERED + 100))
-        await heard(proxy)
+        await heard(proxy.port)
         async with connection(proxy.port) as (reader, writer):
             writer.write(post(b"{", size=GATHERED + 100))
             reply = await refused(reader)
@@ -401,7 +395,7 @@ async def test_the_bytes_of_all_bodies_are_bounded_per_tenant() -> None:
                     _, writer = await held.enter_async_context(connection(proxy.port))
                     writer.write(post(bytes(100_000), size=200_000))
                     held_writers.append(writer)
-                await heard(proxy)
+                await heard(proxy.port)
                 async with connection(proxy.port) as (reader, writer):
                     writer.write(post(bytes(300_000)))
                     reply = await soon(read_message(reader))
@@ -410,7 +404,7 @@ async def test_the_bytes_of_all_bodies_are_bounded_per_tenant() -> None:
                 assert (await ask(proxy.port, post(b"{}"))).status == 200
                 again = post(bytes(300_000), b"Authorization: Bearer client")
                 assert (await ask(proxy.port, again)).body == b"ok"
-            await heard(proxy)
+            await heard(proxy.port)
             assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
             for _ in range(10):
                 assert (await ask(proxy.port, post(bytes(900_000)))).body == b"ok"
@@ -425,11 +419,11 @@ async def test_an_endless_sender_makes_room_for_others() -> None:
         for _, writer in ends:
             writer.write(post(bytes(99_990), size=200_000))
         for _ in range(4):
-            await heard(proxy)
+            await heard(proxy.port)
             clock.move(20)
             for _, writer in ends:
                 writer.write(b"x")
-        await heard(proxy)
+        await heard(proxy.port)
         assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
         for reader, _ in ends:
             assert (await soon(read_message(reader))).status == 503
@@ -482,7 +476,7 @@ async def test_a_client_that_stops_reading_is_closed_after_a_timeout(reads: bool
             if reads:
                 await reader.readexactly(1 << 20)
             await until(lambda: wire.requests)
-            await heard(proxy)
+            await heard(proxy.port)
             clock.move(UNREAD_SECONDS / 4)
         rest = len(await soon(reader_to_its_end(reader)))
     assert (rest + (8 << 20) > size) is reads
