@@ -96,7 +96,7 @@ async def _answered(call: OperationCall) -> bytes:
 
 
 def _outcome(call: OperationCall) -> Outcome:
-    client, tenant, account = call.client, call.tenant, call.account
+    client, tenant = call.client, call.tenant
     return Outcome(
         request_id=client.request_id,
         tenant=tenant.name,
@@ -104,15 +104,6 @@ def _outcome(call: OperationCall) -> Outcome:
         kind=Kind.OPERATION,
         method=client.method,
         path=client.shown_path,
-        model=account.model,
-        mode=account.mode,
-        messages=account.messages,
-        tokens_before=account.tokens_before,
-        tokens_after=account.tokens_after,
-        compacted=account.compacted,
-        compressed=account.compressed,
-        summary_prompt_tokens=account.summary_prompt_tokens,
-        summary_completion_tokens=account.summary_completion_tokens,
-        cached_tokens=account.cached_tokens,
         store_errors=call.shelf.errors,
+        **call.noted,
     )

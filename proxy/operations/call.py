@@ -24,22 +24,6 @@ T = TypeVar("T")
 
 
 @dataclass
-class OperationAccount:
-    """Fields of the outcome that the operations fill in; `Outcome` documents them."""
-
-    mode: str = "off"
-    model: str = ""
-    messages: int = 0
-    tokens_before: int = 0
-    tokens_after: int = 0
-    compacted: int = 0
-    compressed: int = 0
-    summary_prompt_tokens: int = 0
-    summary_completion_tokens: int = 0
-    cached_tokens: int = 0
-
-
-@dataclass
 class OperationCall:
     """Everything that an operation needs to do its work."""
 
@@ -49,7 +33,8 @@ class OperationCall:
     shelf: CallerFiles
     given: Body = field(default_factory=Body)
     """The request's body; empty until it is read."""
-    account: OperationAccount = field(default_factory=OperationAccount)
+    noted: dict[str, Any] = field(default_factory=lambda: {"mode": "off"})
+    """What the operation adds to its outcome."""
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a reading thread when it is this caller's turn, and return its result."""
@@ -79,15 +64,7 @@ def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], byte
 
 def _envelope(success: bool, answer: str, messages: Iterable[bytes | Raw], metadata: Mapping[str, Any]) -> bytes:
     """Encode each member separately, because some are raw JSON and others are text that must be escaped."""
-    members = (
-        b'{"success":',
-        rawjson.encode(success),
-        b',"answer":',
-        rawjson.encode(answer),
-        b',"messages":',
-        rawjson.array(messages),
-        b',"metadata":',
-        rawjson.encode(metadata),
-        b"}",
-    )
-    return b"".join(members)
+    said, more = rawjson.encode(answer), rawjson.encode(metadata)
+    return b'{"success":%b,"answer":%b,"messages":%b,"metadata":%b}' % (
+        rawjson.encode(success), said, rawjson.array(messages), more
+    )  # fmt: skip

@@ -2,9 +2,8 @@
 
 A caller can also read, by its exact path, an original that the proxy moved for the same key.
 
-The names of moved texts contain a digest of the text. Any other file has one more line in the store: the SHA-256 of its
-content and its key. So a file that was cut off or changed is noticed. It counts as absent, but stays where it is until
-the same file is written again: its caller may have no other copy, and people may still make something of it.
+The names of moved texts contain a digest of the text, so a text that was cut off or changed is noticed. It counts as
+absent, but stays where it is until the same text is written again: people may still make something of it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ from proxy.threads import WorkPool
 from proxy.tools import names
 
 KIND, ORIGINALS = "files", "originals"
-
-SEAL_BYTES = 65
-"""Bytes of the line with the digest, and of the break before it."""
 
 AT_ONCE = 16
 """The most files that one call writes concurrently."""
@@ -76,25 +72,26 @@ class CallerFiles:
 
     async def put_next(self, stem: str, ending: str, content: bytes) -> str:
         """Write a file under the next free name: `STEM0ENDING`, `STEM1ENDING`, …; returns the name."""
-        number = await self._next_number(stem, ending)
+        taken = [file.name.removeprefix(stem).removesuffix(ending) for file in await self._beginning(stem)]
+        number = max((int(one) + 1 for one in taken if one.isascii() and one.isdigit()), default=0)
         while not await self._put_if_free(name := f"{stem}{number}{ending}", content):
             number += 1
         return name
 
     async def below(self, directory: str) -> list[File]:
         """Return the files below a directory, sorted by name."""
-        begin = f"{directory}/" if directory else ""
-        return await self._beginning(begin)
+        return await self._beginning(f"{directory}/" if directory else "")
 
     async def read(self, name: str) -> bytes | None:
         """Return the content of the file or the original with this path, or None if there is neither."""
-        keys = [key for key in (self._key(names.key_part(name)), self._original(name)) if key]
-        found = await self._read([(key, name) for key in keys])
+        directory, _, file = name.rpartition("/")
+        original = f"{self._namespace}/{ORIGINALS}/{file}" if directory in self._store_dirs and is_part(file) else ""
+        found = await self._read([(key, name) for key in (self._key(name), original) if key])
         return next((content for content in found if content is not None), None)
 
     async def read_many(self, wanted: Sequence[str]) -> Sequence[bytes | None]:
         """Return the contents in the order of the names, with None for each missing file."""
-        return await self._read([(self._key(names.key_part(name)), name) for name in wanted]) if wanted else []
+        return await self._read([(self._key(name), name) for name in wanted]) if wanted else []
 
     def missing(self, name: str, path: str) -> NotThere:
         """Return the error for a file that could not be read. `path` is how the caller spells its name."""
@@ -106,37 +103,25 @@ class CallerFiles:
         return NotThere(f"There is no file {path!r} among your files")
 
     async def _put(self, name: str, content: bytes) -> None:
-        key = self._key(names.key_part(name))
-        for _ in range(2):  # a damaged file, and one that is deleted meanwhile, gives way
+        for _ in range(2):  # other content can only be damaged, as the name tells it, and gives way
             if await self._put_if_free(name, content):
                 return
-            [existing] = await self._stored([key])
-            if existing is None:
-                continue
-            [there] = await self._read([(key, name)])
-            if there == content:
+            [existing] = await self._stored([self._key(name)])
+            if existing == content:
                 return
-            if there is not None:
-                break
-            await self._visit.discard(key, existing)
+            if existing is not None:
+                await self._visit.discard(self._key(name), existing)
         raise StoreFault(f"The store already has other content as {name}")
 
     async def _put_if_free(self, name: str, content: bytes) -> bool:
-        key = self._key(names.key_part(name))
-        value = await self._threads.run(self._namespace, lambda: stored(key, name, content))
-        done = await self._visit.put(key, value, keep=False, sure=True)
+        done = await self._visit.put(self._key(name), content, keep=False, sure=True)
         if done is Put.FAILED:
             _failed("keep a file")
         return done is Put.WRITTEN
 
-    async def _next_number(self, stem: str, ending: str) -> int:
-        taken = await self._beginning(stem)
-        numbers = [file.name.removeprefix(stem).removesuffix(ending) for file in taken]
-        return max((int(number) + 1 for number in numbers if number.isascii() and number.isdigit()), default=0)
-
     async def _beginning(self, text: str) -> list[File]:
         """Return the files whose names begin with `text`, sorted by name. Raises BadName if `text` is too long."""
-        found = await self._visit.list(self._key(names.key_part(text)))
+        found = await self._visit.list(self._key(text))
         if found is Missing.FAILED:
             _failed("list files")
         return await self._threads.run(self._namespace, lambda: _beginning(text, found))
@@ -144,12 +129,12 @@ class CallerFiles:
     async def _read(self, wanted: Sequence[tuple[str, str]]) -> Sequence[bytes | None]:
         """Return the contents of these keys and names, with None where there is none or where it is damaged."""
         found = await self._stored([key for key, _ in wanted])
-        contents = await self._threads.run(self._namespace, lambda: list(map(_whole, wanted, found)))
-        for (key, name), value, content in zip(wanted, found, contents, strict=True):
-            if value is not None and content is None:
+        whole = await self._threads.run(self._namespace, lambda: [*map(_is_whole, (name for _, name in wanted), found)])
+        for (key, name), is_whole in zip(wanted, whole, strict=True):
+            if not is_whole:
                 self._visit.damaged(key)
                 self.damaged[name] = None
-        return contents
+        return [content if is_whole else None for content, is_whole in zip(found, whole, strict=True)]
 
     async def _stored(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         found = await self._visit.read(keys)
@@ -157,46 +142,21 @@ class CallerFiles:
             _failed("read a file")
         return found
 
-    def _key(self, part: str) -> str:
-        return f"{self._namespace}/{KIND}/{part}"
-
-    def _original(self, name: str) -> str | None:
-        directory, _, file = name.rpartition("/")
-        return f"{self._namespace}/{ORIGINALS}/{file}" if directory in self._store_dirs and is_part(file) else None
+    def _key(self, name: str) -> str:
+        return f"{self._namespace}/{KIND}/{names.key_part(name)}"
 
 
-def stored(key: str, name: str, content: bytes) -> bytes:
-    """Return the content as it is stored: with a seal, unless the name tells the content."""
-    return content if digest_in(name) else b"%b\n%b" % (content, _seal(key, content))
-
-
-def _seal(key: str, content: bytes) -> bytes:
-    digest = hashlib.sha256(content)
-    digest.update(key.encode())
-    return digest.hexdigest().encode()
-
-
-def _whole(of: tuple[str, str], value: bytes | None) -> bytes | None:
-    """Return the content of a stored file with this key and name, or None if it is not what was written."""
-    key, name = of
-    if value is None:
-        return None
-    if digest := digest_in(name):
-        return value if hashlib.sha256(value).hexdigest().startswith(digest) else None
-    if key.split("/")[1] == ORIGINALS:
-        return value
-    content = value[:-SEAL_BYTES]
-    return content if value[-SEAL_BYTES:] == b"\n" + _seal(key, content) else None
+def _is_whole(name: str, content: bytes | None) -> bool:
+    """Whether this content is what the name says, or there is none."""
+    digest = digest_in(name)
+    return content is None or not digest or hashlib.sha256(content).hexdigest().startswith(digest)
 
 
 def _beginning(text: str, entries: Sequence[Entry]) -> list[File]:
-    named = ((names.name_of(entry.key.split("/", 2)[2]), entry.size) for entry in entries)
-    files = [
-        File(name, size if digest_in(name) else max(0, size - SEAL_BYTES))
-        for name, size in named
-        if name and name.startswith(text)
-    ]
-    return sorted(files, key=lambda file: file.name)
+    named = ((names.name_of(entry.key.split("/", 2)[2]) or "", entry.size) for entry in entries)
+    return sorted(
+        (File(name, size) for name, size in named if name and name.startswith(text)), key=lambda file: file.name
+    )
 
 
 def _failed(task: str) -> NoReturn:

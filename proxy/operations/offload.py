@@ -13,26 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from proxy.dialects.chat import CHAT
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
 from proxy.operations import one_shot, schema
 from proxy.operations.call import OperationReply
-from proxy.operations.one_shot import Offloaded, Options
+from proxy.operations.one_shot import Offloaded
+from proxy.operations.schema import OffloadParameters
 from proxy.plan.history import Message
 from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
-from proxy.policy import Mode, SnapshotRole
+from proxy.policy import SnapshotRole
 from proxy.requests import turn_io
 from proxy.requests.summaries import group_limits
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.tools import names
-from proxy.tools.names import BadName
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
-    from proxy.operations.files import CallerFiles
     from proxy.policy import Policy
 
 LEAST = 200
@@ -50,114 +49,73 @@ NOTHING = "Nothing was above the thresholds: the messages are as they came, and 
 
 async def offload(call: OperationCall) -> OperationReply:
     """Offload in the mode that the call asks for. Raises ProxyError."""
-    return await _offload(call, await call.read(schema.taken, call.given, schema.OffloadParameters))
+    return await _offload(call, await call.read(schema.taken, call.given, OffloadParameters))
 
 
 async def compact(call: OperationCall) -> OperationReply:
     """Offload in compact mode. Raises ProxyError."""
-    given = await call.read(schema.taken, call.given, schema.OffloadParameters)
-    return await _offload(call, replace(given, context_manage_mode="compact"))
+    given = await call.read(schema.taken, call.given, schema.CompactParameters)
+    return await _offload(call, OffloadParameters(**asdict(given), context_manage_mode="compact"))
 
 
 async def compress(call: OperationCall) -> OperationReply:
     """Offload in compress mode. Raises ProxyError."""
-    given = await call.read(schema.taken, call.given, schema.OffloadParameters)
-    keep = KEEP_RECENT if given.keep_recent_count is None else given.keep_recent_count
-    return await _offload(call, replace(given, context_manage_mode="compress", keep_recent_count=keep))
+    given = await call.read(schema.taken, call.given, schema.CompressParameters)
+    if given.keep_recent_count is None:
+        given = replace(given, keep_recent_count=KEEP_RECENT)
+    return await _offload(call, OffloadParameters(**asdict(given), context_manage_mode="compress"))
 
 
-async def _offload(call: OperationCall, given: schema.OffloadParameters) -> OperationReply:
-    options, chat_id = _options(given), given.chat_id or str(uuid.uuid4())
-    policy = call.tenant.policy.for_model(given.model or "")
-    model = given.model or policy.offload.compress.model or ""
+async def _offload(call: OperationCall, options: OffloadParameters) -> OperationReply:
+    chat_id = options.chat_id or str(uuid.uuid4())
+    policy = call.tenant.policy.for_model(options.model or "")
+    model = options.model or policy.offload.compress.model or ""
     raws = call.given.messages
     counter = call.services.reader.counter(model)
     messages = await call.read(lambda: [one_shot.measured(raw, options, counter) for raw in raws])
-    stored = await _stored(call, await call.read(one_shot.references, raws, messages, options))
-    decided = await call.read(one_shot.offload, raws, messages, options, stored, counter)
-    _note(call, options, model, decided)
-    texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
-    groups = await _written(call, decided, options.store_dir, chat_id)
-    snapshots = list(zip(texts, groups, strict=True))
-    role = SnapshotRole.SYSTEM  # where callers of this operation have always found it
-    kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
-    after = await call.read(_tokens, kept, raws, messages, options, counter)
-    call.account.tokens_after = after
-    files = {**decided.files, **groups}
-    return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
-
-
-def _options(given: schema.OffloadParameters) -> Options:
-    return Options(
-        mode=Mode(given.context_manage_mode),
-        store_dir=given.store_dir,
-        max_total_tokens=given.max_total_tokens,
-        max_tool_message_tokens=given.max_tool_message_tokens,
-        compact_ratio_threshold=given.compact_ratio_threshold,
-        group_token_threshold=given.group_token_threshold or 0,
-        keep_recent_count=given.keep_recent_count,
-        preview_chars=given.preview_char_length,
-        compress_system_message=given.compress_system_message,
-    )
-
-
-async def _stored(call: OperationCall, paths: Sequence[str]) -> dict[str, str]:
-    """Return the texts of the files, by path. Paths that lead to no file are left out."""
-    named = await call.read(_named, paths)
-    found = await call.shelf.read_many(list(named.values()))
-    pairs = [(path, content) for path, content in zip(named, found, strict=True) if content is not None]
-    return await call.read(lambda: {path: content.decode("utf-8", "surrogatepass") for path, content in pairs})
-
-
-def _named(paths: Sequence[str]) -> dict[str, str]:
-    """Return the canonical names, by path. Paths that cannot name a file are left out."""
-    named: dict[str, str] = {}
-    for path in paths:
-        try:
-            name = names.canonical(path)
-            names.key_part(name)
-        except BadName:
-            continue  # not one of our references
-        if name:
-            named[path] = name
-    return named
-
-
-async def _summarised(
-    call: OperationCall, policy: Policy, model: str, decided: Offloaded, messages: Sequence[Message], options: Options
-) -> list[str]:
-    if not model:
+    decided = await call.read(one_shot.offload, raws, messages, options, counter)
+    call.noted = {
+        "mode": options.mode.value,
+        "model": model,
+        "messages": len(raws),
+        "tokens_before": decided.tokens_before,
+        "tokens_after": decided.tokens_before,
+        "compacted": decided.compacted,
+        "compressed": len(decided.taken),
+    }
+    if decided.groups and not model:
         raise ClientFault(
             "No model for summaries: give `model`, or have `offload.compress.model` set in this tenant's policy"
         )
     turns = [await call.read(one_shot.group_turns, decided, messages, group) for group in decided.groups]
     tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
-    groups = list(zip(turns, tokens, strict=True))
-    return await _made(call, policy, model, groups, names.stem(options.store_dir))
+    texts = await _made(call, policy, model, list(zip(turns, tokens, strict=True)), names.stem(options.store_dir))
+    groups = await _written(call, decided, options.store_dir, chat_id)
+    snapshots = list(zip(texts, groups, strict=True))
+    role = SnapshotRole.SYSTEM  # where callers of this operation have always found it
+    kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
+    call.noted["tokens_after"] = after = await call.read(_tokens, kept, raws, messages, options, counter)
+    files = {**decided.files, **groups}
+    return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
 
 
 async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
     """Write all moved texts and the groups' files. Returns the groups' files in order, path → content."""
     await call.shelf.put_all(await call.read(_contents, decided.files))
     groups = {}
+    stem = names.joined(store_dir, one_shot.group_stem(chat_id))
     for group in decided.groups:
         content = await call.read(one_shot.group_file, [call.given.messages[index] for index in group])
-        path = await _put_group(call.shelf, store_dir, chat_id, content)
-        groups[path] = await call.read(content.decode)
+        name = await call.shelf.put_next(names.canonical(stem), ".json", content)
+        groups[names.joined(store_dir, name.rpartition("/")[2])] = await call.read(content.decode)
     return groups
-
-
-async def _put_group(shelf: CallerFiles, store_dir: str, chat_id: str, content: bytes) -> str:
-    stem = names.joined(store_dir, one_shot.group_stem(chat_id))
-    name = await shelf.put_next(names.canonical(stem), ".json", content)
-    return names.joined(store_dir, name.rpartition("/")[2])
 
 
 def _tokens(
     kept: Sequence[bytes | Raw],
     raws: Sequence[Raw],
     messages: Sequence[Message],
-    options: Options,
+    options: OffloadParameters,
     count: Callable[[str], int],
 ) -> int:
     """Return the tokens of the reply's messages. Only those that were rewritten still have to be measured."""
@@ -192,13 +150,6 @@ def _metadata(
     return metadata
 
 
-def _note(call: OperationCall, options: Options, model: str, decided: Offloaded) -> None:
-    account = call.account
-    account.mode, account.model, account.messages = options.mode.value, model, len(decided.raws)
-    account.tokens_before = account.tokens_after = decided.tokens_before
-    account.compacted, account.compressed = decided.compacted, len(decided.taken)
-
-
 # -- the summaries: the tenant's upstream makes them in order, and each call includes the earlier ones --
 
 
@@ -207,7 +158,8 @@ async def _made(
 ) -> list[str]:
     """Return a summary for each group, which is given as its messages and their tokens. Raises UpstreamFault."""
     spent, texts = Spent(), list[str]()
-    call.client.sent = time.perf_counter()
+    if groups:
+        call.client.sent = time.perf_counter()
     try:
         for turns, tokens in groups:
             before = [Section(BEFORE, "\n\n".join(texts))] if texts else []
@@ -219,9 +171,9 @@ async def _made(
         seconds = policy.upstream.idle_timeout
         raise UpstreamSilent(f"No summary was made: no answer within {seconds:g} seconds") from error
     finally:
-        call.account.summary_prompt_tokens = spent.prompt_tokens
-        call.account.summary_completion_tokens = spent.completion_tokens
-        call.account.cached_tokens = spent.cached_tokens
+        call.noted["summary_prompt_tokens"] = spent.prompt_tokens
+        call.noted["summary_completion_tokens"] = spent.completion_tokens
+        call.noted["cached_tokens"] = spent.cached_tokens
     return texts
 
 

@@ -9,7 +9,6 @@ comparisons are strict, and sizes are in tokens.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from proxy.dialects.chat import messages as chat_messages
 from proxy.dialects.chat.render import is_system
 from proxy.dialects.measuring import MESSAGE_TOKENS
 from proxy.dialects.render import compact
+from proxy.operations.schema import OffloadParameters
 from proxy.plan import preview, summary
 from proxy.plan.history import Message, Naming, Reading, Unplannable, digest, moved_pieces
 from proxy.plan.plan import Item, Role
@@ -30,47 +30,21 @@ from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.policy import Mode, SnapshotRole
 from proxy.rawjson import NotJson
-from proxy.tools.names import joined, stem
+from proxy.tools.names import joined
 
 NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""
 
-LONGEST_NAME = 120
-"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, dots doubled, a digest, a number, and
-our fixed text."""
-
 _REFERENCE = re.compile(
     r"\.\.\. "
     + re.escape(preview.MARK)
-    + r"(?P<path>[^\n]+?); complete, [0-9]+ lines, [0-9]+ tokens(?:; [^\n;)]+)?\)\Z"
+    + r"[^\n]+?; complete, [0-9]+ lines, (?P<tokens>[0-9]{1,12}) tokens(?:; [^\n;)]+)?\)\Z"
 )
+"""The end of a replacement that we made, and how many tokens it stands for."""
 _odd = re.compile(r"[^A-Za-z0-9_-]+")
 
 ROLES = chat_messages.ROLES | {"function": Role.TOOL}
 """Includes the role of function results, which are older than tool calls."""
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller's options. `store_dir` keeps the caller's spelling."""
-
-    mode: Mode
-    store_dir: str
-    max_total_tokens: int
-    max_tool_message_tokens: int
-    compact_ratio_threshold: float
-    group_token_threshold: int
-    """The most tokens of a group; 0 means that there is one group."""
-    keep_recent_count: int | None
-    preview_chars: int
-    compress_system_message: bool
-
-    @property
-    def shape(self) -> Shape:
-        return Shape(stem(self.store_dir), self.preview_chars, 0)
-
-    def keep(self, default: int) -> int:
-        """Return how many of the last messages stay."""
-        return default if self.keep_recent_count is None else self.keep_recent_count
 
 
 class Offloaded(msgspec.Struct, frozen=True):
@@ -94,7 +68,7 @@ class Offloaded(msgspec.Struct, frozen=True):
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def measured(raw: bytes | Raw, options: Options, count: Callable[[str], int]) -> Message:
+def measured(raw: bytes | Raw, options: OffloadParameters, count: Callable[[str], int]) -> Message:
     """Measure a message. One that cannot be read counts as a whole, and its texts never move to files."""
     if not _is_older(raw):
         with suppress(Unplannable):
@@ -102,20 +76,7 @@ def measured(raw: bytes | Raw, options: Options, count: Callable[[str], int]) ->
     return _opaque(raw, count)
 
 
-def references(raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options) -> list[str]:
-    """Return the paths to which the tool results that are large enough to move seem to refer.
-
-    Only the files themselves can show whether a text really is a reference.
-    """
-    found: dict[str, None] = {}
-    for raw, message in zip(raws, messages, strict=True):
-        if _may_move(message, options):
-            matches = (_REFERENCE.search(text) for _, text in CHAT.texts(raw))
-            found |= {match["path"]: None for match in matches if match}
-    return list(found)
-
-
-def _may_move(message: Message, options: Options) -> bool:
+def _may_move(message: Message, options: OffloadParameters) -> bool:
     return (
         options.mode is not Mode.COMPRESS
         and message.role is Role.TOOL
@@ -136,11 +97,10 @@ def _opaque(raw: bytes | Raw, count: Callable[[str], int]) -> Message:
     return Message(digest(raw), role, b"", tokens, item, (), (), "")
 
 
-def _refers(text: str, stored: Mapping[str, str]) -> bool:
-    """Whether we made this replacement: its file exists, begins with the preview, and is longer than `text`."""
+def _refers(text: str, count: Callable[[str], int]) -> bool:
+    """Whether this is a replacement that we made: it ends with a reference to something larger, and so stays."""
     match = _REFERENCE.search(text)
-    original = stored.get(match["path"], "") if match else ""
-    return match is not None and len(text) < len(original) and original.startswith(text[: match.start()])
+    return match is not None and count(text) < int(match["tokens"])
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
@@ -149,17 +109,16 @@ def _refers(text: str, stored: Mapping[str, str]) -> bool:
 def offload(
     raws: Sequence[bytes | Raw],
     messages: Sequence[Message],
-    options: Options,
-    stored: Mapping[str, str],
+    options: OffloadParameters,
     count: Callable[[str], int],
 ) -> Offloaded:
-    """Decide what the limits require. `stored` has, by path, the texts of the `references` that lead to a file."""
+    """Decide what the limits require."""
     messages, _ = Naming().named(messages)
     borders = _borders(messages)
     before = sum(message.tokens for message in messages)
     moved: dict[int, Message] = {}
     if before > options.max_total_tokens:
-        moved = _moved(raws, messages, options, stored, _recent(borders, options.keep(1)))
+        moved = _moved(raws, messages[: _recent(borders, options.keep(1))], options, count)
     kept = [_compacted(raw, moved.get(index), options.shape) for index, raw in enumerate(raws)]
     # Measured again, not summed from parts: callers compare their threshold with the ratio that the reply states.
     live = [
@@ -179,7 +138,7 @@ def offload(
     )
 
 
-def _compresses(options: Options, before: int, after: int) -> bool:
+def _compresses(options: OffloadParameters, before: int, after: int) -> bool:
     """Whether to compress: in compress mode always, in auto mode if compaction leaves too much."""
     if options.mode is not Mode.AUTO:
         return options.mode is Mode.COMPRESS
@@ -187,13 +146,13 @@ def _compresses(options: Options, before: int, after: int) -> bool:
 
 
 def _moved(
-    raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options, stored: Mapping[str, str], recent: int
+    raws: Sequence[bytes | Raw], messages: Sequence[Message], options: OffloadParameters, count: Callable[[str], int]
 ) -> dict[int, Message]:
     """Return the tool results to move, each with only the pieces that are worth moving."""
     moved = {}
-    for index, message in enumerate(messages[:recent]):
+    for index, message in enumerate(messages):
         if _may_move(message, options):
-            kept = {part for part, text in CHAT.texts(raws[index]) if _refers(text, stored)} if stored else set()
+            kept = {part for part, text in CHAT.texts(raws[index]) if _refers(text, count)}
             pieces = tuple(piece for piece in moved_pieces(message, first_preview=False) if piece.part not in kept)
             if pieces:
                 moved[index] = msgspec.structs.replace(message, pieces=pieces)
@@ -204,13 +163,13 @@ def _compacted(raw: bytes | Raw, message: Message | None, shape: Shape) -> bytes
     return compact(CHAT, raw, message, shape, first_preview=False) if message else raw
 
 
-def _files(raw: bytes | Raw, message: Message, options: Options) -> Iterator[tuple[str, str]]:
+def _files(raw: bytes | Raw, message: Message, options: OffloadParameters) -> Iterator[tuple[str, str]]:
     texts = dict(CHAT.texts(raw))
     return ((joined(options.store_dir, piece.name), texts[piece.part]) for piece in message.pieces)
 
 
 def _groups(
-    messages: Sequence[Message], live: Sequence[int], borders: Sequence[bool], options: Options
+    messages: Sequence[Message], live: Sequence[int], borders: Sequence[bool], options: OffloadParameters
 ) -> tuple[tuple[int, ...], ...]:
     """Return the groups to compress, each with as many whole steps as fit; none if the total is within the limit."""
     taken = [
@@ -221,15 +180,15 @@ def _groups(
     if sum(live[index] for index in taken) <= options.max_total_tokens:
         return ()
     groups: list[tuple[int, ...]] = []
-    room = 0
+    room, most = 0, options.group_token_threshold or 0
     for step in _steps(taken, borders):
         tokens = sum(live[index] for index in step)
-        if groups and (tokens <= room or not options.group_token_threshold):
+        if groups and (tokens <= room or not most):
             groups[-1] += step
             room -= tokens
         else:
             groups.append(step)
-            room = options.group_token_threshold - tokens
+            room = most - tokens
     return tuple(groups)
 
 
@@ -302,13 +261,8 @@ def group_file(raws: Iterable[bytes | Raw]) -> bytes:
 
 
 def group_stem(chat_id: str) -> str:
-    """Return the beginning of the names of a chat's group files. The group's number and `.json` follow it.
-
-    The caller's id may be any text. If it cannot be part of a name, its digest is added to keep names distinct.
-    """
-    safe = _odd.sub("_", chat_id)[:64]
-    mark = "" if safe == chat_id else "-" + hashlib.sha256(chat_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"compressed_group_{safe}{mark}_"
+    """Return the beginning of the names of a chat's group files. The group's number and `.json` follow it."""
+    return f"compressed_group_{_odd.sub('_', chat_id)[:64]}_"
 
 
 def _turns(raw: bytes | Raw, index: int, message: Message, tools: Mapping[str, str]) -> list[Section]:

@@ -17,11 +17,10 @@ from proxy.errors import ClientFault, NotThere
 from proxy.operations import schema, search
 from proxy.operations.call import OperationReply
 from proxy.operations.files import File
-from proxy.regex import Budget, sliced
+from proxy.regex import Budget
 from proxy.requests.archive import Session, newest
 from proxy.stores import is_part
 from proxy.tools import names, pages
-from proxy.tools.search import LineMatch
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
@@ -69,20 +68,15 @@ async def find(call: OperationCall) -> OperationReply:
     of = {text.name: session for session, text in wanted}
     try:
         matcher = await call.read(regex.compile, given.pattern, budget)
-
-        async def run(steps: search.Steps) -> list[LineMatch]:
-            return await sliced(call.services.threads, call.tenant.namespace, steps, budget)
-
-        matches = await search.searched(archive, files, matcher, given.limit, run)
+        shown = await search.searched(call, archive, files, matcher, given.limit, budget)
     except ValueError as error:  # TooSlow is one
         raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
-    return await call.read(_found, call, given, matches, of, more or left_out)
+    return await call.read(_found, call, given, shown, of, more or left_out)
 
 
 def _found(
-    call: OperationCall, given: schema.RecallSearch, matches: Sequence[LineMatch], of: dict[str, Session], older: bool
+    call: OperationCall, given: schema.RecallSearch, shown: search.Found, of: dict[str, Session], older: bool
 ) -> OperationReply:
-    shown = search.bounded(matches, given.limit)
     where = f"{len(of)} texts of your sessions" + (", older ones left out" if older else "")
     head = f'{len(shown.matches)} matches for "{given.pattern}" in {where} (line numbers are recall_read\'s offset)'
     lines = [head + (":" if shown.matches else ".")]

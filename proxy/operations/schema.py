@@ -1,4 +1,4 @@
-"""The parameters of the operations, one struct each, and the OpenAPI 3.1 document that is made from them.
+"""The parameters of the operations, one struct each, and the OpenAPI 3.1 document that is made of them.
 
 `ALIASES` lists older names of parameters. An error uses the name that the caller used.
 """
@@ -16,7 +16,8 @@ from msgspec import Meta, Raw
 
 from proxy import rawjson
 from proxy.errors import ClientFault
-from proxy.operations.one_shot import LONGEST_NAME
+from proxy.plan.preview import Shape
+from proxy.policy import Mode
 from proxy.rawjson import NotJson
 from proxy.tools import names
 from proxy.tools.names import BadName
@@ -25,6 +26,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_COMMAS = 2_000_000
 """Commas in one call, those in texts included: as many values may have to be validated in one step."""
+LONGEST_NAME = 120
+"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, dots doubled, a digest, a number, and
+our fixed text."""
+
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000
 
@@ -78,20 +83,13 @@ class MessageParameter(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
 
 
-class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Moves old content of a conversation out of its messages. The caller continues with the messages of the reply."""
+class CompactParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What every mode of moving old content takes. The caller continues with the messages of the reply."""
 
     messages: Annotated[
         list[MessageParameter], Meta(min_length=1, description="the conversation, every field of it is kept")
     ]
     store_dir: Annotated[Path, Meta(description="directory, a name among your own files, that references will carry")]
-    context_manage_mode: Annotated[
-        Literal["compact", "compress", "auto"],
-        Meta(
-            description="compact: tool results to files; compress: old messages to summaries; auto: compact, and "
-            "compress if that leaves too much"
-        ),
-    ] = "auto"
     compact_ratio_threshold: Annotated[
         float, Meta(ge=0, description="auto: compress if compaction leaves more than this share")
     ] = 0.75
@@ -115,6 +113,35 @@ class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(description="the model that writes summaries; null: the policy's `compress.model`"),
     ] = None
+
+
+class CompressParameters(CompactParameters, frozen=True, kw_only=True):
+    """The same, but 5 messages stay by default."""
+
+
+class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
+    """Moves old content of a conversation out of its messages."""
+
+    context_manage_mode: Annotated[
+        Literal["compact", "compress", "auto"],
+        Meta(
+            description="compact: tool results to files; compress: old messages to summaries; auto: compact, and "
+            "compress if that leaves too much"
+        ),
+    ] = "auto"
+
+    @property
+    def mode(self) -> Mode:
+        return Mode(self.context_manage_mode)
+
+    @property
+    def shape(self) -> Shape:
+        """The form of what stands for a moved result. `store_dir` keeps the caller's spelling."""
+        return Shape(names.stem(self.store_dir), self.preview_char_length, 0)
+
+    def keep(self, default: int) -> int:
+        """Return how many of the last messages stay."""
+        return default if self.keep_recent_count is None else self.keep_recent_count
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,18 +232,12 @@ def body(raw: bytes) -> Body:
 def taken(given: Body, kind: type[T]) -> T:
     """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
     fields = {field.name for field in msgspec.structs.fields(kind)}
-    newer = {name: name for name in fields if name in given.members}
-    older = {name: alias for alias, name in ALIASES.items() if alias in given.members.keys() - fields}
-    older = {name: alias for name, alias in older.items() if name in fields}
-    if newer.keys() & older.keys():
-        _checked(given, newer | older, kind)  # the newer name takes precedence, but both must be valid
-    return _checked(given, older | newer, kind)
-
-
-def _checked(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
-    """Return the parameters, which the caller spells so."""
+    spelled = {
+        name: alias for alias, name in ALIASES.items() if name in fields and alias in given.members.keys() - fields
+    }
+    spelled |= {name: name for name in fields & given.members.keys()}
     try:
-        made = _decoded(rawjson.encode({name: given.members[alias] for name, alias in spelled.items()}), kind)
+        made = _decoded(rawjson.encode({name: given.members[said] for name, said in spelled.items()}), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         text = re.sub(r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", str(error))
         raise ClientFault(text) from error
@@ -242,26 +263,36 @@ def _decoded(raw: bytes, kind: type[T]) -> T:
 
 Json = dict[str, Any]
 
-_REFERENCE = "#/components/schemas/{name}"
 
-_ENVELOPE: Json = {
-    "type": "object",
-    "required": ["success", "answer", "messages", "metadata"],
-    "properties": {
-        "success": {"type": "boolean"},
-        "answer": {"type": "string", "description": "the result, or the reason of a failure"},
-        "messages": {
-            "type": "array",
-            "description": "offload operations only: the messages to continue with; after a failure the caller's own, "
-            "except for a caller who was refused before the body was read (401, 403, 503)",
-        },
-        "metadata": {"type": "object"},
-    },
+class Envelope(msgspec.Struct):
+    """Every reply."""
+
+    success: bool
+    answer: Annotated[str, Meta(description="the result, or the reason of a failure")]
+    messages: Annotated[
+        list[Any],
+        Meta(
+            description="offload operations only: the messages to continue with; after a failure the caller's own, "
+            "except for a caller who was refused before the body was read (401, 403, 503)"
+        ),
+    ]
+    metadata: dict[str, Any]
+
+
+_OPERATIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "/context_offload": ("Move old content out of a conversation", (OffloadParameters,)),
+    "/context_compact": ("The same in compact mode", (CompactParameters,)),
+    "/context_compress": ("The same in compress mode; keeps 5 messages by default", (CompressParameters,)),
+    "/grep": ("Search files: a regular expression below a directory, or a text in one file", (Find, Search)),
+    "/read_file": ("Read a file, or some of its lines", (ReadFile,)),
+    "/recall_sessions": ("List your conversations that moved something", (RecallSessions,)),
+    "/recall_search": ("Search what your conversations moved", (RecallSearch,)),
+    "/recall_read": ("Read what one of your conversations moved", (RecallRead,)),
 }
+"""Each path's summary, and what it takes."""
 
-_HEALTH: Json = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
-
-_FAULTS = {
+_REPLIES = {
+    "200": "Done",
     "400": "The request is not valid; `answer` says where and why",
     "401": "No key, or an unknown one",
     "404": "No file or directory of this name",
@@ -274,99 +305,44 @@ _FAULTS = {
 }
 
 
-def _schemas(types: Sequence[type]) -> dict[str, Any]:
-    """Return the schemas of these types and of the types that they refer to, by their public names."""
-    _, found = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    schemas: dict[str, Any] = msgspec.json.decode(_public(msgspec.json.encode(found).decode()))
-    return schemas
-
-
-def _public(text: str) -> str:
-    """Replace class names by the document's names: `OffloadParameters` becomes `Offload`."""
-    return re.sub(r"(?<=[a-z])Parameters?\b", "", text)
-
-
 @cache
 def description() -> bytes:
-    """Return the document as JSON."""
-    types = (OffloadParameters, Search, Find, ReadFile, RecallSessions, RecallSearch, RecallRead)
-    schemas = _schemas(types)
+    """Return the OpenAPI document as JSON."""
+    types = [kind for _, taking in _OPERATIONS.values() for kind in taking]
+    schemas, components = msgspec.json.schema_components([*types, Envelope], ref_template="#/components/schemas/{name}")
     for kind in types:
-        _add_aliases(schemas[_public(kind.__name__)])
-    schemas["Compact"] = schemas["Compress"] = _without_mode(schemas["Offload"])
-    schemas["Envelope"] = _ENVELOPE
-    paths = {
-        "/health": _health(),
-        "/context_offload": _post("Move old content out of a conversation", "Offload"),
-        "/context_compact": _post("The same in compact mode", "Compact"),
-        "/context_compress": _post("The same in compress mode; keeps 5 messages by default", "Compress"),
-        "/grep": _post("Search files: a regular expression below a directory, or a text in one file", "Find", "Search"),
-        "/read_file": _post("Read a file, or some of its lines", "ReadFile"),
-        "/recall_sessions": _post("List your conversations that moved something", "RecallSessions"),
-        "/recall_search": _post("Search what your conversations moved", "RecallSearch"),
-        "/recall_read": _post("Read what one of your conversations moved", "RecallRead"),
+        _add_aliases(components[kind.__name__])
+    kinds = dict(zip((*types, Envelope), schemas, strict=True))
+    paths = {path: {"post": _operation(about, taking, kinds)} for path, (about, taking) in _OPERATIONS.items()}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Offload Proxy: operations", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
     }
-    return msgspec.json.encode(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "Offload Proxy: operations", "version": "1"},
-            "paths": paths,
-            "components": {
-                "schemas": schemas,
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            },
-            "security": [{"key": []}],
-        }
-    )
+    return re.sub(rb"(?<=[a-z])Parameters?\b", b"", msgspec.json.encode(document))  # the types' names for callers
 
 
-def _post(summary: str, *names: str) -> Json:
-    references = [{"$ref": _REFERENCE.format(name=name)} for name in names]
-    schema = references[0] if len(references) == 1 else {"anyOf": references}
-    envelope = {"$ref": _REFERENCE.format(name="Envelope")}
-    replies = {"200": "Done", **_FAULTS}
-    return {
-        "post": {
-            "summary": summary,
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-            "responses": {status: _reply(text, envelope) for status, text in replies.items()},
-        }
+def _operation(about: str, taking: Sequence[type], references: Mapping[type, Json]) -> Json:
+    body = references[taking[0]] if len(taking) == 1 else {"anyOf": [references[kind] for kind in taking]}
+    replies = {
+        status: {"description": text, "content": {"application/json": {"schema": references[Envelope]}}}
+        for status, text in _REPLIES.items()
     }
-
-
-def _reply(description: str, schema: Json) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def _health() -> Json:
     return {
-        "get": {
-            "summary": "Whether this server works; with `deep=1` also whether its store and its upstreams do",
-            "security": [],
-            "parameters": [{"name": "deep", "in": "query", "schema": {"enum": ["0", "1"]}}],
-            "responses": {
-                "200": _reply("It does", _HEALTH),
-                "403": {"description": "`deep=1` is for this server's operators"},
-                "503": _reply("The store or an upstream does not", _HEALTH),
-            },
-        }
+        "summary": about,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": replies,
     }
 
 
 def _add_aliases(schema: Json) -> None:
     """Add the older names of parameters. Either name satisfies a required parameter."""
-    properties, required = schema["properties"], schema["required"]
-    choices = []
+    properties, required = schema["properties"], schema.get("required", [])
     for alias, name in ALIASES.items():
         if name in properties and alias not in properties:
             properties[alias] = properties[name] | {"deprecated": True, "description": f"older name of `{name}`"}
             if name in required:
                 required.remove(name)
-                choices.append({"anyOf": [{"required": [name]}, {"required": [alias]}]})
-    if choices:
-        schema["allOf"] = choices
-
-
-def _without_mode(schema: Json) -> Json:
-    modes = {"context_manage_mode", "working_summary_mode"}
-    return schema | {"properties": {key: value for key, value in schema["properties"].items() if key not in modes}}
+                schema["anyOf"] = [{"required": [name]}, {"required": [alias]}]

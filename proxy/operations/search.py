@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,24 +23,17 @@ if TYPE_CHECKING:
 SECONDS = 10.0
 """Seconds of processor time that one search may take; enough for 10 GB at a pattern's usual speed."""
 
-BATCH_BYTES = 4 << 20
-"""The most bytes that are read and searched at a time; a larger file is a batch by itself."""
-
-BATCH_FILES = 200
-"""The most files in a batch. Their keys are made on the event loop, which takes 2 ms."""
+BATCH_BYTES, BATCH_FILES = 4 << 20, 200
+"""The most bytes and files that are read and searched at a time; a larger file is a batch by itself."""
 
 WRITING = 10.0
 """Most seconds that a call waits for files of its caller that are being written."""
 
-MATCHES = 100_000
-CHARACTERS = 16 << 20
+MATCHES, CHARACTERS = 100_000, 16 << 20
 """The most matches and characters in one answer, whatever the limit."""
 
 NAMED = 20
 """The most damaged files that an answer names. Its metadata has them all."""
-
-
-Steps = Generator[None, None, list[LineMatch]]
 
 
 class Texts(Protocol):
@@ -50,11 +43,13 @@ class Texts(Protocol):
         """Return the contents in the order of the names, with None for each that is missing."""
 
 
-class Found(msgspec.Struct, frozen=True):
-    """The matches to show, and whether there may be more."""
+class Found(msgspec.Struct):
+    """The matches to show, `most` at most, and whether there are more."""
 
-    matches: list[LineMatch]
-    more: bool
+    most: int
+    matches: list[LineMatch] = []
+    characters: int = 0
+    more: bool = False
 
 
 async def grep(call: OperationCall) -> OperationReply:
@@ -70,105 +65,63 @@ async def grep(call: OperationCall) -> OperationReply:
 
 async def _below(call: OperationCall, given: schema.Search, budget: Budget) -> OperationReply:
     directory = names.canonical(given.path or ".")
-    find = await _matcher(call, regex.compile, given.pattern, budget)
+    find = await call.read(_compiled, regex.compile, given.pattern, budget)
     files = await call.shelf.below(directory)
     if not files and directory:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
-    wanted = await call.read(_fitting, given.glob, files, directory) if given.glob else files
-
-    async def run(steps: Steps) -> list[LineMatch]:
-        return await sliced(call.services.threads, call.tenant.namespace, steps, budget)
-
-    matches = await searched(call.shelf, wanted, find, given.limit, run)
+    if given.glob:
+        fitting = set(await call.read(search.fitting, given.glob, [file.name for file in files], directory))
+        files = [file for file in files if file.name in fitting]
+    found = await searched(call, call.shelf, files, find, given.limit, budget)
     damaged = [search.relative(name, directory) for name in call.shelf.damaged]
-    return await call.read(_shown_below, given, directory, matches, damaged)
+    return await call.read(_shown_below, given, directory, found, damaged)
 
 
 async def _in_one(call: OperationCall, given: schema.Find, budget: Budget) -> OperationReply:
-    find = await _matcher(call, regex.literal, given.pattern, budget)
+    find = await call.read(_compiled, regex.literal, given.pattern, budget)
     name = names.canonical(given.file_path)
     [content] = await call.shelf.read_many([name])
     if content is None:
         raise call.shelf.missing(name, given.file_path)
-    steps = _in_files([(given.file_path, content)], find, _most(given.limit))
-    matches = await sliced(call.services.threads, call.tenant.namespace, steps, budget)
-    return await call.read(_shown_of_one, given, matches)
-
-
-async def _matcher(call: OperationCall, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
-    return await call.services.threads.run(call.tenant.namespace, lambda: _compiled(matcher, pattern, budget))
+    found = Found(min(given.limit or MATCHES, MATCHES))
+    await _search(call, {name: content}, find, found, budget)
+    lines = [f"{given.file_path}:{match.line}:{match.text}" for match in found.matches]
+    answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{given.file_path}"'
+    return OperationReply(answer, metadata=_metadata(found, [given.file_path] * len(lines)))
 
 
 async def searched(
-    shelf: Texts,
-    files: Sequence[File],
-    find: Find,
-    limit: int | None,
-    run: Callable[[Steps], Awaitable[list[LineMatch]]],
-) -> list[LineMatch]:
-    """Return the matches in these files, in order: more than `limit` if there are more. Raises StoreFault and TooSlow.
-
-    `run` searches a batch in the threads that all searches share.
-    """
-    matches: list[LineMatch] = []
-    most, characters = _most(limit), 0
+    call: OperationCall, texts: Texts, files: Sequence[File], find: Find, limit: int | None, budget: Budget
+) -> Found:
+    """Return the matches in these files, in order. Raises StoreFault and TooSlow."""
+    found = Found(min(limit or MATCHES, MATCHES))
     for batch in _batches(files):
-        wanted = [file.name for file in batch]
-        contents = await shelf.read_many(wanted)
+        contents = await texts.read_many([file.name for file in batch])
         # A file's retention may have ended since it was listed.
-        there = [(name, content) for name, content in zip(wanted, contents, strict=True) if content is not None]
-        part = await run(_in_files(there, find, most))
-        matches += part
-        characters += sum(len(match.text) for match in part)
-        if len(matches) > most or characters > CHARACTERS:
+        there = {file.name: content for file, content in zip(batch, contents, strict=True) if content is not None}
+        await _search(call, there, find, found, budget)
+        if found.more:
             break
-    return matches
+    return found
 
 
-def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> Steps:
-    """Return matches: up to `most` plus one, and slightly more than `CHARACTERS`, to show that there are more."""
-    matches: list[LineMatch] = []
-    characters = 0
-    for name, content in files:
-        for match in _in_file(name, content, find):
+async def _search(call: OperationCall, files: dict[str, bytes], find: Find, found: Found, budget: Budget) -> None:
+    await sliced(call.services.threads, call.tenant.namespace, _in_files(files, find, found), budget)
+
+
+def _in_files(files: dict[str, bytes], find: Find, found: Found) -> Generator[None, None, None]:
+    for name, content in files.items():
+        data = search.searched(content.decode("utf-8", "surrogatepass"))
+        for match in search.in_data(name, data, find):
             yield
             if match is None:
                 continue
-            matches.append(match)
-            characters += len(match.text)
-            if len(matches) > most or characters > CHARACTERS:
-                return matches
+            found.characters += len(match.text)
+            if len(found.matches) == found.most or found.characters > CHARACTERS:
+                found.more = True
+                return
+            found.matches.append(match)
         yield
-    return matches
-
-
-def _in_file(name: str, content: bytes, find: Find) -> Iterator[LineMatch | None]:
-    """Do the same as `in_data`, but validate only files with a match, because most files have none."""
-    start = 0
-    while (found := find(content, start)) < -1:
-        yield None
-        start = ~found
-    if found >= 0:
-        yield from search.in_data(name, _valid(content), find)
-
-
-def _valid(content: bytes) -> bytes:
-    """Return the content as valid UTF-8, with U+FFFD for the lone surrogates that files keep."""
-    if content.isascii():
-        return content
-    return content.decode("utf-8", "replace").encode()
-
-
-def bounded(matches: Sequence[LineMatch], most: int) -> Found:
-    """Return as many matches as one answer has."""
-    kept: list[LineMatch] = []
-    characters = 0
-    for match in matches[:most]:
-        characters += len(match.text)
-        if characters > CHARACTERS:
-            break
-        kept.append(match)
-    return Found(kept, len(kept) < len(matches))
 
 
 def _batches(files: Sequence[File]) -> Iterator[list[File]]:
@@ -184,10 +137,6 @@ def _batches(files: Sequence[File]) -> Iterator[list[File]]:
         yield batch
 
 
-def _most(limit: int | None) -> int:
-    return MATCHES if limit is None else min(limit, MATCHES)
-
-
 def _compiled(matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
     try:
         return matcher(pattern, budget)
@@ -199,16 +148,8 @@ def _unusable(error: ValueError) -> ClientFault:
     return ClientFault(f"`$.pattern` cannot be used: {error}")
 
 
-def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
-    fitting = set(search.fitting(glob, [file.name for file in files], directory))
-    return [file for file in files if file.name in fitting]
-
-
-def _shown_below(
-    given: schema.Search, directory: str, matches: Sequence[LineMatch], damaged: Sequence[str]
-) -> OperationReply:
+def _shown_below(given: schema.Search, directory: str, found: Found, damaged: Sequence[str]) -> OperationReply:
     """Show a block for each file, between lines of dashes, and below them what was not searched."""
-    found = bounded(matches, _most(given.limit))
     path = given.path or "."
     about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
     lines = [f"Found {len(found.matches)} matches for {about}:"]
@@ -227,19 +168,8 @@ def _shown_below(
     return OperationReply(answer, metadata=metadata)
 
 
-def _shown_of_one(given: schema.Find, matches: Sequence[LineMatch]) -> OperationReply:
-    """Show a line for each match."""
-    path, found = given.file_path, bounded(matches, _most(given.limit))
-    lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
-    answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
-    return OperationReply(answer, metadata=_metadata(found, [path] * len(lines)))
-
-
 def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
-    """Return the metadata: `column` counts characters from 0; `truncated` means that there are more matches.
-
-    A search that met damaged files adds their paths as `damaged`.
-    """
+    """Return the metadata: `column` counts characters from 0; `truncated` means that there are more matches."""
     matches = [
         {"path": path, "line": match.line, "column": match.column, "text": match.text}
         for path, match in zip(paths, found.matches, strict=True)
@@ -270,19 +200,17 @@ async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
     """
     name = names.canonical(path)
     content = await shelf.read(name) if name else None
-    if content is not None:
-        return path, content
-    if name in shelf.damaged:
+    if content is None and name and name not in shelf.damaged:
+        ending = [file.name for file in await shelf.below("") if file.name.endswith(f"/{name}")]
+        if len(ending) > 1:
+            several = ", ".join(ending[:5])
+            raise NotThere(f"There is no file {path!r} among your files; there are several that end so: {several}")
+        if ending:
+            name = path = ending[0]
+            content = await shelf.read(name)
+    if content is None:
         raise shelf.missing(name, path)
-    ending = [file.name for file in await shelf.below("") if name and file.name.endswith(f"/{name}")]
-    if len(ending) == 1:
-        if (content := await shelf.read(ending[0])) is not None:
-            return ending[0], content
-        raise shelf.missing(ending[0], ending[0])
-    several = ": " + ", ".join(ending[:5]) if ending else ""
-    raise NotThere(
-        f"There is no file {path!r} among your files{several and '; there are several that end so' + several}"
-    )
+    return path, content
 
 
 def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:

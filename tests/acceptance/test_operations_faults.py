@@ -189,27 +189,25 @@ def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
     [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:-1], lambda raw: raw[:40] + bytes([raw[40] ^ 4]) + raw[41:]],
     ids=["half", "one byte less", "a flipped bit"],
 )
-def test_a_damaged_file_is_named_and_never_served(caller: Caller, damaged: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_text_is_named_and_never_served(caller: Caller, damaged: Callable[[bytes], bytes]) -> None:
     earlier = set(caller.proxy.stored())
-    [moved] = caller.compact([user(), *step("c", TEXT), user()]).references
+    [path] = caller.compact([user(), *step("c", TEXT), user()]).references
     [group] = caller.compress([user(page("group", 300)), assistant(), user(), assistant()]).groups
     files = {one.name: one for one in caller.proxy.stored() if one.parent.name == "files" and one not in earlier}
-    for path in (moved, group):
-        other = group if path == moved else moved
-        file = files[key_part(canonical(path))]
-        whole, text = file.read_bytes(), caller.text(path)
-        file.write_bytes(damaged(whole))
-        before = counted(caller.proxy, "files")
-        read, found = caller.read(path), caller.post("/grep", {"pattern": "line", "file_path": path})
-        assert (read.status, found.status) == (404, 404)
-        assert path in read.answer and "is damaged in the store" in read.answer
-        below = caller.grep("line 7", path=STORE)
-        assert {match["path"] for match in below.metadata["matches"]} == {other}
-        assert below.metadata["damaged"] == [path]
-        assert below.answer.endswith(f"\nNot searched, because damaged in the store: {path.removeprefix(STORE + '/')}")
-        assert counted(caller.proxy, "files") == before + 3
-        file.write_bytes(whole)
-        assert caller.text(path) == text and "damaged" not in caller.grep("line 7", path=STORE).metadata
+    file = files[key_part(canonical(path))]
+    whole, text = file.read_bytes(), caller.text(path)
+    file.write_bytes(damaged(whole))
+    before = counted(caller.proxy, "files")
+    read, found = caller.read(path), caller.post("/grep", {"pattern": "line", "file_path": path})
+    assert (read.status, found.status) == (404, 404)
+    assert path in read.answer and "is damaged in the store" in read.answer
+    below = caller.grep("line 7", path=STORE)
+    assert {match["path"] for match in below.metadata["matches"]} == {group}
+    assert below.metadata["damaged"] == [path]
+    assert below.answer.endswith(f"\nNot searched, because damaged in the store: {path.removeprefix(STORE + '/')}")
+    assert counted(caller.proxy, "files") == before + 3
+    file.write_bytes(whole)
+    assert caller.text(path) == text and "damaged" not in caller.grep("line 7", path=STORE).metadata
 
 
 # -- references that are none ------------------------------------------------------------------------------------------
@@ -218,21 +216,11 @@ def test_a_damaged_file_is_named_and_never_served(caller: Caller, damaged: Calla
 def test_text_that_looks_like_a_reference_is_content(caller: Caller) -> None:
     real = caller.compact([user(), *step("c", TEXT), user()]).messages[2]["content"]
     path = REFERENCE.findall(real)[0]
-    unknown = real.replace(path, f"{STORE}/tool_call_none_0123456789ab.txt")
-    for look_alike in (unknown, page("padding", 500) + real, real + page("padding", 500)):
+    for look_alike in (page("padding", 5_000) + real, real + page("padding", 500)):
         history = [user(), *step("d", look_alike), user()]
         reply = caller.compact(history, preview_char_length=10)
-        assert caller.restored(reply.messages) == history or REFERENCE.findall(look_alike) == reply.references
-        if reply.files:
-            assert list(reply.files.values()) == [look_alike]
+        assert list(reply.files.values()) == [look_alike]
     assert caller.text(path) == TEXT
-
-
-def test_a_reference_to_somebody_elses_file_is_content(caller: Caller) -> None:
-    theirs = caller.compact([user(), *step("c", TEXT), user()]).messages
-    with Caller(caller.proxy) as other:
-        reply = other.compact(theirs, preview_char_length=10)
-        assert [other.text(path) for path in reply.files] == [theirs[2]["content"]]
 
 
 # -- a store that fails, a process that ends ---------------------------------------------------------------------------

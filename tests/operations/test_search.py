@@ -4,106 +4,101 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from proxy import regex
 from proxy.operations import search
+from proxy.operations.call import OperationCall
 from proxy.operations.files import CallerFiles, File
-from proxy.operations.search import (
-    BATCH_BYTES,
-    BATCH_FILES,
-    Found,
-    Steps,
-    _batches,
-    _bounded,
-    _most,
-    searched,
-)
+from proxy.operations.search import BATCH_BYTES, BATCH_FILES, Found, _batches
 from proxy.policy import Policy
-from proxy.regex import Budget, sliced
+from proxy.regex import Budget
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
-from proxy.tools.search import Find, LineMatch, TooSlow
+from proxy.tools.search import Find, TooSlow
 
 FIND = regex.compile("needle")
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncIterator[CallerFiles]:
+async def call(tmp_path: Path) -> AsyncIterator[OperationCall]:
     guarded, threads = Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None), WorkPool("test")
-    yield CallerFiles(guarded.visit(30), "acme", Policy(), threads)
+    shelf = CallerFiles(guarded.visit(30), "acme", Policy(), threads)
+    asks: Any = SimpleNamespace(
+        services=SimpleNamespace(threads=threads), tenant=SimpleNamespace(namespace="acme"), shelf=shelf
+    )
+    yield asks
     threads.close()
 
 
-async def stored(shelf: CallerFiles, contents: dict[str, bytes], sizes: int | None = None) -> list[File]:
+async def stored(call: OperationCall, contents: dict[str, bytes], sizes: int | None = None) -> list[File]:
     """The files; `sizes`: what each is said to have, so that few bytes make many batches."""
-    await shelf.put_all(contents)
-    return [File(file.name, sizes or file.size) for file in await shelf.below("")]
+    await call.shelf.put_all(contents)
+    return [File(file.name, sizes or file.size) for file in await call.shelf.below("")]
 
 
-async def found_in(shelf: CallerFiles, files: list[File], find: Find, limit: int | None) -> Found:
-    async def run(steps: Steps) -> list[LineMatch]:
-        return await sliced(shelf._threads, "acme", steps, Budget(10))
-
-    return _bounded(await searched(shelf, files, find, limit, run), _most(limit))
+async def found_in(call: OperationCall, files: list[File], find: Find, limit: int | None) -> Found:
+    return await search.searched(call, call.shelf, files, find, limit, Budget(10))
 
 
-async def test_batches_keep_the_files_order(shelf: CallerFiles) -> None:
-    files = await stored(shelf, {f"{number:02}": b"a\nNeedle %d" % number for number in range(20)}, BATCH_BYTES // 2)
-    found = await found_in(shelf, files, FIND, None)
+async def test_batches_keep_the_files_order(call: OperationCall) -> None:
+    files = await stored(call, {f"{number:02}": b"a\nNeedle %d" % number for number in range(20)}, BATCH_BYTES // 2)
+    found = await found_in(call, files, FIND, None)
     assert [match.text for match in found.matches] == [f"Needle {number}" for number in range(20)]
     assert {match.line for match in found.matches} == {2} and not found.more
 
 
 @pytest.mark.parametrize(("limit", "more"), [(1, True), (29, True), (30, False), (31, False), (10**30, False)])
-async def test_a_limit_over_all_files(shelf: CallerFiles, limit: int, more: bool) -> None:
-    files = await stored(shelf, {f"{number:02}": b"needle\n" * 3 for number in range(10)}, BATCH_BYTES)
-    found = await found_in(shelf, files, FIND, limit)
+async def test_a_limit_over_all_files(call: OperationCall, limit: int, more: bool) -> None:
+    files = await stored(call, {f"{number:02}": b"needle\n" * 3 for number in range(10)}, BATCH_BYTES)
+    found = await found_in(call, files, FIND, limit)
     assert (len(found.matches), found.more) == (min(limit, 30), more)
 
 
-async def test_nothing_is_read_beyond_the_limit(shelf: CallerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = await stored(shelf, {f"{number:02}": b"needle" for number in range(5)}, BATCH_BYTES + 1)
+async def test_nothing_is_read_beyond_the_limit(call: OperationCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = await stored(call, {f"{number:02}": b"needle" for number in range(5)}, BATCH_BYTES + 1)
     read: list[str] = []
-    read_many = shelf.read_many
+    read_many = call.shelf.read_many
 
     async def noted(wanted: list[str]) -> object:
         read.extend(wanted)
         return await read_many(wanted)
 
-    monkeypatch.setattr(shelf, "read_many", noted)
-    await found_in(shelf, files, FIND, 1)
+    monkeypatch.setattr(call.shelf, "read_many", noted)
+    await found_in(call, files, FIND, 1)
     assert sorted(read) == [file.name for file in files[:2]], "one more shows that there are more"
 
 
-async def test_an_answer_is_bounded_even_without_a_limit(shelf: CallerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_bounded_even_without_a_limit(call: OperationCall, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "CHARACTERS", 100)
-    files = await stored(shelf, {f"{number:02}": b"needle 123\n" * 6 for number in range(9)}, BATCH_BYTES)
-    found = await found_in(shelf, files, FIND, None)
+    files = await stored(call, {f"{number:02}": b"needle 123\n" * 6 for number in range(9)}, BATCH_BYTES)
+    found = await found_in(call, files, FIND, None)
     assert (len(found.matches), found.more) == (10, True)
 
 
-async def test_files_deleted_after_listing_are_skipped(shelf: CallerFiles) -> None:
-    files = await stored(shelf, {"a": b"needle"})
-    found = await found_in(shelf, [File("gone", 6), *files], FIND, None)
+async def test_files_deleted_after_listing_are_skipped(call: OperationCall) -> None:
+    files = await stored(call, {"a": b"needle"})
+    found = await found_in(call, [File("gone", 6), *files], FIND, None)
     assert [match.path for match in found.matches] == ["a"]
 
 
-async def test_half_a_surrogate_pair_is_shown_as_a_replacement_character(shelf: CallerFiles) -> None:
-    files = await stored(shelf, {"a": "x\ud83d needle".encode("utf-8", "surrogatepass")})
-    [match] = (await found_in(shelf, files, FIND, None)).matches
-    assert match.text.startswith("x\ufffd") and match.text.endswith(" needle")
+async def test_half_a_surrogate_pair_is_shown_as_a_question_mark(call: OperationCall) -> None:
+    files = await stored(call, {"a": "x\ud83d needle".encode("utf-8", "surrogatepass")})
+    [match] = (await found_in(call, files, FIND, None)).matches
+    assert match.text.startswith("x?") and match.text.endswith(" needle")
 
 
-async def test_a_file_that_takes_too_long_ends_the_search(shelf: CallerFiles) -> None:
-    files = await stored(shelf, {"a": b"needle", "b": b"hay"})
+async def test_a_file_that_takes_too_long_ends_the_search(call: OperationCall) -> None:
+    files = await stored(call, {"a": b"needle", "b": b"hay"})
     budget = Budget(1)
     find = regex.compile("needle", budget)
     budget.end()
     with pytest.raises(TooSlow):
-        await found_in(shelf, files, find, None)
+        await found_in(call, files, find, None)
 
 
 def test_only_few_files_are_read_at_a_time() -> None:
