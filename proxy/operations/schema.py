@@ -232,10 +232,16 @@ def body(raw: bytes) -> Body:
 def taken(given: Body, kind: type[T]) -> T:
     """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
     fields = {field.name for field in msgspec.structs.fields(kind)}
-    spelled = {
-        name: alias for alias, name in ALIASES.items() if name in fields and alias in given.members.keys() - fields
-    }
-    spelled |= {name: name for name in fields & given.members.keys()}
+    older = given.members.keys() - fields
+    spelled = {name: alias for alias, name in ALIASES.items() if name in fields and alias in older}
+    newer = {name: name for name in fields & given.members.keys()}
+    if newer.keys() & spelled.keys():
+        _converted(given, newer | spelled, kind)  # the newer name counts, but both must be valid
+    return _converted(given, spelled | newer, kind)
+
+
+def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
+    """Return the parameters, which the caller spells so."""
     try:
         made = _decoded(rawjson.encode({name: given.members[said] for name, said in spelled.items()}), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
