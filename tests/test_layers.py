@@ -34,6 +34,7 @@ HOMES = {
     "redis": {"stores"},
     "obstore": {"stores"},
     "prometheus_client": {"telemetry"},
+    "opentelemetry": {"telemetry"},
     "uvicorn": {"server", "demo"},
     "openai": {"demo"},
     "rich": {"demo"},

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from proxy.policy import Policy
     from proxy.requests.prepared import Prepared
     from proxy.settings import Settings
+    from proxy.telemetry.otel import OpenTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class App:
         self._shows_requests = settings.dashboard
         shown = (self._dashboard.record,) if settings.dashboard else ()
         self._ledger = logs.Recorder(logs.requests, self._metrics.record, *shown)
-        self._record = self._ledger.record
+        self._otel = _opentelemetry(settings, self._metrics)
+        self._record = self._otel.noting(self._ledger.record) if self._otel else self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))
         self._store = Guarded(
@@ -105,7 +107,7 @@ class App:
         self._deep_health = DeepHealth(self._store, settings.environment)
         self._metrics.watch_store(lambda: self._store.state)
         self._tokens = Tokens()
-        self._upstream = UpstreamClient(settings)
+        self._upstream = UpstreamClient(settings, self._otel.call if self._otel else None)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = WorkPool("work")
@@ -177,7 +179,7 @@ class App:
             if client.path in _OURS or client.path.startswith(_RESERVED) or _opened_in_a_browser(client):
                 await self._serve_own(client)
             else:
-                await self._admit(client, dialect)
+                await self._traced(client, dialect)
         except asyncio.CancelledError:
             # Only the server cancels: the drain timeout is over, or a second signal came. No caller is left to see it.
             await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
@@ -193,6 +195,13 @@ class App:
             await client.fail(error)
         else:
             await self._own(client.scope, client.receive, client.send)
+
+    async def _traced(self, client: Exchange, dialect: Dialect | None) -> None:
+        if self._otel is None:
+            await self._admit(client, dialect)
+            return
+        with self._otel.request(client.method, client.shown_path, client.headers, known=dialect is not None):
+            await self._admit(client, dialect)
 
     async def _admit(self, client: Exchange, dialect: Dialect | None) -> None:
         tenant = None
@@ -311,6 +320,9 @@ class App:
             self._tokens.load_all()
             self._dashboard.start()
             held.callback(self._dashboard.close)
+            if self._otel:
+                held.callback(self._otel.close)
+                await held.enter_async_context(running(self._otel.run()))
             held.callback(self._ledger.flush)
             held.push_async_callback(self._close_store)
             held.callback(self._threads.close)
@@ -335,6 +347,20 @@ class App:
 
     async def _close_store(self) -> None:
         self.hangs = not await self._store.close()
+
+
+def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None:
+    """Return it if one of its variables names an endpoint. To import it takes a quarter of a second."""
+    variables = settings.environment
+    named = any(name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("ENDPOINT") for name in variables)
+    if not named or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from proxy.telemetry.otel import OpenTelemetry
+    except ModuleNotFoundError:
+        logger.warning("OTEL_… is set, and nothing is exported without: pip install 'offload-proxy[otel]'")
+        return None
+    return OpenTelemetry(variables, metrics.collect)
 
 
 def _opened_in_a_browser(client: Exchange) -> bool:

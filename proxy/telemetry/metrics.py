@@ -251,6 +251,11 @@ class Metrics:
         self._sample()
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Lean(_all_workers() or self._registry))
 
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics of this process."""
+        self._sample()
+        return _Lean(self._registry).collect()
+
     def _as_it_went(self, tenant: str, outcome: Outcome, growth: Growth) -> Outcome:
         """Return the outcome without what an observed plan only would have done, which is counted apart.
 

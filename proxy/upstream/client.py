@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
     from proxy.settings import Settings
+    from proxy.telemetry.otel import TracedCall
 
 _BREATH = 0.002
 """Seconds of work on one chunk of a reply, including its reader's work, after which the event loop serves others."""
@@ -100,6 +101,8 @@ class UpstreamReply(AsyncIterator[bytes]):
         self._idle_timeout = idle_timeout
         self._url = url
         self._gone: asyncio.Future[None] | None = None
+        self.closed: Callable[[], None] | None = None
+        """Called once, when the reply is closed."""
         if response.connection is not None and (protocol := response.connection.protocol) is not None:
             protocol.read_timeout = idle_timeout
             protocol.start_timeout()
@@ -130,6 +133,9 @@ class UpstreamReply(AsyncIterator[bytes]):
         if self._gone is not None:
             self._gone.remove_done_callback(self._lost)
         self._response.close()
+        closed, self.closed = self.closed, None
+        if closed is not None:
+            closed()
 
     def _lost(self, _: object) -> None:
         """Tell whoever waits for more. At a broken chunk, aiohttp closes the connection and does not say so."""
@@ -163,9 +169,11 @@ class UpstreamClient:
     """Sends requests over pooled connections. Open it with `async with`, in the event loop that sends.
 
     It uses the environment's proxies and certificates as httpx does, and raises UserMistake if they are unusable.
+    `trace` is told of each request's method, URL and content.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, trace: Callable[[str, str, object], TracedCall] | None = None) -> None:
+        self._trace = trace
         self._routes = Routes(settings.environment)
         self._certificates = certificates(settings.environment)
         self._limit = settings.max_connections
@@ -193,6 +201,21 @@ class UpstreamClient:
 
         Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
         """
+        if self._trace is None:
+            return await self._sent(request)
+        call = self._trace(request.method, request.url, request.content)
+        kept = request.headers.without([name for name, _ in call.headers])
+        try:
+            reply = await self._sent(msgspec.structs.replace(request, headers=Headers([*kept, *call.headers])))
+        except BaseException as error:
+            call.failed(type(error).__name__)
+            call.end()
+            raise
+        call.replied(reply.status)
+        reply.closed = call.end
+        return reply
+
+    async def _sent(self, request: UpstreamRequest) -> UpstreamReply:
         origin = request.origin
         try:
             headers = _sendable(request)
