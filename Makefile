@@ -113,7 +113,7 @@ lock:
 	$(COMPILE) --all-extras --group dev --no-header pyproject.toml --output-file constraints.txt
 	$(COMPILE) --extra redis --extra objects --constraint constraints.txt --no-header --no-annotate --no-emit-package numpy pyproject.toml \
 		--output-file docs/deploy/requirements.txt
-	$(COMPILE) --all-extras --group test --resolution lowest-direct --no-header --no-annotate pyproject.toml \
+	$(COMPILE) --extra demo --extra redis --extra objects --extra otel --group test --resolution lowest-direct --no-header --no-annotate pyproject.toml \
 		--output-file tests/lowest.txt
 
 lock-clients:

@@ -1,4 +1,4 @@
-"""The commands of `offload-proxy`: serve, check, replay, store and demo.
+"""The commands of `offload-proxy`: serve, check, replay, recall, mcp, store and demo.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted, 141 broken pipe.
 Each command imports its modules when it runs, so that `--help` is quick.
@@ -121,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_check(commands)
     _add_replay(commands)
+    _add_recall(commands)
     _add_store(commands)
     demo = _add(commands, "demo", "watch an agent go past its context window, without a key or a network")
     demo.add_argument("--serve", action="store_true", help="then go on serving the dashboard, until Ctrl-C")
@@ -196,6 +197,27 @@ examples:
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     command.add_argument("--html", metavar="REPORT.html", help="also write a report with charts, as one file")
     command.set_defaults(run=_replay)
+
+
+def _add_recall(commands: Commands) -> None:
+    examples = """\
+The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input.
+
+examples:
+  offload-proxy recall                                         your conversations, newest first
+  offload-proxy recall --session 3f2a                          what one of them moved
+  offload-proxy recall --grep 'E47\\d+'                         search it all
+  offload-proxy recall billing.log-2e7dc01b9a01f2d4.txt        read one text
+"""
+    recall = _add(commands, "recall", "look into what your conversations moved out of the context", examples)
+    recall.add_argument("path", nargs="?", metavar="PATH", help="a reference, or the file's name in it")
+    recall.add_argument("--session", metavar="ID", help="only this session; the beginning of its id is enough")
+    recall.add_argument("--grep", metavar="PATTERN", help="the lines that match (RE2, ignoring case)")
+    recall.set_defaults(run=_recall)
+    mcp = _add(commands, "mcp", "serve the same to an MCP client over standard input and output")
+    mcp.set_defaults(run=_mcp)
+    for command in (recall, mcp):
+        command.add_argument("--url", metavar="URL", help="the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
 
 
 def _add_store(commands: Commands) -> None:
@@ -306,6 +328,24 @@ def _replay(chosen: argparse.Namespace) -> int:
         html=chosen.html,
         profiles=chosen.profile,
     )
+    return OK
+
+
+def _recall(chosen: argparse.Namespace) -> int:
+    from proxy.cli.recall import key_of, recall
+
+    if chosen.path and (chosen.session or chosen.grep):
+        raise UserMistake("give a PATH, or --session and --grep")
+    settings = _settings(chosen)
+    url, key = chosen.url or f"http://127.0.0.1:{settings.port}", key_of(settings.environment, ask=True)
+    return recall(url, key, chosen.path, chosen.session, chosen.grep)
+
+
+def _mcp(chosen: argparse.Namespace) -> int:
+    from proxy.cli.recall import key_of, serve_mcp
+
+    settings = _settings(chosen)
+    serve_mcp(chosen.url or f"http://127.0.0.1:{settings.port}", key_of(settings.environment, ask=False))
     return OK
 
 

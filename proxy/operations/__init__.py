@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
+from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
 from proxy.operations import offload, recall, schema, search
 from proxy.operations.call import OperationCall, OperationReply, refusal
 from proxy.operations.files import CallerFiles
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
 
-__all__ = ["PATHS", "Operations", "check_caller", "description", "refusal"]
+__all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal"]
 
 STORE_SECONDS = 30.0
 """Seconds that one call may wait for the store. It is long, because an operation cannot do without the store and a
@@ -32,6 +33,12 @@ search may read much."""
 SECONDS = 600.0
 """Seconds that one call may take in all, including its summaries."""
 
+
+MESSAGE_BYTES = 1 << 20
+"""Most bytes of a message of MCP."""
+
+MCP = b"/_offload/mcp"
+"""The path of the MCP server."""
 
 _OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
 """The paths whose replies always hold messages."""
@@ -68,6 +75,18 @@ class Operations:
         shelf = CallerFiles(visit, tenant.namespace, tenant.policy, self._services.threads)
         call = OperationCall(self._services, client, tenant, shelf)
         await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
+
+    async def mcp(self, client: Exchange, tenant: Tenant) -> None:
+        """Answer one request of an MCP client. Raises ProxyError and ClientGone."""
+        if client.method != "POST":
+            raise MethodNotAllowed(f"This MCP server keeps no sessions and takes POST, not {client.method}")
+        try:  # in a thread, as this imports much
+            mcp = await asyncio.to_thread(import_module, "proxy.operations.mcp")
+        except ModuleNotFoundError as error:
+            raise Unsupported("The MCP server needs: pip install 'offload-proxy[mcp]'") from error
+        body = await client.read(MESSAGE_BYTES)
+        with client.present():
+            await mcp.over_http(client, body, lambda inner: self(inner, tenant))
 
     async def _serve(self, call: OperationCall) -> None:
         """Raises ProxyError and ClientGone."""

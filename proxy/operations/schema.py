@@ -176,14 +176,14 @@ Session = Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$", description="a session
 
 
 class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Your newest conversations that moved something, or what one of them moved."""
+    """The newest conversations of this user that moved texts, or the texts that one of them moved."""
 
     session: Session | None = None
     limit: Annotated[int, Meta(ge=1, le=200, description="sessions at most")] = 20
 
 
 class RecallSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that match a regular expression (RE2, ignoring case) in what your conversations moved, newest first."""
+    """Lines of this user's moved texts that match a regular expression (RE2, ignoring case), newest session first."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
     session: Session | None = None
@@ -191,7 +191,7 @@ class RecallSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecallRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that one of your conversations moved, by its reference or the name in it."""
+    """A moved text of this user, or as much of it as fits; then a last line in brackets says how to go on."""
 
     path: Annotated[Path, Meta(description="such as /context_store/billing.log-2e7dc01b9a01f2d4.txt")]
     offset: Annotated[int, Meta(ge=0, description="first line, from 0")] = 0
@@ -309,6 +309,13 @@ _REPLIES = {
     "503": "The store failed, or there are too many requests",
     "504": "The model that writes summaries did not answer in time",
 }
+
+
+def parameters(kind: type[msgspec.Struct]) -> Json:
+    """Return the JSON Schema of an operation's parameters."""
+    _, components = msgspec.json.schema_components([kind])
+    schema: Json = components[kind.__name__]
+    return schema
 
 
 @cache

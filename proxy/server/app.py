@@ -176,7 +176,8 @@ class App:
         elif owner := owner_of(client.path, client.fields):
             client.api, client.fault_body = owner.name, owner.error_body
         try:
-            if client.path in _OURS or client.path.startswith(_RESERVED) or _opened_in_a_browser(client):
+            ours = client.path in _OURS or (client.path.startswith(_RESERVED) and client.path != operations.MCP)
+            if ours or _opened_in_a_browser(client):
                 await self._serve_own(client)
             else:
                 await self._traced(client, dialect)
@@ -225,9 +226,9 @@ class App:
 
     def _handler(self, client: Exchange, tenant: Tenant, dialect: Dialect | None) -> Handler:
         """Return the handler of this request. Raises ClientFault if there is none."""
-        if client.path in operations.PATHS:
+        if client.path in operations.PATHS or client.path == operations.MCP:
             operations.check_caller(tenant)
-            return self._operations
+            return self._operations.mcp if client.path == operations.MCP else self._operations
         _check_path(client, tenant.policy)
         if dialect:
             return self._chats[dialect]

@@ -1,0 +1,133 @@
+"""The MCP server, driven by the protocol's own client: over streamable HTTP at the proxy, and over stdio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.test_archive import FACT, LOGS
+from tests.acceptance.test_recall import NOBODYS, Kept, kept
+from tests.serving import Proxy, spawned, tight, wait_until
+
+mcp = pytest.importorskip("mcp")
+httpx2 = pytest.importorskip("httpx2")
+
+__all__ = ["kept"]
+
+Connect = Callable[[Kept, str], AbstractAsyncContextManager[Any]]
+
+
+@asynccontextmanager
+async def over_http(kept: Kept, key: str) -> AsyncIterator[Any]:
+    from mcp.client.streamable_http import streamable_http_client
+
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
+        transport = streamable_http_client(f"{kept.proxy.root}/_offload/mcp", http_client=http)
+        async with mcp.Client(transport) as client:
+            yield client
+
+
+@asynccontextmanager
+async def over_stdio(kept: Kept, key: str) -> AsyncIterator[Any]:
+    command = ["-m", "proxy", "mcp", "--url", kept.proxy.url]
+    environment = {**os.environ, "OFFLOAD_API_KEY": key}
+    parameters = mcp.StdioServerParameters(command=sys.executable, args=command, env=environment)
+    async with mcp.Client(mcp.stdio_client(parameters)) as client:
+        yield client
+
+
+both = pytest.mark.parametrize("connect", [over_http, over_stdio])
+
+
+def said(result: Any) -> str:
+    [content] = result.content
+    return str(content.text)
+
+
+@both
+async def test_a_client_finds_and_reads_what_was_moved(kept: Kept, connect: Connect) -> None:
+    async with connect(kept, "alice") as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        sessions = said(await client.call_tool("recall_sessions", {}))
+        found = said(await client.call_tool("recall_search", {"pattern": "vault"}))
+        text = await client.call_tool("recall_read", {"path": kept.reference})
+    assert set(tools) == {"recall_sessions", "recall_search", "recall_read"}
+    assert tools["recall_search"].input_schema["required"] == ["pattern"]
+    assert "Look into the logs." in sessions and FACT in found and kept.reference in found
+    assert said(text) == dict(LOGS)["/logs/0.log"] and not text.is_error
+
+
+@both
+async def test_another_key_gets_the_words_for_what_never_existed(kept: Kept, connect: Connect) -> None:
+    async with connect(kept, "mallory") as client:
+        answers = [await client.call_tool("recall_read", {"path": path}) for path in (kept.reference, NOBODYS)]
+        found = said(await client.call_tool("recall_search", {"pattern": "vault"}))
+    assert all(answer.is_error for answer in answers) and FACT not in found
+    assert said(answers[0]).replace(kept.reference, "PATH") == said(answers[1]).replace(NOBODYS, "PATH")
+
+
+@both
+async def test_a_wrong_call_is_an_error_that_the_model_can_read(kept: Kept, connect: Connect) -> None:
+    async with connect(kept, "alice") as client:
+        wrong = await client.call_tool("recall_search", {"pattern": "("})
+        unknown = await client.call_tool("store_forget", {})
+    assert wrong.is_error and "`$.pattern` cannot be used" in said(wrong)
+    assert unknown.is_error and "store_forget" in said(unknown)
+
+
+async def test_many_clients_at_once(kept: Kept) -> None:
+    async def found(key: str) -> str:
+        async with over_http(kept, key) as client:
+            return said(await client.call_tool("recall_search", {"pattern": "vault"}))
+
+    answers = await asyncio.gather(*(found(key) for key in ("alice", "mallory") * 10))
+    assert [FACT in answer for answer in answers] == [True, False] * 10
+
+
+INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "body", "status"),
+    [
+        ("POST", "", b"{}", 401),
+        ("GET", "", b"", 401),
+        ("GET", "alice", b"", 405),
+        ("DELETE", "alice", b"", 405),
+        ("POST", "alice", b"{", 400),
+        ("POST", "alice", b"x" * (2 << 20), 413),
+    ],
+)
+def test_what_is_no_message_is_refused(kept: Kept, method: str, key: str, body: bytes, status: int) -> None:
+    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    headers |= {"authorization": f"Bearer {key}"} if key else {}
+    url = f"{kept.proxy.root}/_offload/mcp"
+    reply = httpx.request(method, url, content=body, headers=headers, timeout=60, trust_env=False)
+    assert reply.status_code == status, reply.text
+
+
+def test_each_call_is_logged_as_its_operation() -> None:
+    async def call(proxy: Proxy) -> None:
+        async with over_http(Kept(proxy, ""), "alice") as client:
+            await client.call_tool("recall_search", {"pattern": "secret words"})
+
+    with spawned({"default": tight("http://127.0.0.1:9/v1")}) as proxy:
+        asyncio.run(call(proxy))
+        wait_until(lambda: '"path":"/recall_search"' in proxy.log())
+        metrics = httpx.get(f"{proxy.root}/metrics", trust_env=False).text
+        assert "secret words" not in proxy.log() and 'kind="operation"' in metrics
+
+
+def test_without_the_extra_the_answer_says_what_to_install(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "proxy.operations.mcp", None)
+    headers = {"authorization": "Bearer alice"}
+    reply = httpx.post(f"{kept.proxy.root}/_offload/mcp", json={}, headers=headers, trust_env=False)
+    assert reply.status_code == 501 and "offload-proxy[mcp]" in reply.text

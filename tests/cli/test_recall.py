@@ -1,0 +1,87 @@
+"""`offload-proxy recall`: a thin client of the running proxy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+from proxy.cli import main
+from tests.acceptance.test_archive import FACT, LOGS
+from tests.acceptance.test_recall import NOBODYS, Kept, kept
+
+__all__ = ["kept"]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command and returns its exit code, output and errors."""
+
+    def run(*arguments: str, key: str = "alice", url: str = kept.proxy.url) -> tuple[int, str, str]:
+        monkeypatch.setenv("OFFLOAD_API_KEY", key)
+        code = main(["recall", "--url", url, *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_it_lists_sessions_and_their_texts(kept: Kept, run: Run) -> None:
+    code, out, _ = run()
+    assert code == 0 and "Look into the logs." in out and kept.session in out
+    code, out, _ = run("--session", kept.session[:5])
+    assert code == 0 and f"{kept.reference}: result of look /logs/0.log" in out
+
+
+def test_it_searches_and_exits_like_grep(kept: Kept, run: Run) -> None:
+    code, out, _ = run("--grep", "vault")
+    assert code == 0 and FACT in out and kept.reference in out
+    assert run("--grep", "vault", "--session", "0" * 16)[0] == run("--grep", "no such words")[0] == 1
+
+
+def test_it_writes_a_text_as_it_is(kept: Kept, run: Run) -> None:
+    assert run(kept.reference) == (0, dict(LOGS)["/logs/0.log"], "")
+
+
+def test_the_key_may_come_on_standard_input(kept: Kept, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("alice\n"))
+    assert FACT in run("--grep", "vault", key="")[1]
+
+
+def test_another_key_gets_nothing(kept: Kept, run: Run) -> None:
+    assert run(key="mallory")[0] == 1
+    said = [run(path, key="mallory") for path in (kept.reference, NOBODYS)]
+    assert [code for code, *_ in said] == [1, 1]
+    assert said[0][2].replace(kept.reference, "PATH") == said[1][2].replace(NOBODYS, "PATH")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "url", "code", "words"),
+    [
+        ((), "", "", 2, "set OFFLOAD_API_KEY"),
+        ((), "a\x1b", "", 2, "set OFFLOAD_API_KEY"),
+        ((), "alice", "http://127.0.0.1:9", 1, "is the proxy there?"),
+        ((), "alice", "nonsense", 1, "is the proxy there?"),
+        ((), "alice", "http://[::1", 2, "--url"),
+        (("--grep", "("), "alice", "", 1, "`$.pattern` cannot be used"),
+        (("x", "--grep", "y"), "alice", "", 2, "give a PATH, or"),
+    ],
+)
+def test_what_goes_wrong_is_told(
+    kept: Kept, run: Run, arguments: tuple[str, ...], key: str, url: str, code: int, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    done, _, errors = run(*arguments, key=key, url=url or kept.proxy.url)
+    assert done == code and words in errors
+
+
+def test_what_strangers_wrote_does_not_reach_the_terminal(
+    kept: Kept, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from proxy.cli.recall import harmless
+
+    assert harmless("a\x1b[2Jb\nc\td\u202e") == "a\ufffd[2Jb\nc\td\ufffd"
