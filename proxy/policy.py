@@ -269,6 +269,31 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """By what a client is known whatever key it sends: one of the three. Left out, it is the key."""
+
+    header: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]+" + _END)] | None,
+        Meta(description="the name of a header, such as chatgpt-account-id"),
+    ] = None
+    jwt: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="a claim of the bearer token, such as sub")
+    ] = None
+    body: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="a member of the body, such as safety_identifier or metadata.user_id.device_id"),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        return bool(self.header or self.jwt or self.body)
+
+    def __str__(self) -> str:
+        if self.header:
+            return f"its header {self.header.lower()}"
+        return f"the claim {self.jwt} of its token" if self.jwt else f"{self.body} in the body"
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy's sections for models that match `model` (a glob), with every key filled in."""
 
@@ -293,6 +318,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dashboard_content: Annotated[
         bool, Meta(description="keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
     ] = False
+    identity: Identity = msgspec.field(default_factory=Identity)
     share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
     relay: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[/*]")], ...],

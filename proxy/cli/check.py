@@ -10,6 +10,7 @@ from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
 from proxy.policies import Policies, builtin, load
+from proxy.policies.identity import described
 from proxy.policy import Inject, Mode, Policy
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.settings import Settings
@@ -65,6 +66,8 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
             yield "results", f"of {size:,} tokens: {first_event(policy, size)}"
     kept = "for ever" if policy.retention is None else f"for {_duration(policy.retention)}"
     yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"
+    if not policy.share_namespace:
+        yield "identity", described(policy.identity, listed=policy is not policies.default)
     if policy.capture:
         yield "capture", "whole requests, where `serve --capture` names a folder"
     if policy.relay:

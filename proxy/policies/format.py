@@ -19,7 +19,7 @@ from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.profiles import PROFILES, presets
 from proxy.plan.results import ResultRule
 from proxy.policies.document import Path
-from proxy.policy import Compress, Limits, Offload, Profile, Sections, Tools, Upstream
+from proxy.policy import Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
@@ -79,6 +79,7 @@ TABLES: Mapping[str, str] = {
     "offload.compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,
+    "identity": Identity.__name__,
     "rules[]": RuleEntry.__name__,
 }
 """The type of each section, by its place; the top level's by none."""

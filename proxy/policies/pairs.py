@@ -43,6 +43,7 @@ def caller_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> I
         yield (), "expected `api_keys`: without any, nobody can be this tenant (only default.yaml has none)"
     if not is_default and written.open:
         yield ("open",), "only default.yaml can be open to strangers"
+    yield from ((("identity",), text) for text in _identity_faults(policy, is_default=is_default))
     upstreams = [((*path, "upstream"), part.upstream) for path, part in _parts(policy)]
     upstreams += [(("upstreams", api), own.upstream) for api, own in policy.by_api]
     if is_default and not written.open:
@@ -50,6 +51,17 @@ def caller_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> I
             if upstream.api_key is not None:
                 text = "every stranger could use this key; expected `open: true` at the top level if that is meant"
                 yield (*path, "api_key"), text
+
+
+def _identity_faults(policy: Policy, *, is_default: bool) -> Iterator[str]:
+    by = policy.identity
+    if sum(map(bool, (by.header, by.jwt, by.body))) > 1:
+        yield "expected one of `header`, `jwt` and `body`"
+    if by.given and policy.share_namespace:
+        yield "contradicts `share_namespace`, with which all keys are one client"
+    if by.given and is_default and any(upstream.api_key for upstream in policy.upstreams):
+        text = "only upstream could tell that these callers are who they say, and it gets the policy's key"
+        yield f"{text}; list their keys in a file of their own"
 
 
 def section_faults(policy: Policy) -> Iterator[Said]:

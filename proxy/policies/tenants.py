@@ -44,6 +44,8 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
     namespace: str
     anonymous: bool = False
     """The request had no key. All such callers share one namespace."""
+    listed: bool = False
+    """A policy lists the caller's key."""
     key_header: bytes = _AUTHORIZATION
 
     @property
@@ -90,7 +92,7 @@ def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
             "This API key belongs to no tenant of this proxy. Its operator can add the key's SHA-256 to `api_keys` "
             "of a policy, or serve every key with a default.yaml."
         )
-    return Tenant(policy, namespace(policy, key), key_header=header)
+    return Tenant(policy, namespace(policy, key), listed=policy is not policies.default, key_header=header)
 
 
 def namespace(policy: Policy, key: bytes | None) -> str:

@@ -10,8 +10,9 @@ upstream, and `ladder` says how to send it again after a refusal.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +24,7 @@ from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition, Step, Verdict
+from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
 from proxy.requests import archive, outcome, prepare, tool_loop
@@ -34,12 +36,14 @@ from proxy.requests.relay import DecodedEnds, ReplyEnds, ignore, served
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, forgiving, rewritten
 from proxy.requests.windows import TELLING
+from proxy.telemetry import logs
 from proxy.telemetry.outcome import Holdout, Kind, Outcome
 from proxy.upstream.codings import decoded
-from proxy.upstream.headers import Headers, reply_headers
+from proxy.upstream.headers import Header, Headers, reply_headers
 
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
+    from proxy.plan.request import Request
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
     from proxy.requests.prepare import PlannedRequest, RenderedRequest
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
+
+_without_identity = logs.Limited(logging.getLogger(__name__))
 
 
 class Chat:
@@ -70,8 +76,11 @@ class _Request:
         self._dialect = dialect
         self._client = client
         self._tenant = tenant
+        self._owner = tenant  # whose records the request reads; it writes some only once `_accepted`
+        self._accepted = True
+        self._own: Records | None = None  # where a snapshot that could not wait for that was stored
         self._records = Records(services.store.visit(), tenant.namespace)
-        self._ladder = Ladder(services.known, dialect, tenant.namespace)
+        self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
         self._io: RequestTurnIO | None = None  # of the request as it was rendered last
         self.ready = Prepared(b"", tenant)
 
@@ -111,6 +120,8 @@ class _Request:
         """Return the outcome of the request so far."""
         if self._dialect.counts:  # what is counted is sent, and recorded, later
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
+        if not self._accepted:  # then nobody may see what its records made of it
+            self.ready = self.ready.again()
         return outcome.of_chat(self.ready, self._client, self._records.errors, self._ladder.refused)
 
     def ended(self, outcome: Outcome) -> None:
@@ -134,6 +145,7 @@ class _Request:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
+        tenant = await self._identify(chat)
         chosen, wishes = tenant.policy.for_model(chat.model), _wishes(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
@@ -142,10 +154,50 @@ class _Request:
             ready = replace(ready, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in wishes:
             return replace(ready, observed=True)
-        else:
+        elif self._accepted:
             self._services.known.ask(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         return replace(ready, continued=self._dialect.continued(chat, going_on) if going_on else None)
+
+    async def _identify(self, chat: Request) -> Tenant:
+        """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind.
+
+        Before upstream has accepted it, that is the key's: anybody can say to be the client.
+        """
+        tenant, client = self._tenant, self._client
+        if not tenant.policy.identity.given:
+            return tenant
+        headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
+        members = await self._run(lambda: chat.members, chat.size) if tenant.policy.identity.body else None
+        owner = identity.known(tenant, headers, members)
+        if owner is None:
+            _without_identity(tenant.name, f"{tenant.name}: a request lacks {tenant.policy.identity}; its key counts")
+            return tenant
+        self._owner, self._accepted = owner, tenant.listed
+        self._records = Records(self._services.store.visit(), owner.namespace)
+        self._ladder = Ladder(self._services.known, self._dialect, owner.namespace, tenant.namespace)
+        return owner if tenant.listed else tenant
+
+    async def _was_accepted(self) -> None:
+        """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
+        ready, rendered, io = self.ready, self.ready.rendered, self._io
+        if not self._accepted:
+            self._accepted = True
+            self._ladder.accepted()
+            tenant = replace(ready.tenant, namespace=self._owner.namespace)
+            self.ready = ready = replace(ready, tenant=tenant)
+            if not ready.unplanned and not ready.observed:
+                self._services.known.ask(tenant, self._client.headers)
+            if rendered is not None and io is not None and rendered.history.plan.boundaries:
+                if self._own is not None:
+                    await self._services.summaries.adopt(rendered.history, self._own, self._records)
+                await self._services.summaries.complete(rendered, self._records, tenant, io.ask, waits=False)
+        if rendered is not None:
+            self._keep_originals(rendered)
+
+    def _ours(self) -> Sequence[Header]:
+        """Return our headers for a reply. Whose request was not accepted does not learn what we found."""
+        return self.ready.headers() if self._accepted else ()
 
     async def _plan(self, ready: Prepared) -> Prepared:
         """Return the request with its plan, or with the reason why it has none."""
@@ -191,8 +243,12 @@ class _Request:
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), size)
         if not self._dialect.counts:
-            io = self._turn_io(ready, rendered)
-            rendered = await summaries.complete(rendered, self._records, self._tenant, io.ask)
+            ask = self._turn_io(ready, rendered).ask
+            if self._accepted:
+                rendered = await summaries.complete(rendered, self._records, ready.tenant, ask)
+            elif summaries.waits(rendered):
+                self._own = Records(self._services.store.visit(), self._tenant.namespace)
+                rendered = await summaries.complete(rendered, self._own, ready.tenant, ask)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(prepare.fitting, rendered, reader), size)
         return rendered
@@ -217,7 +273,6 @@ class _Request:
             return await self._send_untouched(ready)
         if self._dialect.counts:
             return await self._count(ready, self._io, ready.turn)
-        self._keep_originals(ready.rendered)
         size = ready.rendered.history.request.size
         try:
             taken_back = await tool_loop.converse(ready.turn, self._client, self._io, size=size)
@@ -255,7 +310,9 @@ class _Request:
             if compared or ready.step.blamed or ready.tokens >= TELLING:
                 ends = ReplyEnds(reply if compared else None)
             watch = ends.take if ends else ignore
-            await tool_loop.pass_on(reply, self._client, ready.headers(), self._dialect.error_event, watch, read)
+            if 200 <= reply.status < 300:
+                await self._was_accepted()
+            await tool_loop.pass_on(reply, self._client, self._ours(), self._dialect.error_event, watch, read)
             if ends is not None and reply.status == 200:
                 self._took(ready, reply, ends)
             return None
@@ -263,7 +320,7 @@ class _Request:
     def _took(self, ready: Prepared, reply: UpstreamReply, ends: ReplyEnds) -> None:
         """Learn from a reply to the client's own bytes, of which `ends` was kept."""
         if ends.clear and (said := self._dialect.reported(ends.clear)):
-            self.ready = replace(ready, reported=said)
+            self.ready = replace(self.ready, reported=said)
         if ready.tokens >= TELLING:
             self._ladder.took_prompt(ready, self._dialect.prompt_tokens(ends.last))
         if ready.step.blamed and not self._dialect.is_error(tool_loop.first_data(reply, ends.first)):
@@ -291,7 +348,9 @@ class _Request:
         request = self._services.relay.request(self._client, self.ready.tenant, self.ready.body)
         self._client.sent = time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
-            ends, ours = DecodedEnds(reply), self.ready.headers()
+            if 200 <= reply.status < 300:
+                await self._was_accepted()
+            ends, ours = DecodedEnds(reply), self._ours()
             await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take)
             said = self._dialect.reported(ends.both) if reply.status == 200 else None
             if said is not None and self.ready.foreseen is not None:
@@ -311,18 +370,26 @@ class _Request:
         """Reply with upstream's refusal: its status, headers and body. Raises UpstreamBroken if it was cut off."""
         if not refusal.whole:
             raise UpstreamBroken(f"Upstream's refusal ({refusal.status}) is too long, too slow or broken off")
-        await self._client.start(refusal.status, reply_headers(refusal.headers, self.ready.headers()))
+        await self._client.start(refusal.status, reply_headers(refusal.headers, self._ours()))
         await self._client.finish(refusal.body)
 
     def _turn_io(self, ready: Prepared, rendered: RenderedRequest) -> RequestTurnIO:
         headers, without = replace(ready, rendered=rendered).headers, ready.step.without
         return RequestTurnIO(
-            self._services, self._client, ready.tenant, rendered, self._records, headers, ready.searching, without
+            self._services,
+            self._client,
+            ready.tenant,
+            rendered,
+            self._records,
+            headers,
+            self._was_accepted,
+            ready.searching,
+            without,
         )
 
     def _keep_originals(self, rendered: RenderedRequest) -> None:
         """Store the moved texts in the background, for the caller's next conversations and for people."""
-        namespace, name = self._tenant.namespace, rendered.moves_name
+        namespace, name = self._owner.namespace, rendered.moves_name
         if not rendered.history.policy.store_originals or self._records.has_originals(name):
             return
 

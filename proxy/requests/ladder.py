@@ -6,6 +6,8 @@ upstream named or that we guess.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 class Ladder:
     """The steps of one request, with what upstream's replies teach and what earlier ones have taught."""
 
-    def __init__(self, known: Known, dialect: Dialect, namespace: str) -> None:
+    def __init__(self, known: Known, dialect: Dialect, namespace: str, own: str) -> None:
+        """Refusals teach only what is kept under the namespace `own`, until the request is `accepted`."""
         self._known = known
         self._dialect = dialect
         self._namespace = namespace
+        self._lessons: list[Callable[[str], int]] = []  # of the request's refusals, for a namespace
+        self._learner = own
         self._own: Refusal | None = None  # upstream's first refusal of the client's own bytes
         self._window: int | None = None  # for which this request alone is planned
         self.refused: frozenset[Addition] = frozenset()
@@ -67,15 +72,24 @@ class Ladder:
             return refusal if complaint is Verdict.FINAL else self._own or refusal
         planned = ready.planned
         if complaint is Verdict.OVERFLOW and planned is not None:
-            self._window = self._known.too_long(
-                self._namespace,
-                planned.policy,
-                planned.request.model,
-                self._dialect.window(refusal.said()),
-                planned.needs(ready.tokens, ready.limit),
+            lesson = partial(
+                self._known.too_long,
+                policy=planned.policy,
+                model=planned.request.model,
+                named=self._dialect.window(refusal.said()),
+                counted=planned.needs(ready.tokens, ready.limit),
                 measured=planned.measured,
             )
+            self._window = lesson(self._learner)
+            self._lessons.append(lesson)
         return again
+
+    def accepted(self) -> None:
+        """Upstream has taken the request: what its refusals taught holds for its client, too."""
+        if self._learner != self._namespace:
+            self._learner = self._namespace
+            for lesson in self._lessons:
+                lesson(self._namespace)
 
     def took_prompt(self, ready: Prepared, tokens: int) -> None:
         """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""

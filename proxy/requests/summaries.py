@@ -121,16 +121,23 @@ class Summaries:
                 return _shown(history, boundary, snapshot)
         return None
 
-    async def complete(self, ready: RenderedRequest, records: Records, tenant: Tenant, ask: Ask) -> RenderedRequest:
+    def waits(self, ready: RenderedRequest) -> bool:
+        """Whether the request waits for a snapshot that is missing."""
+        compress, room = ready.history.policy.offload.compress, ready.history.room
+        return compress.wait is Wait.ALWAYS or not room.holds(ready.tokens)
+
+    async def complete(
+        self, ready: RenderedRequest, records: Records, tenant: Tenant, ask: Ask, *, waits: bool | None = None
+    ) -> RenderedRequest:
         """Return the request with the snapshot that its plan needs, if it waits for it.
 
         If it waits and gets none, it shows everything that its event moves at once.
         """
+        waits = self.waits(ready) if waits is None else waits
         history = ready.history
         boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
         if boundary is None or (ready.shown and ready.shown.boundary == boundary):
             return ready
-        waits = history.policy.offload.compress.wait is Wait.ALWAYS or not history.room.holds(ready.tokens)
         snapshot = None
         try:
             async with asyncio.timeout(LONGEST_WAIT):
@@ -146,6 +153,12 @@ class Summaries:
         if snapshot is None:
             return rendered(history, ready.shown, ready.found, self._reader, history.plan)
         return rendered(history, _shown(history, boundary, snapshot), ready.found, self._reader)
+
+    async def adopt(self, history: PlannedRequest, made: Records, records: Records) -> None:
+        """Store a snapshot that was `made` before upstream took the request for the client's other requests."""
+        name = history.snapshot_name(history.plan.boundaries[-1])
+        if record := await made.snapshot(made.key("snapshots", name)):
+            await records.keep_snapshot(records.key("snapshots", name), record)
 
     async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """Make a snapshot for a caller who waits for it and keeps it, without record, shared flight or pause.

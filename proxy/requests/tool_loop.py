@@ -92,6 +92,9 @@ class TurnIO(Protocol):
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
 
+    async def accepted(self) -> None:
+        """Upstream has answered the first round: it accepts the request and its credentials."""
+
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         """Return the answers to calls of our tools, in the same order."""
 
@@ -170,6 +173,7 @@ class _Conversation:
 
     async def run(self) -> Refusal | None:
         await self._round(self._ask_first)
+        await self._io.accepted()
         while self._turn.state is not State.DONE:
             if self._turn.state is State.CALLING:
                 answers = await self._io.resolve(await self._taken(lambda: self._turn.calls))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -54,6 +54,7 @@ class RequestTurnIO:
         ready: RenderedRequest,
         records: Records,
         ours: Callable[[], Sequence[Header]],
+        accepted: Callable[[], Awaitable[None]],
         searching: Budget,
         without: frozenset[Addition] = frozenset(),
     ) -> None:
@@ -63,6 +64,7 @@ class RequestTurnIO:
         self._ready = ready
         self._records = records
         self._ours = ours
+        self._accepted = accepted
         self._searching = searching
         self._without = without
         self._files: Files | None = None
@@ -101,6 +103,10 @@ class RequestTurnIO:
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work on upstream's reply in a thread, so that it does not block the event loop."""
         return await self._services.threads.run(self._tenant.namespace, work, begun=True)
+
+    async def accepted(self) -> None:
+        """Upstream has answered the first round: it accepts the request and its credentials."""
+        await self._accepted()
 
     # -- our tools --
 

@@ -200,7 +200,7 @@ def test_the_whole_example_has_every_key_there_is() -> None:
     written = msgspec.to_builtins(msgspec.convert(parse(WHOLE, "", "", ENVIRONMENT).document.value, PolicyFile))
     defaults = msgspec.to_builtins(PolicyFile())
     unsaid = {key for key in defaults if written[key] == defaults[key]}
-    assert unsaid == {"open"}
+    assert unsaid == {"open", "identity"}
 
 
 CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
@@ -208,9 +208,9 @@ CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
 
 
 def test_a_policy_has_few_keys() -> None:
-    """The tables have 56 rows; 34 of them decide something, beside sections and what their lists consist of."""
+    """The tables have 60 rows; 34 of them decide something, beside sections and what their lists consist of."""
     tables = {name: made.get("properties", {}) for name, made in definitions().items() if name != "Upstreams"}
-    assert sum(map(len, tables.values())) <= 56
+    assert sum(map(len, tables.values())) <= 60
     sections = {"PolicyFile", "Upstream", "Offload", "Compress", "Tools", "Limits"}
     deciding = {
         (name, key)
@@ -603,6 +603,15 @@ def test_bad_durations(text: str) -> None:
             "acme.yaml:3: offload.results[1]: expected a `prefix`",
         ),
         ("tenant: x", "acme.yaml:1: expected `api_keys`: without any, nobody can be this tenant"),
+        (
+            KEYED + "identity: {header: a, jwt: sub}",
+            "acme.yaml:2: identity: expected one of `header`, `jwt` and `body`",
+        ),
+        (
+            KEYED + "share_namespace: true\nidentity: {jwt: sub}",
+            "acme.yaml:3: identity: contradicts `share_namespace`",
+        ),
+        (KEYED + "identity: {header: 'a b'}", "acme.yaml:2: identity.header: expected the name of a header"),
         (KEYED + "open: true", "acme.yaml:2: open: only default.yaml can be open to strangers"),
         (KEYED + "tenant: acme-0123456789abcdef", "acme.yaml:2: tenant: a name that ends like this could be taken"),
         (KEYED + "tenant: x-anonymous", "acme.yaml:2: tenant: a name that ends like this could be taken"),
@@ -644,6 +653,10 @@ def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, mess
         (
             "api_keys: [{env: CLIENT}]",
             "default.yaml:1: api_keys: default.yaml is for callers without a file of their own",
+        ),
+        (
+            "open: true\nupstream: {api_key: '${KEY}'}\nidentity: {jwt: sub}",
+            "default.yaml:3: identity: only upstream could tell that these callers are who they say",
         ),
         ("upstream: {api_key: '${KEY}'}", "default.yaml:1: upstream.api_key: every stranger could use this key"),
         (

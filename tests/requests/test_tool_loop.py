@@ -63,6 +63,7 @@ class Partner:
         self.replies = list(replies)
         self.sent: list[Any] = []
         self.remembered: list[Turn] = []
+        self.was_accepted = 0
         self.own_fits = False
         self.is_final: Callable[[tool_loop.Refusal], bool] = lambda refusal: False
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
@@ -74,6 +75,9 @@ class Partner:
         if isinstance(reply, Exception):
             raise reply
         return reply
+
+    async def accepted(self) -> None:
+        self.was_accepted += 1
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         await self.answering()

@@ -93,7 +93,11 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
         notes["remembered"].append(continuation)
 
     records: Any = SimpleNamespace(remember=remember, contest=contest, keep_continuation=keep_continuation)
-    io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], Budget(10))
+
+    async def accepted() -> None:
+        """This request leaves nothing behind."""
+
+    io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], accepted, Budget(10))
     return World(io, ready, notes)
 
 
