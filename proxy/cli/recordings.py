@@ -33,7 +33,7 @@ from proxy.cli.formats import FORMATS, LISTS
 from proxy.cli.records import Exported, Json, RecordReader, is_reply, turns, value_of, whole_conversation
 from proxy.cli.sessions import Opencode
 from proxy.dialects import DIALECTS, Dialect, for_body, for_request
-from proxy.dialects.usage import Reported
+from proxy.dialects.usage import Reported, reported
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UserMistake
 from proxy.plan.history import Unplannable
@@ -388,7 +388,7 @@ def _from_har(entry: Mapping[str, Raw], position: float | None) -> RecordedReque
     if bytes(reply.get("status", rawjson.NULL)) == b"200" and (content := _content(reply.get("content"))):
         ends = ReplyEnds()
         ends.take(content)
-        said = dialect.reported(ends.both)
+        said = reported(ends.both)
     return _from_envelope(method, url, _content(asked.get("postData")), position, said)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -16,7 +16,10 @@ from proxy.plan.history import Count, Message, Piece, Reading, ToolCall, digest
 from proxy.plan.labels import Label
 from proxy.plan.plan import Item, Role
 from proxy.plan.preview import Shape
-from proxy.plan.results import Carries
+from proxy.plan.results import Carries, carried, reports_error
+
+Places = list[tuple[int | None, str]]
+"""Texts, each with the place by which `replace` finds it again."""
 
 MESSAGE_TOKENS = 4
 """Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
@@ -54,26 +57,89 @@ def meaning(
     """Return an entry's `Message.meaning`. The dialect's name is part of it, so that no record of another API is ever
     found."""
     called = [(call.id, call.name, canonical(call.arguments)) for call in calls]
-    return hashed([dialect, int(role), text.strip(), called, answers], others)
-
-
-def hashed(meant: list[Any], others: Iterable[bytes]) -> bytes:
-    """The first 16 bytes of the hash of these values as JSON and of the `others`, one in each line."""
-    seen = hashlib.sha256(rawjson.encode(meant))
+    seen = hashlib.sha256(rawjson.encode([dialect, int(role), text.strip(), called, answers]))
     for other in others:
         seen.update(b"\n")
         seen.update(other)
     return seen.digest()[:16]
 
 
-def unreadable(entry: bytes | Raw, role: Role, meaning: Callable[[str], bytes], count: Count) -> Message:
-    """Measure an entry as a whole, whose form we do not know. `meaning` returns that of its text."""
+def of_client(
+    dialect: str,
+    role: Role,
+    entry: bytes | Raw,
+    texts: Places,
+    others: Sequence[bytes],
+    reading: Reading,
+    count: Count,
+    *,
+    answers: str = "",
+    meant: Sequence[str] | None = None,
+    fixed: int = 0,
+    more: int = 0,
+    failed: bool = False,
+) -> Message:
+    """Measure what a client sends. `others` is all that is not text, as canonical JSON, and `fixed` its tokens; `more`
+    are tokens of texts that never move. `meant`: those of the texts that somebody said, if not all of them."""
+    sizes = [count(text) for _, text in texts]
+    tokens = sum(sizes) + fixed + more + MESSAGE_TOKENS
+    plain = [text for _, text in texts]
+    carries, kept = carried(role.name.lower(), plain, reading.results)
+    meant = plain if meant is None else meant
+    if role is Role.SYSTEM and texts and not meant:
+        carries = Carries.YES  # the client's reminders, which belong to the step before them
+    moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
+    return Message(
+        digest=digest(entry),
+        role=role,
+        meaning=meaning(dialect, role, "".join(meant), [], answers, others),
+        tokens=tokens,
+        item=item(role, tokens, fixed, moved),
+        pieces=moved,
+        calls=(),
+        answers=answers,
+        carries=carries,
+        said=any(piece.spans for piece in moved),
+        failed=role is Role.TOOL and (failed or reports_error(meant)),
+    )
+
+
+def of_model(
+    dialect: str,
+    entry: bytes | Raw,
+    text: str,
+    calls: Sequence[ToolCall],
+    answered: Sequence[ToolCall],
+    tokens: int,
+    fixed: int,
+    count: Count,
+    others: Sequence[bytes] = (),
+) -> Message:
+    """Measure a reply with this `text` and these `calls`, of which the client has `answered` some. It has so many
+    `tokens` without its frame, `fixed` ones of files included."""
+    tokens += MESSAGE_TOKENS
+    return Message(
+        digest=digest(entry),
+        role=Role.ASSISTANT,
+        meaning=meaning(dialect, Role.ASSISTANT, text, calls, "", others),
+        tokens=tokens,
+        item=item(Role.ASSISTANT, tokens, fixed, ()),
+        pieces=(),
+        calls=tuple((call.id, call.name) for call in answered),
+        answers="",
+        labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
+        spaces=spaces(answered, count),
+    )
+
+
+def unreadable(dialect: str, entry: bytes | Raw, role: Role, count: Count) -> Message:
+    """Measure an entry as a whole, whose form we do not know."""
     text = bytes(entry).decode("utf-8", "replace")
     tokens = count(text) + MESSAGE_TOKENS
     return Message(
         digest=digest(entry),
         role=role,
-        meaning=meaning(text),
+        meaning=meaning(dialect, role, "unreadable", [ToolCall("", "", text)]),
         tokens=tokens,
         item=item(role, tokens, 0, ()),
         pieces=(),
@@ -81,6 +147,11 @@ def unreadable(entry: bytes | Raw, role: Role, meaning: Callable[[str], bytes], 
         answers="",
         sealed=True,
     )
+
+
+def call_tokens(call: ToolCall, count: Count) -> int:
+    """Return the tokens of a call, with its arguments in canonical form: spaces in them influence no decision."""
+    return count(call.name) + count(canonical(call.arguments))
 
 
 def known(members: Mapping[str, Raw], table: Mapping[str, Collection[str]], kind: str) -> bool:
@@ -110,7 +181,7 @@ class TextSource(NamedTuple):
 
 
 def pieces(
-    texts: Iterable[tuple[int | None, str]], sizes: Iterable[int], source: TextSource, reading: Reading, count: Count
+    texts: Places, sizes: Iterable[int], source: TextSource, reading: Reading, count: Count
 ) -> tuple[Piece, ...]:
     """Return an entry's texts, which have `sizes` tokens, as pieces that can be moved. A model's own never are."""
     if source.role is Role.ASSISTANT:

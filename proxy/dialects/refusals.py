@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.dialects import error_text, overflow
-from proxy.dialects.tools import has_tools
+from proxy.dialects.round_request import has_tools
 from proxy.plan.refusals import Addition, Complaint, Verdict
 from proxy.plan.request import Request
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.reply_limits import lowered
-from proxy.dialects.tools import elements, has_tools, with_tools
-from proxy.dialects.values import Members, object_of, string, text_of
+from proxy.dialects.values import Members, object_of, string, text_of, whole
 from proxy.plan.request import Request
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
 ALLOWED = "allowed_tools"
 """The type of a `tool_choice` with a list of tools."""
+
+LEAST_REPLY = 1_000
+"""The fewest tokens to which a limit is lowered. A shorter reply is of no use; upstream's refusal says more."""
+
+ENTRY_BYTES = 3
+"""Bytes of JSON for each token of the entries that a later round adds; English text has four or more."""
+
+THINKING = (
+    ("thinking", "budget_tokens"),
+    ("reasoning", "max_tokens"),
+    ("thinking_budget",),
+    ("extra_body", "google", "thinking_config", "thinking_budget"),
+)
+"""The paths of members that set a budget for thinking: Anthropic's, OpenRouter's, Qwen's and Gemini's. Upstreams refuse
+a limit that is not above this budget."""
 
 
 class RoundRequest(ABC):
@@ -136,3 +149,53 @@ class RoundRequest(ABC):
 
 def _without(members: Members, names: Sequence[str]) -> Members:
     return {name: raw for name, raw in members.items() if name not in names}
+
+
+# -- the limit for a reply --------------------------------------------------------------------------------------------
+
+
+def lowered(members: Members, limits: Iterable[str], left: int | None, added: Sequence[bytes | Raw] = ()) -> Members:
+    """Return those of the members `limits` that have to change, with lower numbers.
+
+    `left` is how many tokens of the window were left for the reply to the client's own request; None if the window is
+    not known. `added` are the entries that this round has besides.
+    """
+    if left is None:
+        return {}
+    left -= sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES
+    room = max(left, LEAST_REPLY, _thinking(members) + 1)
+    return {limit: Raw(b"%d" % room) for limit in limits if whole(members.get(limit)) > room}
+
+
+def _thinking(members: Members) -> int:
+    """Return the largest budget for thinking; 0 if there is none."""
+    return max(_number(members, path) for path in THINKING)
+
+
+def _number(members: Members, path: Sequence[str]) -> int:
+    for key in path[:-1]:
+        members = object_of(members.get(key))
+    return whole(members.get(path[-1]))
+
+
+# -- arrays of tools, which every API has -----------------------------------------------------------------------------
+
+
+def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
+    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
+    return Raw(rawjson.array([*elements(defined), *ours])) if ours else defined
+
+
+def has_tools(defined: Raw | None) -> bool:
+    """Whether an array of tools has any. Upstream refuses a `tool_choice` without tools."""
+    return bool(elements(defined))
+
+
+def elements(defined: Raw | None) -> list[Raw]:
+    """Return the definitions in an array of tools that `parse` has accepted."""
+    return [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
+
+
+def tool_name(raw: Raw) -> str:
+    """Return the name in one definition, where it is no further inside, as in chat."""
+    return text_of(rawjson.members(raw).get("name"))

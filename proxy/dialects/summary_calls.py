@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-import msgspec
 from msgspec import Raw
 
-from proxy.dialects import overflow
-from proxy.dialects.tools import has_tools, with_tools
-from proxy.dialects.values import Members
+from proxy import rawjson
+from proxy.dialects import cache_marks, overflow
+from proxy.dialects.cache_marks import Mark
+from proxy.dialects.round_request import has_tools, with_tools
+from proxy.dialects.usage import Reported, reported
+from proxy.dialects.values import Members, string
 from proxy.plan.request import Request
 from proxy.plan.summary import SummaryAnswer
-
-T = TypeVar("T")
+from proxy.rawjson import NotJson
 
 ANSWER_BYTES = 4 << 20
 """The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
 for more than 10 ms."""
 
 
-def is_own(request: Request | None, model: str) -> bool:
-    """Whether a call to this model is one to the request's own."""
-    return request is not None and model == request.model
-
-
-def kept(request: Request | None, names: Sequence[str]) -> Members:
-    """Return those of the request's members that have these names."""
-    return {} if request is None else {name: request.members[name] for name in names if name in request.members}
+def asking(model: str, request: Request | None, who: Sequence[str], how: Sequence[str]) -> Members:
+    """Return the model and what a call copies from its request: `who` asks and, if the model is the request's own,
+    `how` to cache and to reason. Another model may not know those members."""
+    if request is None:
+        return {"model": string(model)}
+    names = (*who, *how) if model == request.model else who
+    return {"model": string(model)} | {name: request.members[name] for name in names if name in request.members}
 
 
 def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
@@ -37,13 +36,24 @@ def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
     return {"tools": defined, "tool_choice": Raw(choice)} if defined is not None and has_tools(defined) else {}
 
 
-def answer(status: int, body: bytes, reply: type[T], read: Callable[[int, T], SummaryAnswer]) -> SummaryAnswer:
-    """Read the reply to a call. The answer has no text if the body cannot be read as a `reply`."""
+def task(text: str, request: Request, end: int, marked: Callable[[bytes | Raw], Mark | None]) -> bytes:
+    """Return the task as a user message. Some caches store a prefix only up to a breakpoint that the client sets. If
+    the client set one after entry `end`, the task gets the same, since the client's own is not part of the call."""
+    marks = [mark for raw in request.entries[end:] if (mark := marked(raw))]
+    content = cache_marks.content(string(text), marks[-1]) if marks else None
+    return rawjson.encode({"role": "user", "content": content or string(text)})
+
+
+def answer(status: int, body: bytes, read: Callable[[Members], tuple[str, bool]]) -> SummaryAnswer:
+    """Read the reply to a call. The answer has no text if the body cannot be read. `read` returns the text of a reply,
+    and whether the model ended it by itself."""
     if overflow.is_overflow(status, body):
         return SummaryAnswer(status, too_long=True, window=overflow.window(body))
     if len(body) > ANSWER_BYTES:
         return SummaryAnswer(status)
     try:
-        return read(status, msgspec.json.decode(body, type=reply))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        text, finished = read(rawjson.members(Raw(body)))
+    except (NotJson, KeyError, ValueError):
         return SummaryAnswer(status)
+    said = reported(body) or Reported(0, 0, 0)
+    return SummaryAnswer(status, text, said.prompt, said.completion, said.cached or 0, finished=finished)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect
+from proxy.dialects import Dialect, overflow, refusals, usage
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
@@ -300,7 +300,7 @@ class _Request:
             self._client.sent = time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if ready.planned is not None and self._dialect.may_be_overflow(reply.status):
+            if ready.planned is not None and overflow.may_be(reply.status):
                 refusal = await tool_loop.refusal(reply)
                 if refusal.whole:
                     return refusal
@@ -319,11 +319,11 @@ class _Request:
 
     def _took(self, ready: Prepared, reply: UpstreamReply, ends: ReplyEnds) -> None:
         """Learn from a reply to the client's own bytes, of which `ends` was kept."""
-        if ends.clear and (said := self._dialect.reported(ends.clear)):
+        if ends.clear and (said := usage.reported(ends.clear)):
             self.ready = replace(self.ready, reported=said)
         if ready.tokens >= TELLING:
-            self._ladder.took_prompt(ready, self._dialect.prompt_tokens(ends.last))
-        if ready.step.blamed and not self._dialect.is_error(tool_loop.first_data(reply, ends.first)):
+            self._ladder.took_prompt(ready, usage.prompt_tokens(ends.last))
+        if ready.step.blamed and not refusals.is_error(tool_loop.first_data(reply, ends.first)):
             self._ladder.took(ready, frozenset(), ready.step.blamed)
 
     async def _count(self, ready: Prepared, io: RequestTurnIO, turn: Turn) -> Refusal | None:
@@ -352,7 +352,7 @@ class _Request:
                 await self._was_accepted()
             ends, ours = DecodedEnds(reply), self._ours()
             await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take)
-            said = self._dialect.reported(ends.both) if reply.status == 200 else None
+            said = usage.reported(ends.both) if reply.status == 200 else None
             if said is not None and self.ready.foreseen is not None:
                 self.ready = await self._foreseen(replace(self.ready, reported=said))
 

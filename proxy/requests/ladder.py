@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from proxy.dialects import overflow
 from proxy.plan.refusals import FORGIVING, Addition, Step, Verdict
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Ladder:
                 self._known.too_long,
                 policy=planned.policy,
                 model=planned.request.model,
-                named=self._dialect.window(refusal.said()),
+                named=overflow.window(refusal.said()),
                 counted=planned.needs(ready.tokens, ready.limit),
                 measured=planned.measured,
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from proxy import regex
-from proxy.dialects import Dialect
+from proxy.dialects import Dialect, refusals
 from proxy.dialects.files import Files
 from proxy.dialects.turn import Turn
 from proxy.plan.history import ToolCall, extend
@@ -250,7 +250,7 @@ async def _answer(upstream: UpstreamClient, request: UpstreamRequest, dialect: D
     async with aclosing(await upstream.send(request)) as reply:
         said = await tool_loop.body(reply)
         answer = dialect.summary_answer(reply.status, said)
-        if answer.text or answer.too_long or (reply.status == 200 and not dialect.is_error(said)):
+        if answer.text or answer.too_long or (reply.status == 200 and not refusals.is_error(said)):
             return answer
         return msgspec.structs.replace(answer, refused=dialect.complaint(reply.status, said) is not Verdict.FINAL)
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import DIALECTS, Dialect
-from proxy.dialects.reply_limits import LEAST_REPLY, lowered, lowest
+from proxy.dialects.round_request import LEAST_REPLY, lowered
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 
@@ -47,11 +47,6 @@ def test_a_limit_is_lowered_to_what_is_left(left: int | None, values: dict[str, 
 
 def test_what_a_later_round_adds_leaves_less() -> None:
     assert changed(5_000, 6_000, max_tokens=9_000) == {"max_tokens": 3_000}
-
-
-def test_the_lowest_limit_counts() -> None:
-    assert lowest(lowered(members(max_tokens=9_000, max_completion_tokens=8_000), LIMITS, 5_000)) == 5_000
-    assert lowest({}) is None
 
 
 ENTRIES = {"chat": "messages", "responses": "input", "messages": "messages"}

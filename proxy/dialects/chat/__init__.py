@@ -1,50 +1,39 @@
-"""Chat completions, `POST .../chat/completions`, as an implementation of the protocol `proxy.dialects.Dialect`."""
+"""Chat completions, `POST .../chat/completions`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 
-from proxy.dialects.base import BaseDialect
-from proxy.dialects.chat import errors, hidden, messages, render, summary
-from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import parse, shape
-from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.base import Dialect
+from proxy.dialects.chat import messages, render, request
+from proxy.dialects.chat.reply import ChatTurn, error_event
 
 _OWN = re.compile(rb"/chat/completions(?:/|\Z)")
 
 
-class ChatDialect(BaseDialect):
-    """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
+class ChatDialect(Dialect):
+    """Refers each method to the module of this folder that implements it."""
 
-    name = "chat"
+    name = messages.NAME
     turns = ChatTurn
-    requests = ChatRoundRequest
+    requests = request.ChatRoundRequest
 
-    parse = staticmethod(parse)
-
+    parse = staticmethod(request.parse)
+    shape = staticmethod(request.shape)
     read = staticmethod(messages.read)
     texts = staticmethod(messages.texts)
     replace = staticmethod(messages.with_texts)
-    reply_meaning = staticmethod(messages.reply_meaning)
+    said = staticmethod(messages.said)
+    answered = staticmethod(messages.answered)
+    marked = staticmethod(messages.marked)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
     joined = staticmethod(render.joined)
-    marked = staticmethod(messages.marked)
-    said = staticmethod(hidden.said)
-    reinserted = staticmethod(hidden.reinserted)
-    shrunk = staticmethod(hidden.shrunk)
-
-    summary_request = staticmethod(summary.alone)
-    summary_on_prefix = staticmethod(summary.on_prefix)
-    summary_answer = staticmethod(summary.answer)
-
-    shape = staticmethod(shape)
-    error_body = staticmethod(errors.body)
-    error_event = staticmethod(errors.event)
-
-    are_paired = staticmethod(messages.are_paired)
-    """Checks records that are older than the other dialects; not part of the protocol."""
+    summary_request = staticmethod(render.summary_request)
+    summary_on_prefix = staticmethod(render.summary_on_prefix)
+    summary_answer = staticmethod(render.summary_answer)
+    error_event = staticmethod(error_event)
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/chat/completions")

@@ -1,4 +1,4 @@
-"""Messages for upstream and for readers: a snapshot added, user messages joined, a message as readable sections."""
+"""Messages for upstream and for readers: a snapshot added, user messages joined, readable sections, summary calls."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from itertools import groupby
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.chat.messages import is_known, reasoning, text_message, tool_calls
+from proxy.dialects import summary_calls
+from proxy.dialects.chat.messages import cache_breakpoint, is_known, reasoning, said, text_message, tool_calls
+from proxy.dialects.chat.request import LIMITS, function_tool
 from proxy.dialects.entries import appended, call_section, sources, title
 from proxy.dialects.values import Members, text_of
 from proxy.plan.history import Message
-from proxy.plan.summary import Section
+from proxy.plan.request import Request
+from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import SnapshotRole
 from proxy.rawjson import NotJson
 
 
 def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: SnapshotRole) -> list[bytes | Raw]:
-    """Return the messages, which begin with `leading` system messages, with the snapshot `block` added."""
     if role is SnapshotRole.USER or (role is SnapshotRole.AUTO and not leading):
         return [*messages[:leading], _user_message(block, messages[leading:]), *messages[leading:]]
     if leading:
@@ -45,7 +47,6 @@ def is_system(raw: bytes | Raw) -> bool:
 
 
 def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Section]:
-    """Return one message in readable form; `tool` is the tool whose result it is. Raises NotJson."""
     members = rawjson.members(raw)
     heading = title(index, message, tool)
     thought = reasoning(members)
@@ -77,7 +78,6 @@ BLANK_LINE = b"\\n\\n"
 
 
 def joined(messages: Sequence[bytes | Raw]) -> list[bytes | Raw]:
-    """Return the messages with each run of user messages of the same name as one message."""
     if len(messages) < 2:
         return list(messages)
     users = [_user(raw) for raw in messages]
@@ -141,3 +141,53 @@ def _parts(content: Raw | None) -> list[Members]:
 
 def _is_text(part: Members) -> bool:
     return rawjson.is_string(part.get("text"))
+
+
+# -- summary calls ----------------------------------------------------------------------------------------------------
+
+WHO = ("user", "safety_identifier")
+HOW = ("prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
+
+
+def summary_request(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    return rawjson.encode(_asking(model, request, most) | {"messages": [{"role": "user", "content": text}]})
+
+
+def summary_on_prefix(
+    text: str, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], most: int, end: int
+) -> bytes:
+    """If the last entry is a user message, the task goes on with it, because many chat templates refuse two in a
+    row."""
+    members = _asking(request.model, request, most)
+    members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
+    task = summary_calls.task(text, request, end, cache_breakpoint)
+    together = followed(entries[-1], by=task) if entries else None
+    sent = [*entries, task] if together is None else [*entries[:-1], together]
+    return rawjson.encode(members | {"messages": Raw(rawjson.array(sent))})
+
+
+def _asking(model: str, request: Request | None, most: int) -> Members:
+    """Return all members except messages and tools, with the reply's limit in the client's fields, because servers know
+    one or the other, or in the older one."""
+    members = summary_calls.asking(model, request, WHO, (*HOW, *LIMITS))
+    limits = [name for name in LIMITS if members.pop(name, None) is not None] or LIMITS[:1]
+    return members | (dict.fromkeys(limits, Raw(b"%d" % most)) if most else {})
+
+
+def summary_answer(status: int, body: bytes) -> SummaryAnswer:
+    read = summary_calls.answer(status, body, _summary)
+    if status == 400 and not read.too_long and LIMITS[1].encode() in body:
+        return SummaryAnswer(status, again=_with_newer_limit)
+    return read
+
+
+def _summary(reply: Members) -> tuple[str, bool]:
+    choice, *_ = map(rawjson.members, rawjson.elements(reply["choices"]))
+    return said(choice["message"])[0], text_of(choice.get("finish_reason")) == "stop"
+
+
+def _with_newer_limit(body: bytes) -> bytes:
+    """Return the body of a call with the reply's limit in the newer field, which some models insist on."""
+    members = rawjson.members(body)
+    old, new = LIMITS
+    return rawjson.encode({new if name == old else name: value for name, value in members.items()})

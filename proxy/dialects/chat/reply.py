@@ -17,16 +17,16 @@ from collections.abc import Collection, Iterable
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.chat import errors, text_calls
+from proxy.dialects.chat import text_calls
 from proxy.dialects.chat.chunks import TEXTS, Chunk, ReplyMessage, as_events, held, parse, plain_delta
-from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.chat.request import ChatRoundRequest
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
-from proxy.dialects.values import NULL, Members, object_of, string, text_of
+from proxy.dialects.values import NULL, Members, object_of, on_one_line, string, text_of
 from proxy.errors import ProxyError
 from proxy.plan.history import ToolCall
 from proxy.rawjson import NotJson
@@ -363,4 +363,10 @@ class ChatTurn(Turn):
         return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        return errors.event(fault, said)
+        return error_event(fault, said)
+
+
+def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
+    """Return the event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
+    members = on_one_line(said)
+    return sse.encode(fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 import msgspec
@@ -9,7 +10,8 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import parsing, refusals
-from proxy.dialects.values import NULL, object_of, text_of
+from proxy.dialects.round_request import ALLOWED, RoundRequest
+from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
@@ -116,7 +118,6 @@ _NONE = (NULL,) * len(EXCLUSIVE)
 
 
 def parse(body: bytes) -> Request:
-    """Parse a body. Raises Unplannable if it is not a chat request; upstream explains the mistake better."""
     try:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
@@ -173,8 +174,7 @@ REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
 
 
 def shape(request: Request) -> str:
-    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, a choice of tools, client
-    tools, streaming."""
+    """JSON mode, reasoning, a choice of tools, client tools, streaming."""
     members = request.members
     said = [
         text_of(object_of(members.get("tool_choice")).get("type"))[:64],
@@ -182,3 +182,48 @@ def shape(request: Request) -> str:
         *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
     ]
     return refusals.shape(request, *said)
+
+
+# -- the request of each round -----------------------------------------------------------------------------------------
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class ChatRoundRequest(RoundRequest):
+    """The requests of a turn of the chat API."""
+
+    limits = LIMITS
+    listed = ALLOWED
+    tool = staticmethod(function_tool)
+
+    @staticmethod
+    def chosen(name: str) -> bytes:
+        return rawjson.encode({"type": "function", "function": {"name": name}})
+
+    @property
+    def wants_json(self) -> bool:
+        kind = text_of(object_of(self.members.get("response_format")).get("type"))
+        return kind not in ("", "text")
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asks for the usage of its stream."""
+        options = object_of(self.members.get("stream_options"))
+        return bytes(options.get("include_usage", b"")) == b"true"
+
+    @property
+    def asks_usage(self) -> bool:
+        return self.usage and self.streams and not self.wants_usage and bool(self._usage_wanted())
+
+    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
+        return {"messages": Raw(rawjson.array(entries))}
+
+    def _members(self, entries: Sequence[bytes | Raw], ours: Sequence[bytes]) -> Members:
+        members = super()._members(entries, ours)
+        return members | self._usage_wanted() if self.asks_usage else members
+
+    def _usage_wanted(self) -> Members:
+        options = self.members.get("stream_options")
+        if not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{"):
+            return {}  # upstream will report the mistake
+        return {"stream_options": Raw(rawjson.encode(object_of(options) | {"include_usage": Raw(b"true")}))}

@@ -1,15 +1,12 @@
-"""Messages, `POST .../messages`, as an implementation of the protocol `proxy.dialects.Dialect`."""
+"""Messages, `POST .../messages`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 
-from proxy.dialects.base import BaseDialect
-from proxy.dialects.messages import blocks, errors, render, request, summary
-from proxy.dialects.messages.reply import MessagesTurn
-from proxy.dialects.messages.request import complaint, forgiving, shape
-from proxy.dialects.messages.round_request import MessagesRoundRequest
+from proxy.dialects.base import Dialect
+from proxy.dialects.messages import blocks, render, reply, request
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
@@ -17,12 +14,12 @@ _COUNT = b"/count_tokens"
 _OWN = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
 
 
-class MessagesDialect(BaseDialect):
-    """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
+class MessagesDialect(Dialect):
+    """Refers each method to the module of this folder that implements it."""
 
-    name = "messages"
-    turns = MessagesTurn
-    requests = MessagesRoundRequest
+    name = blocks.NAME
+    turns = reply.MessagesTurn
+    requests = request.MessagesRoundRequest
     version_header = b"anthropic-version"
     """A header that every request for this API has, also those for models and files."""
 
@@ -32,28 +29,24 @@ class MessagesDialect(BaseDialect):
 
     recognises = staticmethod(request.recognises)
     parse = staticmethod(request.parse)
-
+    shape = staticmethod(request.shape)
+    complaint = staticmethod(request.complaint)
+    forgiving = staticmethod(request.forgiving)
     read = staticmethod(blocks.read)
     texts = staticmethod(blocks.texts)
     replace = staticmethod(blocks.with_texts)
-    reply_meaning = staticmethod(blocks.reply_meaning)
+    said = staticmethod(blocks.said)
+    answered = staticmethod(blocks.answered)
+    marked = staticmethod(blocks.marked)
+    written = staticmethod(render.written)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
     joined = staticmethod(render.joined)
-    marked = staticmethod(blocks.marked)
-    said = staticmethod(render.said)
-    reinserted = staticmethod(render.reinserted)
-    shrunk = staticmethod(render.shrunk)
-
-    summary_request = staticmethod(summary.alone)
-    summary_on_prefix = staticmethod(summary.on_prefix)
-    summary_answer = staticmethod(summary.answer)
-
-    complaint = staticmethod(complaint)
-    forgiving = staticmethod(forgiving)
-    shape = staticmethod(shape)
-    error_body = staticmethod(errors.body)
-    error_event = staticmethod(errors.event)
+    summary_request = staticmethod(render.summary_request)
+    summary_on_prefix = staticmethod(render.summary_on_prefix)
+    summary_answer = staticmethod(render.summary_answer)
+    error_body = staticmethod(reply.error_body)
+    error_event = staticmethod(reply.error_event)
 
     def serves(self, method: str, path: bytes) -> bool:
         asked = path.removesuffix(_COUNT) if self.counts else path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -12,24 +11,12 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.cache_marks import Mark
-from proxy.dialects.measuring import (
-    MESSAGE_TOKENS,
-    TextSource,
-    canonical,
-    item,
-    known,
-    pieces,
-    sealed,
-    spaces,
-    unreadable,
-)
+from proxy.dialects.measuring import Places, item, known, sealed
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
 from proxy.dialects.values import NULL, Members, object_of, text_of
-from proxy.plan import labels
-from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable
 from proxy.plan.plan import Role
 from proxy.plan.request import Request
-from proxy.plan.results import Carries, carried, reports_error
 from proxy.rawjson import NotJson
 
 THINKING = ("thinking", "redacted_thinking")
@@ -47,47 +34,38 @@ OPAQUE_BYTES = 6
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 
-Place = int | None
-Places = list[tuple[Place, str]]
+NAME = "messages"
 
 
 # -- one entry --------------------------------------------------------------------------------------------------------
 
-_meaning = partial(measuring.meaning, "messages")
-
 
 def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
-    """Measure an entry. Raises Unplannable if it does not consist of JSON objects."""
     try:
         message, blocks = parts_of(entry)
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
+    role = Role.USER if message is None else _ROLES.get(text_of(message.get("role")))
     try:
-        if message is None:
-            found = list(map(rawjson.members, blocks))
-            measured = _client(Role.USER, found, digest(entry), reading, count, 0)
-            return measured if all(map(_known, found)) else sealed(measured)
-        role = _ROLES.get(text_of(message.get("role")))
-        content = list(_content(message.get("content")))
+        content = list(map(rawjson.members, blocks) if message is None else _content(message.get("content")))
+        if role is None or (message is not None and role is not Role.ASSISTANT and _result(content) is not None):
+            return measuring.unreadable(NAME, entry, Role.TOOL, count)
         if role is Role.ASSISTANT:
-            measured = _reply(content, digest(entry), count)
-            return measured if all(map(_known, content)) and _whole(content, message) else sealed(measured)
-        if role is None or _result(content) is not None:
-            return _unreadable(entry, Role.TOOL, count)
-        place = None if rawjson.is_string(message.get("content")) else 0
-        measured = _client(role, content, digest(entry), reading, count, place)
-        if not all(map(_known, content)):
+            measured, fits = _reply(content, entry, count), message is not None and _whole(content, message)
+        else:
+            one = message is not None and rawjson.is_string(message.get("content"))
+            measured, fits = _client(role, content, entry, reading, count, one=one), True
+        if not fits or not all(map(_known, content)):
             return sealed(measured)
-        if message.keys() <= FRAME:
+        if message is None or message.keys() <= FRAME:
             return measured
         return _alone(measured) if role is Role.SYSTEM else sealed(measured)
     except (NotJson, msgspec.MsgspecError):
-        role = _ROLES.get(text_of((message or {}).get("role")), Role.TOOL)
-        return _unreadable(entry, role, count)
+        return measuring.unreadable(NAME, entry, role or Role.TOOL, count)
 
 
 def texts(entry: bytes | Raw) -> Places:
-    """Return the texts that may be replaced: those of an entry's result, or of its message. Raises NotJson."""
+    """Those of an entry's result, or of its message."""
     message, blocks = parts_of(entry)
     if message is not None:
         return _texts(message.get("content"))
@@ -96,8 +74,7 @@ def texts(entry: bytes | Raw) -> Places:
     return _texts(result.get("content")) if result is not None else list(_numbered(found))
 
 
-def with_texts(entry: bytes | Raw, replaced: Mapping[Place, str]) -> bytes:
-    """Return an entry with some of its texts replaced. All other members keep their bytes."""
+def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
     if not replaced:
         return bytes(entry)
     message, blocks = parts_of(entry)
@@ -152,7 +129,6 @@ def _marks(block: Members) -> Iterator[Mark]:
 
 
 def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
-    """Return entry `place` as it is sent, with a cache breakpoint of ours if it can carry one."""
     mark = cache_marks.own(request, place, cache_breakpoint)
     if mark is None:
         return entry
@@ -164,22 +140,27 @@ def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
     return entry if content is None else rawjson.encode(message | {"content": content})
 
 
-def said(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:
+def spoken(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:
     """Return the text of a reply, and the calls that the client answers."""
-    spoken: list[str] = []
+    words: list[str] = []
     calls: list[ToolCall] = []
     for block in blocks:
         kind = text_of(block.get("type"))
         if kind == "text":
-            spoken.append(text_of(block.get("text")))
+            words.append(text_of(block.get("text")))
         elif kind == "tool_use":
             calls.append(call_of(block))
-    return "".join(spoken), calls
+    return "".join(words), calls
 
 
-def reply_meaning(text: str, calls: Sequence[ToolCall]) -> bytes:
-    """Return the meaning of a reply with this text and these calls when the client sends it back."""
-    return _meaning(Role.ASSISTANT, text, calls)
+def said(entry: bytes | Raw) -> tuple[str, list[ToolCall]]:
+    return spoken(blocks_of(entry))
+
+
+def answered(entry: bytes | Raw) -> str:
+    message, blocks = parts_of(entry)
+    block = rawjson.members(blocks[0]) if message is None and len(blocks) == 1 else {}
+    return text_of(block.get("tool_use_id")) if text_of(block.get("type")) == RESULT else ""
 
 
 def _content(content: Raw | None) -> Iterator[Members]:
@@ -204,13 +185,13 @@ def _texts(content: Raw | None) -> Places:
     return list(_numbered(map(rawjson.members, rawjson.elements(content))))
 
 
-def _numbered(blocks: Iterable[Members]) -> Iterator[tuple[Place, str]]:
+def _numbered(blocks: Iterable[Members]) -> Iterator[tuple[int | None, str]]:
     for place, block in enumerate(blocks):
         if text_of(block.get("type")) == "text" and rawjson.is_string(block.get("text")):
             yield place, rawjson.string(block["text"])
 
 
-def _replaced(content: Raw, replaced: Mapping[Place, str]) -> Raw:
+def _replaced(content: Raw, replaced: Mapping[int | None, str]) -> Raw:
     """Return a message's or a result's content with these texts."""
     if None in replaced:
         return Raw(rawjson.encode(replaced[None]))
@@ -223,15 +204,17 @@ def _replaced(content: Raw, replaced: Mapping[Place, str]) -> Raw:
 # -- measures ---------------------------------------------------------------------------------------------------------
 
 
-def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, count: Count, place: Place) -> Message:
-    """Measure what a client sends: a result, or what the user says. `place`: where its text is, if it is only one.
+def _client(
+    role: Role, blocks: list[Members], entry: bytes | Raw, reading: Reading, count: Count, *, one: bool
+) -> Message:
+    """Measure what a client sends: a result, or what the user says. `one`: it is one text, and no list of blocks.
 
     Reminders have tokens and no meaning, because many a client sends each of them only once.
     """
     answer = _result(blocks)
     if answer is None:
-        answers, reminders, others = "", 0, blocks
-        texts = [(None if place is None else number, text) for number, text in _numbered(blocks)]
+        answers, reminders, others, failed = "", 0, blocks, False
+        texts: Places = [(None if one else place, text) for place, text in _numbered(blocks)]
         meant = [text for _, text in texts if not is_reminder(text)]
     else:
         role, answers, texts = Role.TOOL, text_of(answer.get("tool_use_id")), _texts(answer.get("content"))
@@ -239,26 +222,21 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
         reminders = sum(count(text) for _, text in _numbered(around))
         others = [*_content(answer.get("content")), *around]
         meant = [text for _, text in texts]
+        failed = bytes(answer.get("is_error", b"")) == b"true"
     others = [block for block in others if text_of(block.get("type")) != "text"]
-    sizes = [count(text) for _, text in texts]
-    fixed = sum(map(_file_tokens, others))
-    tokens = sum(sizes) + reminders + fixed + sum(_tokens(block, count) for block in others) + MESSAGE_TOKENS
-    carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
-    if role is Role.SYSTEM and texts and not meant:
-        carries = Carries.YES  # the client's reminders, which belong to the step before them
-    moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
-    return Message(
-        digest=digest,
-        role=role,
-        meaning=_meaning(role, "".join(meant), [], answers, map(cache_marks.unmarked, others)),
-        tokens=tokens,
-        item=item(role, tokens, fixed, moved),
-        pieces=moved,
-        calls=(),
+    return measuring.of_client(
+        NAME,
+        role,
+        entry,
+        texts,
+        list(map(cache_marks.unmarked, others)),
+        reading,
+        count,
         answers=answers,
-        carries=carries,
-        said=any(piece.spans for piece in moved),
-        failed=answer is not None and (bytes(answer.get("is_error", b"")) == b"true" or reports_error(meant)),
+        meant=meant,
+        fixed=sum(map(_file_tokens, others)),
+        more=reminders + sum(_tokens(block, count) for block in others),
+        failed=failed,
     )
 
 
@@ -296,28 +274,11 @@ def _alone(message: Message) -> Message:
     return replace(message, role=Role.SEALED, item=item(Role.SEALED, message.tokens, 0, ()), pieces=())
 
 
-def _unreadable(entry: bytes | Raw, role: Role, count: Count) -> Message:
-    """Measure an entry as a whole, whose form we do not know."""
-    return unreadable(entry, role, lambda text: _meaning(role, "unreadable", [ToolCall("", "", text)]), count)
-
-
-def _reply(blocks: Sequence[Members], digest: bytes, count: Count) -> Message:
-    """Measure a reply of the model's."""
+def _reply(blocks: Sequence[Members], entry: bytes | Raw, count: Count) -> Message:
     fixed = sum(map(_file_tokens, blocks))
-    tokens = sum(_tokens(block, count) for block in blocks) + fixed + MESSAGE_TOKENS
-    text, calls = said(blocks)
-    return Message(
-        digest=digest,
-        role=Role.ASSISTANT,
-        meaning=reply_meaning(text, calls),
-        tokens=tokens,
-        item=item(Role.ASSISTANT, tokens, fixed, ()),
-        pieces=(),
-        calls=tuple((call.id, call.name) for call in calls),
-        answers="",
-        labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in calls),
-        spaces=spaces(calls, count),
-    )
+    text, calls = spoken(blocks)
+    tokens = sum(_tokens(block, count) for block in blocks) + fixed
+    return measuring.of_model(NAME, entry, text, calls, calls, tokens, fixed, count)
 
 
 def _tokens(block: Members, count: Count) -> int:
@@ -328,8 +289,7 @@ def _tokens(block: Members, count: Count) -> int:
     if kind == "thinking":
         return count(text_of(block.get("thinking")))
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
-        call = call_of(block)
-        return count(call.name) + count(canonical(call.arguments))
+        return measuring.call_tokens(call_of(block), count)
     if _file_tokens(block):
         return 0
     return sum(len(memoryview(raw)) for raw in block.values()) // OPAQUE_BYTES

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import entries
+from proxy.dialects import summary_calls
 from proxy.dialects.entries import call_section, sources, title
-from proxy.dialects.messages import blocks
-from proxy.dialects.messages.blocks import THINKING, blocks_of, call_of, result, text_message
-from proxy.dialects.messages.request import FRAME, RESULT, Entry, blocks_in, is_blocks, is_text, parts_of, user_message
-from proxy.dialects.values import Members, text_of
-from proxy.plan.history import Message, ToolCall
+from proxy.dialects.messages.blocks import THINKING, blocks_of, cache_breakpoint, call_of, spoken, text_message
+from proxy.dialects.messages.request import (
+    FRAME,
+    LIMITS,
+    RESULT,
+    Entry,
+    assembled,
+    blocks_in,
+    client_tool,
+    is_blocks,
+    is_text,
+    parts_of,
+    user_message,
+)
+from proxy.dialects.values import Members, object_of, text_of, whole
+from proxy.plan.history import Message
 from proxy.plan.plan import Role
-from proxy.plan.recognition import kept_calls
-from proxy.plan.summary import Section
-from proxy.plan.turn import HiddenRound
+from proxy.plan.request import Request
+from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import SnapshotRole
 
 
 def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-    """Return the entries with the snapshot `block` added: to the system prompt's end, or in front of everything said.
+    """It goes to the system prompt's end, or in front of everything said.
 
     The system prompt's own blocks and breakpoints stay in front of it, so that upstream's cache still has them.
     """
@@ -32,7 +42,7 @@ def with_snapshot(entries: list[Entry], leading: int, block: str, role: Snapshot
 
 
 def joined(entries: list[Entry]) -> list[Entry]:
-    """Return the entries with each run of user messages as one. Anthropic takes them in a row, but other servers of
+    """Anthropic takes them in a row, but other servers of
     this API fill them into chat templates that refuse that."""
     made: list[Entry] = []
     run: list[Raw] = []
@@ -54,23 +64,8 @@ def followed(entries: list[Entry], task: Entry) -> list[Entry]:
     return [*entries[:-1], *joined([*entries[-1:], task])]
 
 
-def said(entry: Entry) -> tuple[str, list[ToolCall]]:
-    """Return the text and the calls of a reply. Raises NotJson."""
-    return blocks.said(blocks_of(entry))
-
-
-def reinserted(hidden: HiddenRound, visible: Entry) -> list[Entry]:
-    """Return all entries of a turn whose client saw `visible`.
-
-    A record's `instead` is a message. If the client has rewritten its calls, its own reply stays, and only what came
-    before is put back.
-    """
-    if hidden.instead is None:
-        return [*hidden.before, visible, *hidden.after]
-    answered = {_answered(entry) for entry in hidden.after}
-    if not kept_calls(said(hidden.instead)[1], answered, said(visible)[1]):
-        return [*hidden.before, visible]
-    return [*hidden.before, *([hidden.instead] if blocks_of(hidden.instead) else []), *hidden.after]
+def written(instead: bytes) -> list[Entry]:
+    return [instead] if blocks_of(instead) else []
 
 
 def _said_by_user(entry: Entry) -> list[Raw] | None:
@@ -84,29 +79,10 @@ def _said_by_user(entry: Entry) -> list[Raw] | None:
     return blocks_in(entry) if text_of(message.get("role")) == "user" and message.keys() <= FRAME else None
 
 
-def _calls(entry: bytes) -> list[ToolCall]:
-    message, _ = parts_of(entry)
-    return [] if message is None else said(entry)[1]
-
-
-def _answered(entry: bytes) -> str:
-    _, found = parts_of(entry)
-    members = rawjson.members(found[0]) if len(found) == 1 else {}
-    return text_of(members.get("tool_use_id")) if text_of(members.get("type")) == RESULT else ""
-
-
-def _replaced(entry: bytes, text: str) -> bytes:
-    return result(_answered(entry), text)
-
-
-shrunk = partial(entries.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
-
-
 # -- for readers ------------------------------------------------------------------------------------------------------
 
 
 def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
-    """Return one entry in readable form; `tool` is the tool whose result it is. Raises NotJson."""
     heading = title(index, message, tool)
     made = [section for block in blocks_of(entry) for section in _sections(block, heading, message.role)]
     return made or [Section(heading, "", message.role)]
@@ -127,3 +103,43 @@ def _sections(block: Members, title: str, role: Role) -> list[Section]:
     if kind.endswith("tool_use"):
         return [call_section(title, call_of(block), role)]
     return [Section(title, rawjson.encode(block).decode("utf-8", "replace"), role)]
+
+
+# -- summary calls ----------------------------------------------------------------------------------------------------
+
+WHO = ("metadata",)
+HOW = ("cache_control", "service_tier", "thinking", "context_management", "anthropic_version")
+DEFAULT_LIMIT = 8_192
+"""Tokens of a summary whose length nobody limits: this API insists on a limit, and every model takes this one."""
+FINISHED = ("end_turn", "stop_sequence")
+
+
+def summary_request(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    return rawjson.encode(_asking(model, request, most) | {"messages": [{"role": "user", "content": text}]})
+
+
+def summary_on_prefix(
+    text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
+) -> bytes:
+    """The system prompt and the tools are part of what is cached."""
+    members = _asking(request.model, request, most)
+    members |= {"system": request.members["system"]} if "system" in request.members else {}
+    members |= summary_calls.uncalled(request, [client_tool(raw) for raw in tools], b'{"type":"none"}')
+    task = summary_calls.task(text, request, end, cache_breakpoint)
+    return rawjson.encode(members | assembled(members, followed(list(entries), task)))
+
+
+def _asking(model: str, request: Request | None, most: int) -> Members:
+    """Return all members except messages, system prompt and tools. What the model thinks counts as part of a reply."""
+    members = summary_calls.asking(model, request, WHO, HOW)
+    thinking = whole(object_of(members.get("thinking")).get("budget_tokens"))
+    return members | {LIMITS[0]: Raw(b"%d" % ((most or DEFAULT_LIMIT) + thinking))}
+
+
+def summary_answer(status: int, body: bytes) -> SummaryAnswer:
+    return summary_calls.answer(status, body, _summary)
+
+
+def _summary(reply: Members) -> tuple[str, bool]:
+    text, _ = spoken(map(rawjson.members, rawjson.elements(reply["content"])))
+    return text, text_of(reply.get("stop_reason")) in FINISHED

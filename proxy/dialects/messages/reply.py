@@ -16,14 +16,13 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects import parsing
-from proxy.dialects.messages import errors
-from proxy.dialects.messages.blocks import THINKING, call_of, result, said
-from proxy.dialects.messages.round_request import MessagesRoundRequest
+from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
+from proxy.dialects.messages.request import MessagesRoundRequest
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
-from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, place, string, text_of
+from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, on_one_line, place, string, text_of
 from proxy.errors import ProxyError
 from proxy.plan.history import ToolCall
 from proxy.rawjson import NotJson
@@ -252,7 +251,7 @@ class MessageReply(ClientReply):
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
-        return said(block.final() for block in self.blocks if not block.void)
+        return spoken(block.final() for block in self.blocks if not block.void)
 
     def _put(self, event: ReplyEvent, block: Block) -> bytes:
         changed: Members = {}
@@ -310,7 +309,36 @@ class MessagesTurn(Turn):
         return result(call.call().id, text)
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        return errors.event(fault, said)
+        return error_event(fault, said)
+
+
+# -- errors of our own ------------------------------------------------------------------------------------------------
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+OTHER_REQUEST, OTHER = "invalid_request_error", "api_error"
+"""What every other error of the client, and every other error, is called."""
+
+
+def error_body(fault: ProxyError) -> bytes:
+    """`code` is ours, as in the other APIs."""
+    kind = TYPES.get(fault.status, OTHER_REQUEST if fault.status < 500 else OTHER)
+    code = {} if fault.code is None else {"code": fault.code}
+    return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
+
+
+def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
+    """The event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
+    members = on_one_line(said)
+    return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
 
 
 # -- a whole reply as events ------------------------------------------------------------------------------------------

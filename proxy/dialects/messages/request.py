@@ -20,7 +20,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import parsing, refusals
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.tools import tool_name
+from proxy.dialects.round_request import RoundRequest, tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan import said
 from proxy.plan.history import Unplannable
@@ -125,7 +125,6 @@ _heads = msgspec.json.Decoder(list[Head])
 
 
 def parse(body: bytes) -> Request:
-    """Parse a body. Raises Unplannable if it is not a Messages request; upstream explains the mistake better."""
     try:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
@@ -393,17 +392,13 @@ https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-
 
 
 def complaint(status: int, body: bytes) -> Complaint:
-    """Return what this refusal of a request that we changed is about."""
     found = refusals.complaint(status, body)
     bound = isinstance(found, Addition) and "bound to a different conversation" in refusals.told(body)
     return Addition.THINKING if bound else found
 
 
 def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
-    """Return the request so that upstream drops thinking that no longer fits what precedes it.
-
-    A client that says itself what is to be done with it, or that wants no thinking, gets what it asked for.
-    """
+    """A client that says itself what is to be done with it, or that wants no thinking, gets what it asked for."""
     members = rawjson.members(Raw(body))
     thinking = object_of(members.get("thinking")) or {"type": Raw(b'"adaptive"')}
     if "block_binding" in thinking or text_of(thinking.get("type")) not in ("adaptive", "enabled"):
@@ -415,7 +410,7 @@ def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
 
 
 def shape(request: Request) -> str:
-    """Return what else decides whether upstream takes what we add: JSON mode, thinking, client tools, streaming."""
+    """JSON mode, thinking, a choice of tools, client tools, streaming."""
     members = request.members
     form = members.get("output_format") or object_of(members.get("output_config")).get("format")
     said = [
@@ -424,3 +419,36 @@ def shape(request: Request) -> str:
         text_of(object_of(members.get("tool_choice")).get("type")),
     ]
     return refusals.shape(request, *said)
+
+
+# -- the request of each round -----------------------------------------------------------------------------------------
+
+LIMITS = ("max_tokens",)
+
+
+class MessagesRoundRequest(RoundRequest):
+    """The requests of a turn of the Messages API."""
+
+    limits = LIMITS
+    listed = None
+    tool = staticmethod(client_tool)
+    container: Raw = NULL
+    """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are
+    there, and upstream refuses to continue code without it."""
+
+    @property
+    def wants_json(self) -> bool:
+        forms = self.members.get("output_format"), object_of(self.members.get("output_config")).get("format")
+        return not all(map(rawjson.is_null, forms))
+
+    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
+        made = assembled(self.members, entries)
+        id = object_of(self.container).get("id", NULL)
+        if rawjson.is_null(id):
+            return made
+        asked = object_of(self.members.get("container"))
+        return made | {"container": Raw(rawjson.encode(asked | {"id": id})) if asked else id}
+
+    def _without_calls(self, members: Members, *, bare: bool) -> Members:
+        """Here the tools always stay: a history with calls is refused if none are defined."""
+        return members | {"tool_choice": Raw(b'{"type":"none"}')}

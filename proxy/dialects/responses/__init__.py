@@ -1,4 +1,4 @@
-"""Responses, `POST .../responses`, as an implementation of the protocol `proxy.dialects.Dialect`."""
+"""Responses, `POST .../responses`."""
 
 from __future__ import annotations
 
@@ -6,49 +6,36 @@ import re
 from collections.abc import Collection
 from urllib.parse import unquote
 
-from msgspec import Raw
-
-from proxy.dialects.base import BaseDialect
-from proxy.dialects.responses import errors, items, render, request, summary
-from proxy.dialects.responses.reply import ResponsesTurn
-from proxy.dialects.responses.request import shape
-from proxy.dialects.responses.round_request import ResponsesRoundRequest
+from proxy.dialects.base import Dialect
+from proxy.dialects.responses import items, render, reply, request
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")
 _KEPT = re.compile(rb".*/responses/([^/]+)")
 
 
-class ResponsesDialect(BaseDialect):
-    """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
+class ResponsesDialect(Dialect):
+    """Refers each method to the module of this folder that implements it."""
 
-    name = "responses"
-    turns = ResponsesTurn
-    requests = ResponsesRoundRequest
+    name = items.NAME
+    turns = reply.ResponsesTurn
+    requests = request.ResponsesRoundRequest
 
     parse = staticmethod(request.parse)
+    shape = staticmethod(request.shape)
     continued = staticmethod(request.continued)
-
     read = staticmethod(items.read)
     texts = staticmethod(items.texts)
     replace = staticmethod(items.with_texts)
-    reply_meaning = staticmethod(items.reply_meaning)
+    said = staticmethod(items.said)
+    answered = staticmethod(items.answered)
+    marked = staticmethod(items.marked)
+    written = staticmethod(render.written)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
-    marked = staticmethod(items.marked)
-    said = staticmethod(render.said)
-    reinserted = staticmethod(render.reinserted)
-    shrunk = staticmethod(render.shrunk)
-
-    summary_request = staticmethod(summary.alone)
-    summary_on_prefix = staticmethod(summary.on_prefix)
-    summary_answer = staticmethod(summary.answer)
-
-    shape = staticmethod(shape)
-    error_body = staticmethod(errors.body)
-    error_event = staticmethod(errors.event)
-
-    def joined(self, entries: list[bytes | Raw]) -> list[bytes | Raw]:
-        return entries  # this API takes user messages in a row
+    summary_request = staticmethod(render.summary_request)
+    summary_on_prefix = staticmethod(render.summary_on_prefix)
+    summary_answer = staticmethod(render.summary_answer)
+    error_event = staticmethod(reply.error_event)
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/responses")

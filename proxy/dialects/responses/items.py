@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -12,17 +11,7 @@ from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.cache_marks import Mark
-from proxy.dialects.measuring import (
-    MESSAGE_TOKENS,
-    TextSource,
-    canonical,
-    item,
-    known,
-    pieces,
-    sealed,
-    spaces,
-    unreadable,
-)
+from proxy.dialects.measuring import MESSAGE_TOKENS, Places, item, known
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
@@ -37,11 +26,9 @@ from proxy.dialects.responses.request import (
     members_of,
 )
 from proxy.dialects.values import Members, object_of, text_of
-from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.plan.plan import Role
 from proxy.plan.request import Request
-from proxy.plan.results import carried, reports_error
 from proxy.rawjson import NotJson
 
 APPROVAL = "mcp_approval_request"
@@ -85,29 +72,27 @@ _SERVED = frozenset(("id", "status", "type", "call_id"))
 _REFERENCE = "item_reference"
 """An item that upstream has stored. Its id is all that it says."""
 
-Places = list[tuple[int | None, str]]
+NAME = "responses"
 
 
 # -- one entry --------------------------------------------------------------------------------------------------------
 
-_meaning = partial(measuring.meaning, "responses")
-
 
 def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
-    """Measure an entry. Raises Unplannable if it does not consist of JSON objects."""
     try:
         items = items_of(entry)
         kinds = [kind(raw) for raw in items]
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
+    first = kinds[0]
     try:
-        reply = len(items) != 1 or kinds[0].replies
-        one = members_of(items[0])
-        message = _reply(items, digest(entry), count) if reply else _item(one, kinds[0], digest(entry), reading, count)
+        reply = len(items) != 1 or first.replies
+        message = _reply(items, entry, count) if reply else _item(entry, items[0], first, reading, count)
         stays = message.role is Role.SEALED or all(map(is_known, map(members_of, items), kinds))
-        return message if stays else sealed(message)
+        return message if stays else measuring.sealed(message)
     except (NotJson, msgspec.MsgspecError):
-        return _unreadable(entry, kinds[0], count)
+        role = Role.TOOL if first.answers else _ROLES.get(first.role, Role.SEALED)
+        return measuring.unreadable(NAME, entry, Role.ASSISTANT if first.replies else role, count)
 
 
 def is_known(members: Members, kind: ItemKind) -> bool:
@@ -129,7 +114,6 @@ def listed(content: Raw | None) -> list[Raw]:
 
 
 def texts(entry: bytes | Raw) -> Places:
-    """Return an entry's texts: one text without a place, or each text part with its place. Raises NotJson."""
     items = items_of(entry)
     if len(items) == 1:
         return _texts(members_of(items[0]))
@@ -137,7 +121,6 @@ def texts(entry: bytes | Raw) -> Places:
 
 
 def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
-    """Return a result or a message with some of its texts replaced. All other members keep their bytes."""
     if not replaced:
         return bytes(entry)
     members = members_of(Raw(entry))
@@ -180,22 +163,27 @@ def call_of(members: Members, type: str) -> ToolCall:
     return ToolCall(id, type, rawjson.encode(asked).decode())
 
 
-def said(items: Sequence[bytes | Raw]) -> tuple[str, list[ToolCall]]:
+def spoken(items: Sequence[bytes | Raw]) -> tuple[str, list[ToolCall]]:
     """Return the text and the calls of a reply. Raises NotJson."""
-    spoken: list[str] = []
+    words: list[str] = []
     calls: list[ToolCall] = []
     for raw in items:
         type, members = kind(raw).type, rawjson.members(raw)
         if type == "message":
-            spoken += [text for _, text in _texts(members)]
+            words += [text for _, text in _texts(members)]
         elif type != "reasoning":
             calls.append(call_of(members, type))
-    return "".join(spoken), calls
+    return "".join(words), calls
 
 
-def reply_meaning(text: str, calls: Sequence[ToolCall]) -> bytes:
-    """Return the meaning of a reply with this text and these calls when the client sends it back."""
-    return _meaning(Role.ASSISTANT, text, calls)
+def said(entry: bytes | Raw) -> tuple[str, list[ToolCall]]:
+    return spoken(items_of(entry))
+
+
+def answered(entry: bytes | Raw) -> str:
+    items = items_of(entry)
+    ours = len(items) == 1 and kind(items[0]).type == "function_call_output"
+    return text_of(rawjson.members(items[0]).get("call_id")) if ours else ""
 
 
 def reasoning(members: Members) -> str:
@@ -265,7 +253,6 @@ def cache_breakpoint(entry: bytes | Raw) -> Mark | None:
 
 
 def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
-    """Return entry `place` as it is sent, with a cache breakpoint of ours if it can carry one."""
     mark = cache_marks.own(request, place, cache_breakpoint)
     one = items_of(entry)
     if mark is None or len(one) != 1 or (kind(one[0]).type or "message") not in MARKED:
@@ -278,63 +265,42 @@ def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
 # -- measures ---------------------------------------------------------------------------------------------------------
 
 
-def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, count: Count) -> Message:
+def _item(entry: bytes | Raw, raw: Raw, kind: ItemKind, reading: Reading, count: Count) -> Message:
     """Measure an item of the client's."""
+    members = members_of(raw)
     if kind.type in COMPACTIONS:
-        return _compaction(members, digest)
+        return _compaction(members, entry)
     role = Role.TOOL if kind.answers else _ROLES.get(kind.role)
     if role is None or (role is not Role.TOOL and kind.type != "message"):
         raise NotJson(f"unknown item {kind.type[:40]!r} of {kind.role[:40]!r}")
     answers = next((id for key in _ANSWERS if (id := text_of(members.get(key)))), "") if role is Role.TOOL else ""
-    texts = _texts(members)
-    others = _others(members, members.get("output" if role is Role.TOOL else "content"))
-    sizes = [count(text) for _, text in texts]
+    texts, others = _texts(members), _others(members, members.get("output" if role is Role.TOOL else "content"))
     fixed = sum(map(attachments.tokens, others))
     if kind.type in _UNSAID:
         others = [rawjson.encode({key: members[key] for key in sorted(members) if key not in _SERVED})]
         fixed = count(others[0].decode("utf-8", "replace"))
-    tokens = sum(sizes) + fixed + MESSAGE_TOKENS
-    carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
-    moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
-    text = "".join(text for _, text in texts)
-    return Message(
-        digest=digest,
-        role=role,
-        meaning=_meaning(role, text, [], answers, others),
-        tokens=tokens,
-        item=item(role, tokens, fixed, moved),
-        pieces=moved,
-        calls=(),
-        answers=answers,
-        carries=carries,
-        said=any(piece.spans for piece in moved),
-        failed=role is Role.TOOL and _failed(members, [text for _, text in texts]),
+    failed = role is Role.TOOL and _failed(members)
+    return measuring.of_client(
+        NAME, role, entry, texts, others, reading, count, answers=answers, fixed=fixed, failed=failed
     )
 
 
-def _failed(members: Members, texts: Sequence[str]) -> bool:
+def _failed(members: Members) -> bool:
     """Whether a result says that its call failed: a patch by its status, a shell by a command's exit code."""
     outputs = members.get("output") if text_of(members.get("type")) == SHELL else None
     ended = [object_of(object_of(one).get("outcome")) for one in listed(outputs)]
     codes = [bytes(one.get("exit_code", b"0")) for one in ended]
-    failed = text_of(members.get("status")) == "failed" or any(code not in (b"0", b"null") for code in codes)
-    return failed or reports_error(texts)
+    return text_of(members.get("status")) == "failed" or any(code not in (b"0", b"null") for code in codes)
 
 
-def _unreadable(entry: bytes | Raw, kind: ItemKind, count: Count) -> Message:
-    """Measure an entry as a whole, whose form we do not know."""
-    role = Role.ASSISTANT if kind.replies else Role.TOOL if kind.answers else _ROLES.get(kind.role, Role.SEALED)
-    return unreadable(entry, role, lambda text: _meaning(role, "unreadable", [ToolCall("", "", text)]), count)
-
-
-def _compaction(members: Members, digest: bytes) -> Message:
+def _compaction(members: Members, entry: bytes | Raw) -> Message:
     """Measure upstream's own summary. It stays where it is, since nobody can summarise it."""
     tokens = _encrypted(members) + MESSAGE_TOKENS
     content = bytes(members.get("encrypted_content", b""))
     return Message(
-        digest=digest,
+        digest=digest(entry),
         role=Role.SEALED,
-        meaning=_meaning(Role.SYSTEM, "", [], "", [content]),
+        meaning=measuring.meaning(NAME, Role.SYSTEM, "", [], "", [content]),
         tokens=tokens,
         item=item(Role.SEALED, tokens, 0, ()),
         pieces=(),
@@ -343,29 +309,13 @@ def _compaction(members: Members, digest: bytes) -> Message:
     )
 
 
-def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
-    """Measure a reply of the model's."""
-    tokens, fixed = MESSAGE_TOKENS, 0
-    answered: list[ToolCall] = []
-    for raw in items:
-        type, members = kind(raw).type, rawjson.members(raw)
-        tokens += _tokens(type, members, count)
-        fixed += _fixed(type, members)
-        if is_answered(type, members):
-            answered.append(call_of(members, type))
-    text, calls = said(items)
-    return Message(
-        digest=digest,
-        role=Role.ASSISTANT,
-        meaning=reply_meaning(text, calls),
-        tokens=tokens + fixed,
-        item=item(Role.ASSISTANT, tokens + fixed, fixed, ()),
-        pieces=(),
-        calls=tuple((call.id, call.name) for call in answered),
-        answers="",
-        labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
-        spaces=spaces(answered, count),
-    )
+def _reply(items: Sequence[Raw], entry: bytes | Raw, count: Count) -> Message:
+    found = [(kind(raw).type, rawjson.members(raw)) for raw in items]
+    fixed = sum(_fixed(type, members) for type, members in found)
+    tokens = sum(_tokens(type, members, count) for type, members in found) + fixed
+    answered = [call_of(members, type) for type, members in found if is_answered(type, members)]
+    text, calls = spoken(items)
+    return measuring.of_model(NAME, entry, text, calls, answered, tokens, fixed, count)
 
 
 def _tokens(type: str, members: Members, count: Count) -> int:
@@ -376,8 +326,7 @@ def _tokens(type: str, members: Members, count: Count) -> int:
         return count(reasoning(members)) + _encrypted(members)
     if type == IMAGE:
         return 0
-    call = call_of(members, type)
-    return count(call.name) + count(canonical(call.arguments))
+    return measuring.call_tokens(call_of(members, type), count)
 
 
 def _fixed(type: str, members: Members) -> int:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import entries
+from proxy.dialects import summary_calls
 from proxy.dialects.entries import appended, call_section, sources, title
 from proxy.dialects.responses import items
-from proxy.dialects.responses.items import call_of, reasoning, text_message, texts
-from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
-from proxy.dialects.values import object_of, string, text_of
-from proxy.plan.history import Message, ToolCall
+from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message, texts
+from proxy.dialects.responses.request import COMPACTIONS, LIMITS, function_tool, items_of, joined, kind, members_of
+from proxy.dialects.values import Members, object_of, text_of
+from proxy.plan.history import Message
 from proxy.plan.plan import Role
-from proxy.plan.recognition import kept_calls
-from proxy.plan.summary import Section
-from proxy.plan.turn import HiddenRound
+from proxy.plan.request import Request
+from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import SnapshotRole
 
 Entry = bytes | Raw
 
 
 def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-    """Return the entries, which begin with `leading` system messages, with the snapshot `block` added.
-
-    `instructions` are not touched: they come before all entries, so an item at their beginning is just as good. What
+    """`instructions` are not touched: they come before all entries, so an item at their beginning is just as good. What
     upstream itself has summarised at the beginning is older than the snapshot, and precedes it.
     """
     while leading < len(entries) and kind(entries[leading]).type in COMPACTIONS:
@@ -38,48 +35,16 @@ def with_snapshot(entries: list[Entry], leading: int, block: str, role: Snapshot
     return [*entries[:leading], text_message("developer", block), *entries[leading:]]
 
 
-def said(entry: Entry) -> tuple[str, list[ToolCall]]:
-    """Return the text and the calls of a reply. Raises NotJson."""
-    return items.said(items_of(entry))
-
-
-def reinserted(hidden: HiddenRound, visible: Entry) -> list[Entry]:
-    """Return all entries of a turn whose client saw `visible`.
-
-    A record's `instead` is one JSON value, so it is an array of the reply's items. If the client has rewritten its
-    calls, its own reply stays, and only what came before is put back.
-    """
-    if hidden.instead is not None:
-        answered = {_answered(entry) for entry in hidden.after}
-        if not kept_calls(items.said(rawjson.elements(hidden.instead))[1], answered, said(visible)[1]):
-            return [*hidden.before, visible]
-    reply = visible if hidden.instead is None else hidden.instead.strip()[1:-1]
-    return [*hidden.before, *([reply] if bytes(reply) else []), *hidden.after]
-
-
-def _calls(entry: bytes) -> list[ToolCall]:
-    items = rawjson.elements(entry) if rawjson.is_array(Raw(entry)) else items_of(entry)
-    return [call_of(rawjson.members(item), "function_call") for item in items if kind(item).type == "function_call"]
-
-
-def _answered(entry: bytes) -> str:
-    items = items_of(entry)
-    answers = len(items) == 1 and kind(items[0]).type == "function_call_output"
-    return text_of(rawjson.members(items[0]).get("call_id")) if answers else ""
-
-
-def _replaced(entry: bytes, text: str) -> bytes:
-    return rawjson.encode(rawjson.members(entry) | {"output": string(text)})
-
-
-shrunk = partial(entries.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
+def written(instead: bytes) -> list[Entry]:
+    """It is one JSON value, so it is an array of the reply's items."""
+    reply = instead.strip()[1:-1]
+    return [reply] if reply else []
 
 
 # -- for readers ------------------------------------------------------------------------------------------------------
 
 
 def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
-    """Return one entry in readable form; `tool` is the tool whose result it is. Raises NotJson."""
     heading = title(index, message, tool)
     made = [section for item in items_of(entry) for section in _sections(item, heading, message.role)]
     return made or [Section(heading, "", message.role)]
@@ -97,3 +62,52 @@ def _sections(item: Raw, title: str, role: Role) -> list[Section]:
         return said or [Section(title, bytes(item).decode("utf-8", "replace"), role)]
     call = call_of(members, type)
     return [call_section(title, call, role)]
+
+
+# -- summary calls ----------------------------------------------------------------------------------------------------
+
+WHO = ("user", "safety_identifier")
+HOW = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "reasoning")
+
+
+def summary_request(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    return rawjson.encode(_asking(model, request, most) | {"input": text})
+
+
+def summary_on_prefix(
+    text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
+) -> bytes:
+    """The instructions and the tools are part of what is cached. Upstream keeps the call as it keeps the client's
+    request if an entry names what it has kept, because it finds that only then."""
+    members = _asking(request.model, request, most)
+    if any(map(_names_kept, entries)):
+        members["store"] = request.members.get("store", Raw(b"true"))
+    if "instructions" in request.members:
+        members["instructions"] = request.members["instructions"]
+    members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
+    return rawjson.encode(members | {"input": joined([*entries, text_message("user", text)])})
+
+
+def _names_kept(entry: Entry) -> bool:
+    """Whether an item of this entry is found by its id alone: a reference, or reasoning that is not in the item."""
+    if not any(name in bytes(entry) for name in (b'"reasoning"', b'"item_reference"')):
+        return False
+    for item in map(members_of, items_of(entry)):
+        kind = text_of(item.get("type"))
+        if kind == "item_reference" or (kind == "reasoning" and not text_of(item.get("encrypted_content"))):
+            return True
+    return False
+
+
+def _asking(model: str, request: Request | None, most: int) -> Members:
+    """Return all members except input, instructions and tools. Upstream stores nothing of a call."""
+    limit = {LIMITS[0]: Raw(b"%d" % most)} if most else {}
+    return summary_calls.asking(model, request, WHO, HOW) | {"store": Raw(b"false")} | limit
+
+
+def summary_answer(status: int, body: bytes) -> SummaryAnswer:
+    return summary_calls.answer(status, body, _summary)
+
+
+def _summary(reply: Members) -> tuple[str, bool]:
+    return spoken(rawjson.elements(reply["output"]))[0], text_of(reply.get("status")) == "completed"

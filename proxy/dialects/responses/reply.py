@@ -16,15 +16,13 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, check_arguments
-from proxy.dialects.responses import errors
 from proxy.dialects.responses.events import ADDED, BEGINNINGS, DONE, ENDINGS, ItemEvent, as_events, item_events
-from proxy.dialects.responses.items import call_of, is_answered, output, said, without_id
-from proxy.dialects.responses.request import NAMESPACE
-from proxy.dialects.responses.round_request import ResponsesRoundRequest
+from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
+from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import RESPONSES, UsageLedger, added
-from proxy.dialects.values import NULL, Members, object_of, place, string, text_of, whole
+from proxy.dialects.values import NULL, Members, object_of, on_one_line, place, string, text_of, whole
 from proxy.errors import ProxyError
 from proxy.plan.history import ToolCall
 from proxy.plan.turn import Continuation, State
@@ -145,7 +143,7 @@ class ResponsesRound(Round[OutputItem]):
     @property
     def empty(self) -> bool:
         others = [item for item in self.blocks if not item.ours and item.type != "reasoning"]
-        return not any(item.type != "message" or said([item.final])[0].strip() for item in others if item.final)
+        return not any(item.type != "message" or spoken([item.final])[0].strip() for item in others if item.final)
 
     def read(self, event: ItemEvent) -> list[Part]:
         size = len(event.raw)
@@ -283,7 +281,7 @@ class ResponsesReply(ClientReply):
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
-        return said(self._finals())
+        return spoken(self._finals())
 
     def _finals(self) -> list[Raw]:
         return [item.final for item in self.blocks if item.final is not None]
@@ -402,4 +400,13 @@ class ResponsesTurn(Turn):
         super()._go_on(answers)
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        return errors.event(fault, said, self._shown.next_number)
+        return error_event(fault, said, self._shown.next_number)
+
+
+def error_event(fault: ProxyError, said: bytes = b"", number: int = 0) -> bytes:
+    """`number` is the event's place in the stream. The documented event has the error's members itself, and the SDKs
+    read them from `error`, as upstream writes it, so both are there."""
+    error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(fault.body())["error"])
+    known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
+    members = {"type": "error", "sequence_number": number, **known, "error": error}
+    return sse.encode(rawjson.encode(members), b"error")

@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import parsing, refusals
-from proxy.dialects.tools import tool_name
+from proxy.dialects.round_request import RoundRequest, tool_name
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
@@ -170,7 +170,6 @@ _kinds = msgspec.json.Decoder(list[ItemKind])
 
 
 def parse(body: bytes) -> Request:
-    """Parse a body. Raises Unplannable if it is not a Responses request; upstream explains the mistake better."""
     try:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
@@ -199,7 +198,7 @@ def parse(body: bytes) -> Request:
 
 
 def continued(request: Request, continuation: Continuation) -> bytes:
-    """Return the body of a request that goes on from the last of several rounds, with our outputs before its input."""
+    """It goes on from the last of several rounds, with our outputs before its input."""
     given = request.members.get("input", NULL)
     items = [] if rawjson.is_null(given) else [given] if rawjson.is_string(given) else rawjson.elements(given)
     members = request.members | {"previous_response_id": string(continuation.rounds[-1])}
@@ -338,8 +337,7 @@ def function_tool(definition: bytes) -> bytes:
 
 
 def shape(request: Request) -> str:
-    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, a choice of tools, client
-    tools, streaming."""
+    """JSON mode, reasoning, a choice of tools, client tools, streaming."""
     members = request.members
     said = [
         text_of(object_of(members.get("tool_choice")).get("type"))[:64],
@@ -347,3 +345,29 @@ def shape(request: Request) -> str:
         bytes(members.get("reasoning", b""))[:64].decode("utf-8", "replace"),
     ]
     return refusals.shape(request, *said)
+
+
+# -- the request of each round -----------------------------------------------------------------------------------------
+
+LIMITS = ("max_output_tokens",)
+
+
+class ResponsesRoundRequest(RoundRequest):
+    """The requests of a turn of the Responses API."""
+
+    limits = LIMITS
+    listed = ""
+    tool = staticmethod(function_tool)
+
+    @property
+    def wants_json(self) -> bool:
+        form = object_of(object_of(self.members.get("text")).get("format"))
+        return text_of(form.get("type")) not in ("", "text")
+
+    @property
+    def stores(self) -> bool:
+        """Whether upstream keeps replies, so that items may be named by their ids."""
+        return bytes(self.members.get("store", b"")) != b"false"
+
+    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
+        return {"input": joined(entries)}

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import rawjson
+from proxy.dialects import cache_marks
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.messages import cache_breakpoint, read, reply_meaning, texts, with_cache_breakpoint
+from proxy.dialects.chat.messages import cache_breakpoint, read, texts
 from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
 from proxy.dialects.render import compact
 from proxy.plan.history import (
@@ -231,13 +232,12 @@ def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: 
 
 
 def test_a_message_is_given_a_breakpoint() -> None:
-    marked = with_cache_breakpoint(
-        b'{"role":"user","content":"do \\ud83d it"}', Mark("cache_control", msgspec.Raw(b'{"type" : "ephemeral"}'))
-    )
-    assert json.loads(marked) == {
-        "role": "user",
-        "content": [{"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}],
-    }
+    mark = Mark("cache_control", msgspec.Raw(b'{"type" : "ephemeral"}'))
+    marked = cache_marks.content(msgspec.Raw(b'"do \\ud83d it"'), mark)
+    assert marked is not None
+    assert json.loads(bytes(marked)) == [
+        {"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}
+    ]
 
 
 # -- the history's digest ---------------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ def test_arguments_that_are_not_json_stand_for_themselves() -> None:
 
 def test_the_reply_means_what_the_client_sends_back() -> None:
     sent_back = message(role="assistant", content="text", tool_calls=[call("c9", "search", '{"q": "x"}')])
-    assert reply_meaning("text ", [ToolCall("c9", "search", '{"q":"x"}')]) == sent_back.meaning
-    assert reply_meaning("only text", []) == message(role="assistant", content="only text").meaning
+    assert CHAT.reply_meaning("text ", [ToolCall("c9", "search", '{"q":"x"}')]) == sent_back.meaning
+    assert CHAT.reply_meaning("only text", []) == message(role="assistant", content="only text").meaning
 
 
 def transcript(*raws: bytes) -> Transcript:

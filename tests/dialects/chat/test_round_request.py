@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.chat.request import ChatRoundRequest, parse
 from tests.dialects.chat.turns import GREP, READ, SEARCH, asked
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from proxy import sse
 from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.chat.request import ChatRoundRequest, parse
 from proxy.dialects.turn import NO_MORE, SAID_NOTHING
 from proxy.plan.turn import Broken, State, WrongState
 from tests.dialects.chat.turns import (

@@ -7,8 +7,7 @@ from typing import Any
 
 from proxy import sse
 from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.chat.request import ChatRoundRequest, parse
 
 Json = dict[str, Any]
 

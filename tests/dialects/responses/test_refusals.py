@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy import sse
+from proxy.dialects.refusals import is_error
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.plan.refusals import Addition, Verdict
@@ -50,7 +51,7 @@ def test_error_in_the_place_of_a_stream(raw: bytes) -> None:
     receive(one, raw)
     assert one.refusal is not None
     assert RESPONSES.complaint(200, one.refusal) is Addition.TOOLS
-    assert RESPONSES.is_error(one.refusal)
+    assert is_error(one.refusal)
 
 
 @pytest.mark.parametrize("early", [b"", begun(SILENT)])
@@ -82,7 +83,7 @@ def test_a_reply_is_no_refusal() -> None:
     one = turn()
     one.request()
     feed(one, stream(ANSWER))
-    assert one.refusal is None and not RESPONSES.is_error(json.dumps(ANSWER).encode())
+    assert one.refusal is None and not is_error(json.dumps(ANSWER).encode())
     assert RESPONSES.complaint(429, b'{"error": {"message": "slow down"}}') is Verdict.FINAL
 
 
