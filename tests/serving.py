@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -160,6 +160,12 @@ def spawned(
         proxy.port = _announced_port(proxy, proxy.process)
         _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)
         yield proxy
+
+
+def listens(port: int) -> bool:
+    """Return whether somebody accepts connections there."""
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def stop(process: Process) -> None:

@@ -8,9 +8,10 @@ import json
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from proxy.plan import summary
 from proxy.plan.plan import PATIENCE
 from proxy.policy import Compress
 from proxy.requests.summaries import UNUSED_LIMIT
+from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
-from tests.serving import PLAIN, Proxy, stop, tight
+from tests.serving import PLAIN, Proxy, listens, stop, tight
 from tests.tools.paging import undone
 
 Json = dict[str, Any]
@@ -111,6 +113,11 @@ class Talk:
             self.messages.append({"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]})
             self.messages.append({"role": "user", "content": f"Go on, {len(self.messages)}."})
 
+    def go_until_due(self) -> None:
+        """Ask until a reply says that a summary is due, which nobody waits for."""
+        while "until its summary is ready" not in self.post().headers["x-offload-reason"]:
+            self.go()
+
     def step(self, number: int, result: str) -> None:
         """Add a tool call that the model has made, and its result."""
         call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": '{"n": 1, "m": 2}'}}
@@ -131,19 +138,12 @@ def up(up: StrictUpstream, model: Model) -> StrictUpstream:
 
 def settled(up: StrictUpstream, number: int) -> None:
     """Wait until `number` summaries have been requested and answered."""
-    until(lambda: len(summaries(up)) >= number and all(request.done.is_set() for request in summaries(up)))
+    wait_until(lambda: len(summaries(up)) >= number and all(request.done.is_set() for request in summaries(up)))
 
 
 def stored(proxy: Proxy, number: int) -> None:
     """Wait until `number` snapshots are in the store, where the next request finds them."""
-    until(lambda: len([path for path in proxy.stored() if path.parent.name == "snapshots"]) >= number)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: len([path for path in proxy.stored() if path.parent.name == "snapshots"]) >= number)
 
 
 def metric(proxy: Proxy, name: str, label: str = "") -> float:
@@ -196,7 +196,7 @@ def test_one_of_two_racing_processes_stores_the_snapshot(
     proxies = [serve({"default": policy(up)}, store=tmp_path) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(Talk(proxy, history).post) for proxy in proxies]
-        until(lambda: len(summaries(up)) == 2)
+        wait_until(lambda: len(summaries(up)) == 2)
         model.gate.set()
         assert [one.result().status_code for one in asked] == [200, 200]
     one, other = turns(up)
@@ -210,8 +210,7 @@ def test_concurrent_requests_of_a_process_share_one_summary_call(up: StrictUpstr
     model.gate.clear()
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(Talk(proxy, history).post) for _ in range(4)]
-        until(lambda: len(summaries(up)) == 1)
-        time.sleep(0.2)
+        wait_until(lambda: metric(proxy, "requests_in_flight") >= 4 and len(summaries(up)) == 1)
         model.gate.set()
         assert [one.result().status_code for one in asked] == [200] * 4
     assert len(summaries(up)) == 1
@@ -399,7 +398,7 @@ def test_auto_mode_keeps_references_and_snapshot(up: StrictUpstream, serve: Any)
     talk.step(1, f"result one {WORDS * 2}")
     talk.messages.append({"role": "assistant", "content": "Read it."})
     talk.messages.append({"role": "user", "content": "Go on."})
-    talk.go(3)
+    talk.go(4)
     sent = turns(up)
     assert summaries(up)
     assert any("(detailed result is stored in" in str(message["content"]) for one in sent for message in one.messages)
@@ -465,9 +464,7 @@ def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve
     talk.step(0, f"result {WORDS}")
     # Moving the result leaves too much at the third request, and what comes after it is short.
     model.answer = lambda request: text(f"{len(request.messages)} {WORDS * 3}" if len(request.messages) < 8 else "ok")
-    while not summaries(up):
-        talk.go()
-        time.sleep(0.1)
+    talk.go_until_due()
     talk.go(2)
     assert all(is_prefix(one, other) and one.tool_names == ["fetch"] for one, other in pairwise(turns(up)))
     model.gate.set()
@@ -486,10 +483,8 @@ def test_an_event_stops_waiting_for_a_late_snapshot(up: StrictUpstream, model: M
     talk.step(0, f"result {WORDS}")
     # Moving the result leaves too much at the third request, and what comes after it is short.
     model.answer = lambda request: text(f"{len(request.messages)} {WORDS * 3}" if len(request.messages) < 8 else "ok")
-    while not summaries(up):
-        talk.go()
-        time.sleep(0.1)
-    talk.go(PATIENCE - 1)
+    talk.go_until_due()
+    talk.go(PATIENCE)
     assert turns(up)[-1].messages == talk.messages[:-2], "as the client sent it"
     talk.go()
     assert "stored in /context_store" in str(turns(up)[-1].messages)
@@ -528,8 +523,12 @@ def test_a_request_that_does_not_fit_waits(up: StrictUpstream, model: Model, ser
     small = policy(up, compress={"wait": "never"}, max_total_tokens=100_000)
     small["upstream"]["context_window"] = 3000
     model.gate.clear()
-    threading.Timer(0.3, model.gate.set).start()
-    assert Talk(serve({"default": small}), _long(14)).post().status_code == 200
+    talk = Talk(serve({"default": small}), _long(14))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(talk.post)
+        wait_until(lambda: summaries(up))
+        model.gate.set()
+        assert asked.result().status_code == 200
     assert len(turns(up)) == 1 and shows(turns(up)[0])
 
 
@@ -539,16 +538,17 @@ def test_a_client_that_leaves_while_it_waits_takes_no_summary_along(
     """It is paid for, so it is stored. The request has one outcome, and the summary another."""
     proxy = serve({"default": policy(up)})
     model.gate.clear()
-    body = {"model": "m", "messages": _long()}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{proxy.url}/chat/completions", json=body, headers={"authorization": "Bearer k"}, timeout=1)
-    until(lambda: metric(proxy, "request_errors_total", 'fault="client_gone"') == 1)
+    body = json.dumps({"model": "m", "messages": _long()}).encode()
+    with closing(HTTPConnection("127.0.0.1", proxy.port)) as client:
+        client.request("POST", "/v1/chat/completions", body, {"authorization": "Bearer k"})
+        wait_until(lambda: summaries(up))
+    wait_until(lambda: metric(proxy, "request_errors_total", 'fault="client_gone"') == 1)
     assert len(summaries(up)) == 1 and not turns(up)
     model.gate.set()
-    until(lambda: metric(proxy, "requests_total", 'kind="summary"') == 1)
+    wait_until(lambda: metric(proxy, "requests_total", 'kind="summary"') == 1)
     assert Talk(proxy, _long()).post().status_code == 200
     assert shows(turns(up)[-1]) and len(summaries(up)) == 1
-    until(lambda: metric(proxy, "requests_total") == 3)
+    wait_until(lambda: metric(proxy, "requests_total") == 3)
     assert metric(proxy, "request_errors_total", 'fault="client_gone"') == 1
 
 
@@ -558,8 +558,10 @@ def test_shutting_down_waits_for_a_summary_under_way(
     proxy = spawn({"default": policy(up, compress={"wait": "never"})}, store=tmp_path)
     model.gate.clear()
     assert Talk(proxy, _long()).post().status_code == 200
-    until(lambda: len(summaries(up)) == 1)
-    threading.Timer(0.5, model.gate.set).start()
+    wait_until(lambda: len(summaries(up)) == 1)
+    proxy.process.terminate()
+    wait_until(lambda: not listens(proxy.port))
+    model.gate.set()
     stop(proxy.process)
     assert [path for path in proxy.stored() if path.parent.name == "snapshots"]
     Talk(spawn({"default": policy(up)}, store=tmp_path), _long()).post()
@@ -595,12 +597,16 @@ def test_a_failing_summarizer_does_not_fail_the_request(
     up: StrictUpstream, model: Model, serve: Any, reply: Reply, asked: int
 ) -> None:
     model.summary = lambda: reply
-    made = policy(up)
-    made["upstream"]["idle_timeout"] = 1 if reply == hang() else 60
-    proxy = serve({"default": made})
+    made, clock = policy(up), Clock(goes=True)
+    made["upstream"]["idle_timeout"] = 60
+    proxy = serve({"default": made}, clock=clock)
     talk = Talk(proxy, _long())
-    for _ in range(2):
-        assert talk.post().status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(talk.post)
+        if reply == hang():
+            wait_until(lambda: summaries(up))
+            clock.move(61)
+        assert [first.result().status_code, talk.post().status_code] == [200, 200]
     assert len(summaries(up)) == asked, "the second request finds that it has to back off"
     assert turns(up)[-1].messages == talk.messages, "a cut without a record is not shown"
     assert metric(proxy, "request_errors_total", 'fault="summary"') == 1

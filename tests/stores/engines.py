@@ -7,9 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import obstore
@@ -17,7 +16,8 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-STARTS_WITHIN = 20.0
+from tests.clock import PATIENCE, wait_until
+from tests.serving import listens
 
 
 def free_ports(count: int) -> list[int]:
@@ -44,15 +44,9 @@ class Process:
             self._process = subprocess.Popen(
                 self._command, cwd=self._folder, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + STARTS_WITHIN
-        while not self.listens():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self._folder / "log").read_text()[-2000:])
-            time.sleep(0.02)
-
-    def listens(self) -> bool:
-        with closing(socket.socket()) as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        wait_until(lambda: listens(self.port) or self._process.poll() is not None)
+        if self._process.poll() is not None:
+            raise RuntimeError((self._folder / "log").read_text()[-2000:])
 
     def stop(self) -> None:
         """Kill the server at once. Data that it has confirmed must be on disk."""
@@ -103,7 +97,7 @@ def redis_cluster(folder: Path) -> Iterator[list[Process]]:
             nodes.append(running.enter_context(redis_server(own, *options)))
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         command = [shutil.which("redis-cli") or "", "--cluster", "create", *addresses, "--cluster-yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
         for node in nodes:
             _wait_for_cluster(node)
         yield nodes
@@ -112,10 +106,7 @@ def redis_cluster(folder: Path) -> Iterator[list[Process]]:
 def _wait_for_cluster(node: Process) -> None:
     """Wait until a node knows of all slots."""
     command = [shutil.which("redis-cli") or "", "-p", str(node.port), "cluster", "info"]
-    deadline = time.monotonic() + STARTS_WITHIN
-    while b"cluster_state:ok" not in subprocess.run(command, check=True, capture_output=True, timeout=60).stdout:
-        assert time.monotonic() < deadline, "the cluster does not come up"
-        time.sleep(0.05)
+    wait_until(lambda: b"cluster_state:ok" in subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}
@@ -159,12 +150,11 @@ def _wait_for_bucket(port: int) -> None:
     keys = {name.lower(): value for name, value in S3_KEYS.items()}
     endpoint = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1"}
     engine = S3Store(BUCKET, config={**keys, **endpoint}, client_options={"allow_http": True})
-    deadline = time.monotonic() + STARTS_WITHIN
-    while True:
-        try:
+
+    def works() -> bool:
+        with suppress(BaseError, OSError):
             obstore.put(engine, "ready", b"")
-            return
-        except (BaseError, OSError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+            return True
+        return False
+
+    wait_until(works)

@@ -27,6 +27,7 @@ from proxy.stores import Store, local, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.local import LEFTOVER_SECONDS, Folder, LocalStore
 from proxy.stores.retention import Sweeper
+from tests.clock import PATIENCE, wait_until
 from tests.stores.contract import StoreContract, listed
 
 KEY = "acme-1/original/a.txt"
@@ -52,6 +53,7 @@ import sys, os
 from pathlib import Path
 from proxy.stores.local import Folder
 folder = Folder(Path(sys.argv[1]))
+print("ready", flush=True)
 sys.stdin.readline()
 mine = (str(os.getpid()) + " ").encode() * 4000
 print(sum(folder.put(f"acme-1/summary/{n}", mine) for n in range(150)))
@@ -94,8 +96,13 @@ def start(program: str, root: Path) -> subprocess.Popen[str]:
 
 def test_of_racing_processes_exactly_one_wins_each_key(tmp_path: Path) -> None:
     racers = [start(RACER, tmp_path) for _ in range(5)]
-    time.sleep(0.5)
-    wins = [int(racer.communicate("go\n", timeout=60)[0]) for racer in racers]
+    for racer in racers:
+        assert racer.stdout and racer.stdin and racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    wins = [int(racer.communicate(timeout=PATIENCE)[0]) for racer in racers]
     assert sum(wins) == 150
     folder = Folder(tmp_path)
     won = dict.fromkeys((racer.pid for racer in racers), 0)
@@ -110,16 +117,18 @@ def test_of_racing_processes_exactly_one_wins_each_key(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_no_partial_record(tmp_path: Path) -> None:
+    def records() -> list[Path]:
+        return [path for path in tmp_path.rglob("acme-1/original/*") if path.is_file()]
+
     for _ in range(12):
         writer = start(WRITER, tmp_path)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(random.uniform(0.01, 0.12))
+        enough = len(records()) + random.randint(2, 6)
+        wait_until(lambda enough=enough: len(records()) >= enough)  # type: ignore[misc]
         writer.kill()
         writer.communicate()
-    records = [path for path in tmp_path.rglob("acme-1/original/*") if path.is_file()]
-    assert len(records) > 12
-    for path in records:
+    for path in records():
         data = path.read_bytes()
         assert len(data) == 300_032
         assert hashlib.sha256(data[32:]).digest() == data[:32]
@@ -235,7 +244,7 @@ async def test_what_is_no_file_is_no_record(tmp_path: Path, monkeypatch: pytest.
     await store.put("acme-1/original/b", b"1")
     before = os.stat("/etc/hostname").st_mtime
     ODD[odd](tmp_path / KEY)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert await store.get(KEY) is None
         assert list(await store.get_many([KEY, "acme-1/original/b"])) == [None, b"1"]
         assert await store.put(KEY, b"2") is False
@@ -351,7 +360,7 @@ async def test_a_folder_that_is_emptied_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_file_size_limit(tmp_path: Path) -> None:
-    out, _ = start(SMALL_FILES, tmp_path).communicate(timeout=60)
+    out, _ = start(SMALL_FILES, tmp_path).communicate(timeout=PATIENCE)
     assert out.splitlines() == ["the store's folder failed: File too large", "None True"]
     assert files(tmp_path) == {"acme-1/original/small"}
 

@@ -16,6 +16,7 @@ from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
 from proxy.stores import objects as objects_module
 from proxy.stores.objects import ObjectStore
+from tests.clock import turns, until
 from tests.stores.contract import StoreContract, listed, swept
 from tests.stores.engines import BUCKET, S3_KEYS, Process, s3_server, s3_url
 
@@ -162,16 +163,18 @@ async def test_a_reply_that_cannot_be_read_is_a_fault() -> None:
 async def test_a_fault_after_its_caller_has_gone_is_no_bug() -> None:
     class Failing(ObjectStore):
         async def _get(self, key: str) -> bytes | None:
-            await asyncio.sleep(0.01)
+            await go_on.wait()
             raise OSError("no")
 
-    logged: list[object] = []
+    go_on, logged = asyncio.Event(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context["message"]))
     store = Failing(MemoryStore())
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.001):
-            await store.get("a-1/round/k")
-    await asyncio.sleep(0.05)
+    asking = asyncio.create_task(store.get("a-1/round/k"))
+    await turns()
+    asking.cancel()
+    await asyncio.wait([asking])
+    go_on.set()
+    await turns()
     gc.collect()
     assert logged == []
 
@@ -184,12 +187,13 @@ async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
         with pytest.raises(StoreFault, match="object store failed"):
             await store.get("a-1/round/k")
         process.start()
-        for _ in range(100):  # it listens again before all its parts work
+
+        async def back() -> bool:  # it listens again before all its parts work
             with suppress(StoreFault):
-                if await store.get("a-1/round/k") == b"1":
-                    break
-            await asyncio.sleep(0.1)
-        assert await store.get("a-1/round/k") == b"1"
+                return await store.get("a-1/round/k") == b"1"
+            return False
+
+        await until(back)
         await store.close()
 
 
@@ -197,12 +201,14 @@ async def test_close_waits_for_what_callers_gave_up(monkeypatch: pytest.MonkeyPa
     """Otherwise obstore's late answers would find the loop closed. Writes that have begun are stored, too; no others
     wait on without their callers, or a slow store would have ever more of them."""
     monkeypatch.setattr(objects_module, "CONCURRENCY", 8)
-    answered = 0
+    begun = answered = 0
+    go_on = asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal answered
+        nonlocal begun, answered
         await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(0.4)
+        begun += 1
+        await go_on.wait()
         writer.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\n\r\n')
         await writer.drain()
         answered += 1
@@ -210,14 +216,18 @@ async def test_close_waits_for_what_callers_gave_up(monkeypatch: pytest.MonkeyPa
     async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
         store = open_store(s3_url(server.sockets[0].getsockname()[1]))
         tasks = [asyncio.create_task(store.put(f"a-1/original/{number}", b"1")) for number in range(20)]
-        await asyncio.sleep(0.2)
+        await until(lambda: begun == 7)
         for task in tasks:
             task.cancel()
         assert all(
             isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*tasks, return_exceptions=True)
         )
         assert answered == 0
-        await store.close()
+        closing = asyncio.create_task(store.close())
+        await turns()
+        assert not closing.done()
+        go_on.set()
+        await closing
         assert answered == 7, "a tenant gets all places but one"
 
 

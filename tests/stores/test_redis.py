@@ -16,6 +16,7 @@ from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
 from proxy.stores.guarded import Guarded, Missing
 from proxy.stores.redis import RedisStore
+from tests.clock import Clock, turns
 from tests.stores.contract import StoreContract, listed
 from tests.stores.engines import Process, redis_sentinel, redis_server
 
@@ -234,13 +235,15 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path) -> None:
+async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path, clock: Clock) -> None:
     with redis_server(tmp_path) as process:
-        store = open_store(url(process, "socket_timeout=0.2"))
+        store = open_store(url(process, "socket_timeout=5"))
         await store.put("a-1/round/k", b"1")
         process.signal(signal.SIGSTOP)
+        asked = asyncio.create_task(store.get("a-1/round/k"))
+        await clock.let_pass(60)
         with pytest.raises(StoreFault, match=r"[Tt]imeout"):
-            await store.get("a-1/round/k")
+            await asked
         process.signal(signal.SIGCONT)
         assert await store.get("a-1/round/k") == b"1"
         await store.close()
@@ -312,7 +315,7 @@ async def _odd(reply: bytes, reader: asyncio.StreamReader, writer: asyncio.Strea
 @pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
 async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
     async with await asyncio.start_server(lambda *streams: _odd(reply, *streams), "127.0.0.1", 0) as server:
-        store = open_store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0?socket_timeout=0.5")
+        store = open_store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
         for work in (store.get_many(["a-1/rounds/k", "a-1/rounds/l"]), listed(store, "a-1/")):
             with pytest.raises(StoreFault, match="Redis failed"):
                 await work
@@ -322,26 +325,28 @@ async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
 class Endless:
     """A client whose SCAN goes on for 500 pages, and which takes a reply that is there for more than a cancellation."""
 
-    def __init__(self, cursors: int) -> None:
-        self.pages = 0
+    def __init__(self, cursors: int, clock: Clock) -> None:
+        self.pages, self._clock = 0, clock
         self._cursors = cursors
 
     async def execute_command(self, *words: object) -> tuple[int, list[bytes]]:
         self.pages += 1
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0.001)
+            self._clock.move(1)
+            await turns(2)
         return 1 + self.pages % self._cursors if self.pages < 500 else 0, []
 
 
-async def test_a_scan_without_end_is_left_when_the_time_is_up() -> None:
-    client = Endless(1_000)
-    guarded = Guarded(RedisStore(client, lambda namespace: None), warn=lambda *_: None)  # type: ignore[arg-type]
-    assert await guarded.visit(0.02).list("a-1/") is Missing.FAILED
+async def test_a_scan_without_end_is_left_when_the_time_is_up(clock: Clock) -> None:
+    client = Endless(1_000, clock)
+    store: Any = RedisStore(client, lambda namespace: None)  # type: ignore[arg-type]
+    guarded = Guarded(store, warn=lambda *_: None, clock=clock)
+    assert await guarded.visit(20).list("a-1/") is Missing.FAILED
     assert client.pages < 500
 
 
-async def test_a_scan_in_circles_is_a_fault() -> None:
-    client = Endless(3)
+async def test_a_scan_in_circles_is_a_fault(clock: Clock) -> None:
+    client = Endless(3, clock)
     with pytest.raises(StoreFault, match="circles"):
         await listed(RedisStore(client, lambda namespace: None), "a-1/")  # type: ignore[arg-type]
     assert client.pages == 4
