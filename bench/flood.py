@@ -15,6 +15,8 @@ import hashlib
 import re
 import sys
 import time
+from multiprocessing import Pipe, Process
+from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
@@ -69,16 +71,9 @@ async def talk(client: httpx.AsyncClient, name: str, until: asyncio.Event) -> li
     return taken
 
 
-async def measure(root: str, callers: int) -> None:
+async def measure(root: str, flood: Connection) -> None:
     """Print the figures of one proxy."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=root, timeout=120, limits=limits, verify=False) as client:
-        slots = asyncio.Semaphore(AT_ONCE)
-
-        async def send(number: int) -> None:
-            async with slots:
-                await ask(client, f"caller-{number}", history(f"day {number}", 80, 4_080))
-
+    async with httpx.AsyncClient(base_url=root, timeout=120, verify=False) as client:
         until = asyncio.Event()
         alone = asyncio.create_task(talk(client, "alone", until))
         await asyncio.sleep(5)
@@ -86,11 +81,34 @@ async def measure(root: str, callers: int) -> None:
         show("alone", await alone)
         until = asyncio.Event()
         flooded = asyncio.create_task(talk(client, "flooded", until))
-        await asyncio.gather(*(send(number) for number in range(callers)))
+        flood.send(root)
+        await asyncio.to_thread(flood.recv)
         until.set()
         show("in the flood", await flooded)
         page = (await client.get("/metrics")).raise_for_status().text
         print("\n".join(line for line in page.splitlines() if line.startswith("offload_store_errors_total")))
+
+
+async def send(root: str, callers: int) -> None:
+    """Send the flood."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=root, timeout=120, limits=limits, verify=False) as client:
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> None:
+            async with slots:
+                await ask(client, f"caller-{number}", history(f"day {number}", 80, 4_080))
+
+        await asyncio.gather(*(one(number) for number in range(callers)))
+
+
+def flooding(pipe: Connection, callers: int) -> None:
+    """Run the flood with its upstream, in a process of its own: that it keeps its clients busy is no figure of ours."""
+    with StrictUpstream() as up:
+        up.respond(answer)
+        pipe.send(up.url)
+        asyncio.run(send(pipe.recv(), callers))
+        pipe.send("done")
 
 
 def show(name: str, taken: list[float]) -> None:
@@ -103,11 +121,14 @@ def show(name: str, taken: list[float]) -> None:
 def main(callers: int) -> None:
     """Run the proxy as users do, and measure."""
     key = {"sha256": hashlib.sha256(KEY.encode()).hexdigest()}
+    ours, theirs = Pipe()
+    flood = Process(target=flooding, args=(theirs, callers), daemon=True)
+    flood.start()
     with StrictUpstream() as up:
         up.respond(answer)
-        policies = {"default": tight(up.url), "other": {**tight(up.url), "tenant": "other", "api_keys": [key]}}
+        policies = {"default": tight(ours.recv()), "other": {**tight(up.url), "tenant": "other", "api_keys": [key]}}
         with spawned(policies) as proxy:
-            asyncio.run(measure(proxy.root, callers))
+            asyncio.run(measure(proxy.root, ours))
 
 
 if __name__ == "__main__":

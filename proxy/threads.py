@@ -83,6 +83,11 @@ def nobody_waits() -> Iterator[None]:
         _nobody_waits.reset(token)
 
 
+def comes_later() -> bool:
+    """Whether nobody waits for what is done here."""
+    return _nobody_waits.get()
+
+
 class Slot:
     """A caller's place, from the moment it is asked for. `later` says that nobody waits for it."""
 

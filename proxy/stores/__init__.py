@@ -74,7 +74,8 @@ class Store(Protocol):
     """Write-once records. The first writer wins, in any process on any machine."""
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store the value durably if the key is absent. Returns False if the key exists; its value is unchanged.
+        """Store the value if the key is absent, durably if anybody waits for it. Returns False if the key exists; its
+        value is unchanged.
 
         If the engine can do so cheaply, putting an existing record also marks it as used, so that its age counts from
         now.

@@ -5,6 +5,9 @@ fails if the name exists and never shows a reader partial content: `rename(2)` w
 `O_EXCL` on the name itself would first show an empty file and leave half a file after a crash. So the folder's file
 system must support hard links, as those of Unix and NFS do.
 
+What nobody waits for is not synced, or one tenant's thousands of originals would take the disk from what others wait
+for. After a power failure such a record can be missing, or damaged, which its seal shows.
+
 Folders have mode 0700 and files 0600, whatever the umask. If the store's folder already exists, it keeps its mode.
 
 Only regular files that we may read are records. The store never waits for or follows a pipe, a device, a folder or a
@@ -28,7 +31,7 @@ from proxy import regular_files
 from proxy.errors import NamespaceFault, Overloaded, StoreFault
 from proxy.regular_files import NotRegular
 from proxy.stores import Damaged, Entry, checked, checked_prefix, is_part, namespace_of
-from proxy.threads import WorkPool
+from proxy.threads import WorkPool, comes_later
 
 T = TypeVar("T")
 
@@ -64,15 +67,15 @@ class Folder:
         self._made = False
         self._tidied = 0.0
 
-    def put(self, key: str, value: bytes) -> bool:
+    def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
         """Publish `value` if `key` is absent. If it exists, update its file's time, as the record is in use."""
         path = self._root / key
         try:
             os.utime(path, follow_symlinks=False)
         except FileNotFoundError:
             self._prepare()
-            with self._written(value) as temporary:
-                return _published(temporary, path)
+            with self._written(value, sync) as temporary:
+                return _published(temporary, path, sync)
         except OSError as error:
             error.filename = str(path)  # which `utime` leaves out
             raise
@@ -161,8 +164,8 @@ class Folder:
                     os.unlink(entry.path)
 
     @contextmanager
-    def _written(self, value: bytes) -> Iterator[Path]:
-        """Write a synced file under a temporary name, which is removed afterwards."""
+    def _written(self, value: bytes, sync: bool) -> Iterator[Path]:
+        """Write a file under a temporary name, which is removed afterwards."""
         _make(self._temporary)
         path = self._temporary / uuid.uuid4().hex
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -171,14 +174,15 @@ class Folder:
                 os.fchmod(descriptor, 0o600)
                 file.write(value)
                 file.flush()
-                os.fsync(descriptor)
+                if sync:
+                    os.fsync(descriptor)
             yield path
         finally:
             path.unlink()
 
 
-def _published(temporary: Path, path: Path) -> bool:
-    """Give the file its name, durably. Returns False if another writer was first."""
+def _published(temporary: Path, path: Path, sync: bool) -> bool:
+    """Give the file its name. Returns False if another writer was first."""
     for _ in range(ATTEMPTS):
         try:
             os.link(temporary, path)
@@ -187,7 +191,8 @@ def _published(temporary: Path, path: Path) -> bool:
         except FileNotFoundError:
             _make_parents(path)
         else:
-            _sync(path.parent)
+            if sync:
+                _sync(path.parent)
             return True
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
@@ -260,8 +265,8 @@ class LocalStore:
         self._threads = WorkPool("store", THREADS, WAITING)
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store the value durably if the key is absent, and return whether it was."""
-        return await self._run(partial(self._folder.put, checked(key), value), key)
+        """Store the value if the key is absent, and return whether it was. It is durable if anybody waits for it."""
+        return await self._run(partial(self._folder.put, checked(key), value, sync=not comes_later()), key)
 
     async def get(self, key: str) -> bytes | None:
         """Return the value, or None."""

@@ -27,6 +27,7 @@ from proxy.stores import Store, local, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.local import LEFTOVER_SECONDS, Folder, LocalStore
 from proxy.stores.retention import Sweeper
+from proxy.threads import nobody_waits
 from tests.clock import PATIENCE, wait_until
 from tests.stores.contract import StoreContract, listed
 
@@ -511,3 +512,19 @@ def test_gc_goes_on_past_a_namespace_that_fails(
     assert out.startswith(f"{word} {count} of 2 records")
     assert "b-1" in err
     assert ("a-1/rounds/k is not deleted" in err) == (not dry)
+
+
+async def test_only_what_somebody_waits_for_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of originals of one tenant must not take the disk from what another one waits for."""
+    synced: list[int] = []
+    sync = os.fsync
+    monkeypatch.setattr("proxy.stores.local.os.fsync", lambda file: (synced.append(file), sync(file)))
+    store = LocalStore(tmp_path)
+    await store.put("acme/rounds/first", b"x")  # makes the folders
+    synced.clear()
+    with nobody_waits():
+        assert await store.put("acme/rounds/later", b"later")
+    assert not synced and await store.get("acme/rounds/later") == b"later"
+    assert await store.put("acme/rounds/now", b"now")
+    assert len(synced) == 2, "the file, and its name in the folder"
+    await store.close()
