@@ -1,13 +1,20 @@
-"""Estimates the tokens of what is not text: images, audio and files.
+"""Says of images, audio and files what they are, and estimates their tokens.
 
-A file's base64 is found by the bytes with which it begins, so that this knows no API's fields.
+A file's base64 is found by the bytes with which it begins, and its name by what all APIs call one.
 """
 
 from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from msgspec import Raw
+
+from proxy import rawjson
+from proxy.dialects.values import Members, object_of, text_of
+from proxy.plan.preview import on_one_line
+from proxy.tools.answer import Media
 
 OTHER_PART_TOKENS = 765
 """Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio counts the same, whatever its length,
@@ -38,6 +45,61 @@ _LINEAR = re.compile(rb"/Linearized[^>]{0,300}?/N (\d{1,6})")
 
 _OVERLAP = 20
 """Bytes of one slice that are looked at again with the next. No pattern for a page is longer."""
+
+
+KINDS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "input_audio": "audio",
+    "video_url": "video",
+    "document": "document",
+    "input_file": "file",
+    "file": "file",
+}
+"""What the APIs call an image or a file within a message, and what we call it."""
+
+_INLINE = ("data", "file_data")
+_ADDRESSES = (*_INLINE, "image_url", "url", "file_url", "file_id")
+_NAMES = ("filename", "title", "name")
+
+
+_DEPTH = 3
+
+
+def about(part: bytes) -> str:
+    """Return what an image or a file is, from its JSON: `image, image/png, 34 kB`. Empty for any other text."""
+    members = object_of(Raw(part))
+    kind = KINDS.get(text_of(members.get("type")))
+    if not kind:
+        return ""
+    found = dict(_strings(members, _DEPTH))
+    key = next((key for key in _ADDRESSES if found.get(key)), "")
+    where, type = found.get(key, ""), found.get("media_type") or found.get("format", "")
+    if where.startswith("data:"):
+        head, _, where = where.partition(",")
+        key, type = "data", head[5:].partition(";")[0]
+    size = f"{max(len(where) * 3 // 4_000, 1)} kB" if key in _INLINE else where
+    name = next((found[key] for key in _NAMES if found.get(key)), "")
+    return ", ".join([kind, *(on_one_line(said) for said in (type, name, size) if said)])
+
+
+def media(part: str, takes: Collection[str]) -> Media | None:
+    """Return this image or file, given its JSON, for an API whose results hold parts of the types `takes`. None if it
+    is any other text."""
+    whole = part.encode("utf-8", "replace")
+    said = about(whole)
+    taken = text_of(object_of(Raw(whole)).get("type")) in takes
+    return Media(said, tokens(whole), part if taken else "") if said else None
+
+
+def _strings(members: Members, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the strings within an object and their names, outer ones last."""
+    for key, raw in members.items():
+        if rawjson.is_string(raw):
+            yield key, text_of(raw)
+        elif depth:
+            yield from _strings(object_of(raw), depth - 1)
 
 
 def tokens(part: bytes) -> int:

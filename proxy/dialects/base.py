@@ -48,6 +48,8 @@ class Dialect(ABC):
     """The name of the dialect's folder."""
     counts = False
     """Whether its requests only ask how many tokens they have, so that no model replies and nothing is recorded."""
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """The types of images and files that a tool's result can hold."""
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
 
@@ -120,8 +122,8 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def texts(entry: Entry, /) -> list[tuple[int | None, str]]:
-        """Return the texts that may be replaced: one text without a place, or each text part with its place. Raises
-        NotJson."""
+        """Return the texts that may be replaced: one text without a place, or each text part with its place; and images
+        and files as JSON, in the form of a result's part if `takes` has it. Raises NotJson."""
 
     @staticmethod
     @abstractmethod

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.values import Members
+from proxy.dialects import attachments, cache_marks
+from proxy.dialects.values import Members, string
 from proxy.plan.history import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section
@@ -34,6 +35,17 @@ def title(index: int, message: Message, tool: str) -> str:
 
 def call_section(title: str, call: ToolCall, role: Role) -> Section:
     return Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, role)
+
+
+def media_section(title: str, part: bytes, role: Role) -> Section:
+    return Section(title, f"[{attachments.about(part)}]", role, part=part.decode("utf-8", "replace"))
+
+
+def text_part(part: Members, type: str, text: str) -> Members:
+    """Return a part with another text: of this type, if it is an image or a file."""
+    marks = {key: part[key] for key in cache_marks.KEYS if key in part}
+    known = part if rawjson.is_string(part.get("text")) else {"type": string(type), **marks}
+    return known | {"text": string(text)}
 
 
 def sources(title: str, part: Members, role: Role) -> list[Section]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
+from operator import attrgetter
 
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, render
+from proxy.dialects import Dialect, attachments, render
 from proxy.plan import summary
-from proxy.plan.history import Transcript, moved_pieces
+from proxy.plan.history import Piece, Transcript, moved_pieces
 from proxy.plan.labels import EARLIER, ORIGINALS, Label
 from proxy.plan.plan import Plan, SummaryBoundary
 from proxy.plan.summary import Section
 from proxy.tools.aliases import Index
+from proxy.tools.answer import Media
 
 KEPT = 64 << 20
 """The most bytes of decoded text kept while a round's calls are answered; equal to the default limit for a body."""
@@ -35,15 +38,22 @@ class Files(Mapping[str, str]):
         labels: Mapping[str, Label],
         store_dir: str,
         entries: EntryTexts | None = None,
+        media: Mapping[str, str] = {},
+        takes: Collection[str] = (),
     ) -> None:
-        """`entries`: where the loaders read."""
+        """`entries`: where the loaders read. `media`: what the images and files among them are, by path. `takes`: the
+        types of parts that this API's results can hold."""
         self._loaders = loaders
         self._entries = entries
+        self._media = media
+        self._takes = takes
         self.index = Index(loaders, labels, store_dir)
         self._opened: dict[str, str] = {}
         self._size = 0
 
     def __getitem__(self, path: str) -> str:
+        if about := self._media.get(path):
+            return f"[{about}]"
         text = self._opened.get(path)
         if text is None:
             text = self._loaders[path]()
@@ -54,12 +64,18 @@ class Files(Mapping[str, str]):
         return text
 
     def read(self, path: str) -> str:
-        """Return a text without keeping it."""
+        """Return a text without keeping it; of an image or a file, its JSON."""
         return self._loaders[path]()
+
+    def media(self, path: str) -> Media | None:
+        """Return the image or the file at this path; None if that is a text."""
+        return attachments.media(self.read(path), self._takes) if path in self._media else None
 
     def recalled(self, path: str, text: str, store_dir: str) -> Files:
         """Return one text of an earlier conversation as files of its own."""
-        return Files({path: lambda: text}, {path: EARLIER}, store_dir)
+        media = attachments.media(text, self._takes)
+        media_at = {path: media.about} if media else {}
+        return Files({path: lambda: text}, {path: EARLIER}, store_dir, media=media_at, takes=self._takes)
 
     def forget(self) -> None:
         """Free the memory of the opened texts."""
@@ -114,32 +130,48 @@ def moved_files(
     """Return every file to which a model may have seen a reference.
 
     These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots:
-    each snapshot's file holds what it took out of the context since the one before, and no text is in two files.
+    each snapshot's file holds what it took out of the context since the one before, and no text is in two files. An
+    image or a file has a file of its own wherever it was.
     """
     entries = EntryTexts(dialect, transcript)
     loaders: dict[str, Callable[[], str]] = {}
     labels: dict[str, Label] = {}
     said: dict[str, dict[str, None]] = {}
+    media: dict[str, str] = {}
     moved: dict[int, dict[int | None, str]] = {}
+
+    def add(index: int, piece: Piece) -> None:
+        path = f"{store_dir}/{piece.name}"
+        loaders[path] = entries.loader(index, piece.part)
+        labels[path] = piece.label
+        # Equal results of several calls are one file, which each of these calls names.
+        said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
+        moved.setdefault(index, {})[piece.part] = path
+        if piece.media:
+            media[path] = piece.media
+
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
-            path = f"{store_dir}/{piece.name}"
-            loaders[path] = entries.loader(index, piece.part)
-            labels[path] = piece.label
-            # Equal results of several calls are one file, which each of these calls names.
-            said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
-            moved.setdefault(index, {})[piece.part] = path
+            add(index, piece)
+    cuts = [
+        (boundary, render.taken_since(transcript, boundary, since))
+        for since, boundary in pairwise((None, *plan.boundaries))
+        if boundary and shown and boundary.end <= shown.end
+    ]
+    for index in (index for _, indexes in cuts for index in indexes):
+        for piece in filter(attrgetter("media"), transcript.messages[index].pieces):
+            add(index, piece)
     labels.update((path, replace(labels[path], said=tuple(words))) for path, words in said.items())
-    elsewhere = {transcript.messages[index].answers for index in moved}
-    since: SummaryBoundary | None = None
-    for boundary in plan.boundaries:
-        if shown and boundary.end <= shown.end:
-            path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
-            indexes = render.taken_since(transcript, boundary, since)
-            loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
-            labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, elsewhere))
-        since = boundary
-    return Files(loaders, labels, store_dir, entries)
+    elsewhere = {
+        message.answers
+        for index, message in ((index, transcript.messages[index]) for index in moved)
+        if index in plan.moves or all(piece.media for piece in message.pieces)
+    }
+    for boundary, indexes in cuts:
+        path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
+        loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
+        labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, elsewhere))
+    return Files(loaders, labels, store_dir, entries, media, dialect.takes)
 
 
 def _said(transcript: Transcript, indexes: Sequence[int], elsewhere: Collection[str]) -> tuple[str, ...]:
@@ -163,7 +195,8 @@ def _originals_loader(
         raw, paths = transcript.raws[index], moved.get(index, {})
         elsewhere = {text: paths[part] for part, text in dialect.texts(raw) if part in paths} if paths else {}
         for section in dialect.sections(raw, index, transcript.messages[index], transcript.tools[index]):
-            path = elsewhere.get(section.text)
-            yield replace(section, text=f"(the whole text is in {path})") if path else section
+            path = elsewhere.get(section.part or section.text)
+            where = f"({section.text} is in {path})" if section.part else f"(the whole text is in {path})"
+            yield replace(section, text=where) if path else section
 
     return lambda: summary.originals(section for index in indexes for section in sections(index))

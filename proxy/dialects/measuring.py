@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.dialects import attachments
 from proxy.plan import labels, preview, said
 from proxy.plan.history import Count, Message, Piece, Reading, ToolCall, digest
 from proxy.plan.labels import Label
@@ -20,6 +21,8 @@ from proxy.plan.results import Carries, carried, reports_error
 
 Places = list[tuple[int | None, str]]
 """Texts, each with the place by which `replace` finds it again."""
+Media = Sequence[tuple[int, bytes]]
+"""Images and files as canonical JSON, with their places."""
 
 MESSAGE_TOKENS = 4
 """Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
@@ -78,9 +81,12 @@ def of_client(
     fixed: int = 0,
     more: int = 0,
     failed: bool = False,
+    media: Media = (),
+    movable: int = 0,
 ) -> Message:
     """Measure what a client sends. `others` is all that is not text, as canonical JSON, and `fixed` its tokens; `more`
-    are tokens of texts that never move. `meant`: those of the texts that somebody said, if not all of them."""
+    are tokens of texts that never move. `meant`: those of the texts that somebody said, if not all of them. `media` in
+    results at places below `movable` can move."""
     sizes = [count(text) for _, text in texts]
     tokens = sum(sizes) + fixed + more + MESSAGE_TOKENS
     plain = [text for _, text in texts]
@@ -88,7 +94,10 @@ def of_client(
     meant = plain if meant is None else meant
     if role is Role.SYSTEM and texts and not meant:
         carries = Carries.YES  # the client's reminders, which belong to the step before them
-    moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
+    source = TextSource(role, carries, kept)
+    moved = pieces(texts, sizes, source, reading, count)
+    shape = reading.shape if role is Role.TOOL or carries else None
+    moved += tuple(_medium(place, part, source, shape if place < movable else None, count) for place, part in media)
     return Message(
         digest=digest(entry),
         role=role,
@@ -114,6 +123,7 @@ def of_model(
     fixed: int,
     count: Count,
     others: Sequence[bytes] = (),
+    media: Media = (),
 ) -> Message:
     """Measure a reply with this `text` and these `calls`, of which the client has `answered` some. It has so many
     `tokens` without its frame, `fixed` ones of files included."""
@@ -124,7 +134,7 @@ def of_model(
         meaning=meaning(dialect, Role.ASSISTANT, text, calls, "", others),
         tokens=tokens,
         item=item(Role.ASSISTANT, tokens, fixed, ()),
-        pieces=(),
+        pieces=tuple(_medium(place, part, TextSource(Role.ASSISTANT), None, count) for place, part in media),
         calls=tuple((call.id, call.name) for call in answered),
         answers="",
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
@@ -190,6 +200,18 @@ def pieces(
         _piece(place, text, tokens, source if index == 0 else source._replace(kept=0), reading, count)
         for index, ((place, text), tokens) in enumerate(zip(texts, sizes, strict=True))
     )
+
+
+def _medium(place: int, part: bytes, source: TextSource, shape: Shape | None, count: Count) -> Piece:
+    """Return an image or a file. Without a shape, it stays as long as its entry does.
+
+    It never moves before the model has seen it, as only seeing it tells what is in it.
+    """
+    text, tokens, about = part.decode("utf-8", "replace"), attachments.tokens(part), attachments.about(part)
+    name = labels.file_name(labels.NAMELESS, moved := preview.digest(text))
+    left = min(count(preview.pointer(about, name, "", shape)), tokens) if shape else tokens
+    spare = tokens * attachments.TOKEN_BYTES
+    return Piece(place, moved, tokens, left, tokens, spare, source.label(count), media=about)
 
 
 def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:

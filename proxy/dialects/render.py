@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Entry, cache_marks
 from proxy.plan import preview, summary
-from proxy.plan.history import Message, Transcript, moved_pieces
+from proxy.plan.history import Message, Piece, Transcript, moved_pieces
 from proxy.plan.plan import Plan, Role, SummaryBoundary
 from proxy.plan.preview import Shape
 from proxy.plan.request import Request
@@ -146,20 +146,14 @@ def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_
     """Return a message with previews and references in place of the texts that become shorter by it."""
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
-    replaced = {
-        part: preview.replacement(
-            text,
-            moved[part].name,
-            moved[part].label.origin,
-            moved[part].tokens,
-            shape,
-            moved[part].kept,
-            moved[part].spans,
-        )
-        for part, text in dialect.texts(raw)
-        if part in moved
-    }
+    replaced = {part: _replacement(text, moved[part], shape) for part, text in dialect.texts(raw) if part in moved}
     return dialect.replace(raw, replaced)
+
+
+def _replacement(text: str, piece: Piece, shape: Shape) -> str:
+    if piece.media:
+        return preview.pointer(piece.media, piece.name, piece.label.origin, shape)
+    return preview.replacement(text, piece.name, piece.label.origin, piece.tokens, shape, piece.kept, piece.spans)
 
 
 def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:

@@ -88,8 +88,8 @@ class Turn(ABC):
         """Return a whole reply as the round reads it. Raises NotJson or KeyError for a body that is none."""
 
     @abstractmethod
-    def _result(self, call: Any, text: str) -> bytes:
-        """Return the entry with the result of a call."""
+    def _result(self, call: Any, text: str, part: str) -> bytes:
+        """Return the entry with the result of a call: a text, and an image or a file behind it if there is one."""
 
     @abstractmethod
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
@@ -187,15 +187,15 @@ class Turn(ABC):
         self._require(State.CALLING)
         return [call.call() for call in self._answering]
 
-    def answer(self, answers: Sequence[str]) -> None:
-        """Take the results of `calls`, in the same order."""
+    def answer(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
+        """Take the results of `calls`, in the same order, and the images and files among them as parts of results."""
         self._require(State.CALLING)
         if self._round.theirs:  # the client answers its own calls next and does not see ours
             self._instead = self._as_one(self._round.written(frozenset(self._answering)))
-            self._after = self._results(answers)
+            self._after = self._results(answers, parts)
             self.state = State.DONE
         else:
-            self._go_on(answers)
+            self._go_on(answers, parts)
 
     def reword(self, text: str) -> None:
         """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
@@ -364,19 +364,20 @@ class Turn(ABC):
         """Return the newest answer, with a line that says so if the next round is the last."""
         return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
 
-    def _go_on(self, answers: Sequence[str]) -> None:
+    def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
         self.rounds += 1
         self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
             self._before += self._round.written(frozenset(self._answering))
-            self._before += self._results([*answers[:-1], self._told(answers[-1])])
+            self._before += self._results([*answers[:-1], self._told(answers[-1])], parts)
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.seen
         self._shown.go_on(self._round)
         self.state = State.READY
 
-    def _results(self, answers: Sequence[str]) -> list[bytes]:
-        return [self._result(call, text) for call, text in zip(self._answering, answers, strict=True)]
+    def _results(self, answers: Sequence[str], parts: Sequence[str] = ()) -> list[bytes]:
+        parts = parts or [""] * len(answers)
+        return [self._result(*one) for one in zip(self._answering, answers, parts, strict=True)]
 
     def _last_parts(self) -> list[Part]:
         """End the turn with this round; returns the parts to show. Calls of our tools are not answered."""

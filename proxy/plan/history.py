@@ -54,7 +54,7 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """A text that can be moved. `part` is its place in the entry; None where there is only one text."""
+    """A text, an image or a file that can be moved. `part` is its place in the entry; None for the only text."""
 
     part: int | None
     digest: str
@@ -74,6 +74,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """The name of the file that it moves to; empty until `Naming` has given it one."""
     spans: Spans = ()
     """Where the user speaks in it; see `said`."""
+    media: str = ""
+    """What it is, if it is the JSON of an image or a file: `image, image/png, 34 kB`."""
 
     def named(self, name: str, label: Label) -> Piece:
         """Return the piece with its name and label, and with the tokens that they add to its replacement."""
@@ -128,7 +130,7 @@ class Message(msgspec.Struct, frozen=True):
         """About how many bytes it takes."""
         size = MESSAGE_BYTES + len(self.answers)
         if self.pieces:
-            size += sum([PIECE_BYTES + len(piece.name) for piece in self.pieces])
+            size += sum([PIECE_BYTES + len(piece.name) + len(piece.media) for piece in self.pieces])
         if self.calls:
             size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
             size += sum(map(Label.size, self.labels))

@@ -52,6 +52,20 @@ def line_count(text: str) -> int:
     return line_feeds(text) + (not text.endswith("\n")) if text else 0
 
 
+ABOUT_CHARS = 200
+"""Characters of an image's name or address that are shown."""
+
+
+def on_one_line(text: str) -> str:
+    """Return the beginning of a name or an address, on one line."""
+    return " ".join(text[:ABOUT_CHARS].split())
+
+
+def pointer(about: str, name: str, origin: str, shape: Shape) -> str:
+    """Return the reference that replaces an image or a file, which moves to the file `name`."""
+    return f"[{about}]... {MARK}{shape.store_dir}/{name}; it can be shown again; {origin})"
+
+
 def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0, spans: Spans = ()) -> str:
     """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
 

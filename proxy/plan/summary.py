@@ -76,6 +76,8 @@ class Section(msgspec.Struct, frozen=True):
     role: Role = Role.SYSTEM
     missing: int = 0
     """Characters that were left out of `text` to fit a summary call."""
+    part: str = ""
+    """The JSON of an image or a file, of which `text` says what it is."""
 
 
 class SummaryAnswer(msgspec.Struct, frozen=True):

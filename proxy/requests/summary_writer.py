@@ -253,7 +253,8 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
     lines = record.fitting((f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count)
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
-    return record.completed(text, facts.section(job.taken(), text, room, count), lines)
+    said = [turn for turn in job.taken() if not turn.part]
+    return record.completed(text, facts.section(said, text, room, count), lines)
 
 
 def _room(job: SummaryJob, window: int | None) -> int:

@@ -25,6 +25,7 @@ from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange
 from proxy.requests.retries import RETRIES, is_passing, pause
 from proxy.threads import SMALL
+from proxy.tools.answer import ToolAnswer
 from proxy.upstream import codings
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
@@ -48,6 +49,7 @@ LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
 _BOUND = b"content-encoding", b"content-length"
 """With one of these headers, a reply takes nothing behind what upstream sent of it."""
+NOT_TAKEN = "This image or file cannot be shown again: the API that serves you does not take it in a result."
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
@@ -95,7 +97,7 @@ class TurnIO(Protocol):
     async def accepted(self) -> None:
         """Upstream has answered the first round: it accepts the request and its credentials."""
 
-    async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> Sequence[ToolAnswer]:
         """Return the answers to calls of our tools, in the same order."""
 
     async def remember(self, turn: Turn) -> None:
@@ -169,6 +171,7 @@ class _Conversation:
         self._begun = False  # whether any event with data has come
         self._heard = 0  # bytes of all replies
         self._decoder = sse.EventDecoder()
+        self._showing = False  # whether the newest answers have an image or a file
         self._refused: Refusal | None = None  # after which the client's own request was sent
 
     async def run(self) -> Refusal | None:
@@ -177,7 +180,9 @@ class _Conversation:
         while self._turn.state is not State.DONE:
             if self._turn.state is State.CALLING:
                 answers = await self._io.resolve(await self._taken(lambda: self._turn.calls))
-                await self._taken(partial(self._turn.answer, answers))
+                texts, parts = [one.text for one in answers], [one.part for one in answers]
+                self._showing = any(parts)
+                await self._taken(partial(self._turn.answer, texts, parts))
             if self._turn.state is State.READY:
                 await self._round(self._ask_again)
         last = await self._taken(self._turn.close)
@@ -224,9 +229,10 @@ class _Conversation:
             try:
                 return await self._ask(body)
             except Refusal as refusal:
-                if overflow.is_overflow(refusal.status, refusal.said()) and not reworded:
+                too_long = overflow.is_overflow(refusal.status, refusal.said())
+                if (too_long or (self._showing and not is_passing(refusal.status))) and not reworded:
                     reworded = True
-                    self._turn.reword(TOO_LONG)
+                    self._turn.reword(TOO_LONG if too_long else NOT_TAKEN)
                     body = await self._request()
                 elif is_passing(refusal.status):
                     await asyncio.sleep(pause(refusal.headers, attempt))

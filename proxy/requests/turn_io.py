@@ -110,25 +110,28 @@ class RequestTurnIO:
 
     # -- our tools --
 
-    async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[tools.ToolAnswer]:
         """Answer the calls in order. Each call gets an equal share of the tokens that the turn may still read."""
         if self._files is None:
             reading = self._services.threads  # a long history has thousands of files
             self._files = await reading.run(self._tenant.namespace, self._ready.files, begun=True)
         limits = self._history.policy.tools
         first = calls[: limits.max_calls]
-        share = max(0, min(limits.max_answer_tokens, self._budget() // len(first)))
+        left = max(0, self._budget())
+        share = min(limits.max_answer_tokens, left // len(first))
+        answers: list[tools.ToolAnswer] = []
         try:
-            answers = [await self._answer(call, self._files, share) for call in first]
+            for call in first:
+                answers.append(await self._answer(call, self._files, min(share, left), left))
+                left -= answers[-1].tokens
         finally:
             self._files.forget()
         self.uses += answers_used(first, answers, self._history.names)
-        texts = [answer.text for answer in answers]
         if rest := calls[limits.max_calls :]:
             too_many = tools.too_many(limits.max_calls, self._count)
             self.uses += refused_uses(rest, too_many, self._history.names)
-            texts += [too_many.text] * len(rest)
-        return texts
+            answers += [too_many] * len(rest)
+        return answers
 
     def _budget(self) -> int:
         read = sum(use.tokens for use in self.uses)
@@ -136,7 +139,7 @@ class RequestTurnIO:
         room = self._history.room
         return left if room.window is None else min(left, room.left(self._ready.tokens + read))
 
-    async def _answer(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
+    async def _answer(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:
         """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
         so that no model goes in circles."""
         names, reading = self._history.names, self._services.threads
@@ -149,7 +152,7 @@ class RequestTurnIO:
             return tools.gone(tools.asks_for(_tool(call, names), call.arguments, names), self._count)
         if not recalled and self._history.quoted:
             return tools.elsewhere(sorted(self._history.quoted), self._history.policy.offload.store_dir, self._count)
-        answer = await self._found(call, recalled, budget)
+        answer = await self._found(call, recalled, budget, left)
         if answer.result in ("ok", "empty"):
             self._answered.add(asked)
         return answer
@@ -169,7 +172,7 @@ class RequestTurnIO:
         text = None if self._tenant.anonymous else await self._records.original(name)
         return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
 
-    async def _found(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
+    async def _found(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:
         names, threads = self._history.names, self._services.threads
         tool = _tool(call, names)
         material = tools.Material(
@@ -180,6 +183,8 @@ class RequestTurnIO:
             self._count,
             lambda pattern: regex.compile(pattern, self._searching),
             names,
+            max(left, 0),
+            files.media,
         )
         steps = tools.answering(tool, call.arguments, material)
         if tool == "grep":
@@ -207,9 +212,9 @@ class RequestTurnIO:
     def _measured(self, turn: Turn, hidden: HiddenRound) -> tuple[bytes, Visible, tuple[int, ...]]:
         """Return the digest of the history that ends with the reply, the reply, and the tokens of what it hid."""
         visible = turn.visible
-        count, model = self._services.reader.count, self._history.request.model
-        sizes = tuple(count(raw.decode("utf-8", "replace"), model) for raw in (*hidden.before, *hidden.after))
-        link = extend(self._history.chain[-1], self._history.dialect.reply_meaning(*visible))
+        dialect, reading = self._history.dialect, self._history.reading
+        sizes = tuple(dialect.read(raw, reading, self._count).tokens for raw in (*hidden.before, *hidden.after))
+        link = extend(self._history.chain[-1], dialect.reply_meaning(*visible))
         return link, Visible.of(*visible), sizes
 
     # -- summaries --

@@ -66,6 +66,18 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     text: str
     result: Result
     tokens: int
+    part: str = ""
+    """An image or a file that follows the text: the JSON of a part of a result."""
+
+
+class Media(msgspec.Struct, frozen=True):
+    """An image or a file that was moved."""
+
+    about: str
+    """What it is: `image, image/png, 34 kB`."""
+    tokens: int
+    part: str
+    """It, as a part of a result; empty if results of this API hold none."""
 
 
 class _Short(Exception):
@@ -91,6 +103,10 @@ class Material(msgspec.Struct, frozen=True, dict=True):
     count: Callable[[str], int]
     matcher: Callable[[str], Find]
     names: Names = NAMES
+    left: int = 0
+    """The tokens that the turn may still read, for what cannot be read in parts."""
+    media: Callable[[str], Media | None] = lambda path: None
+    """Takes the path of a file, and returns the image or the file that it is; None for a text."""
 
     @cached_property
     def reports(self) -> Reports:
@@ -123,19 +139,28 @@ def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generat
     """
     result: Result = "ok"
     text: str | None
+    media: Media | None = None
     note = ""
     try:
         given, ignored = parsed(tool, arguments, material.names)
         note = noted(ignored, tool, material.names)
         material = material.less(note)
-        text = (yield from _grep(given, material)) if tool == "grep" else _read(given, material)
+        if tool == "grep":
+            text = yield from _grep(given, material)
+        else:
+            text, media = _read(given, material)
     except Useless as useless:
         text, result = _fitting(_Short(str(useless)), material), "refused"
     except _Short as short:
         text, result = _fitting(short, material), short.result
     if text is None:
         note, text, result = "", BUDGET_USED_UP, "budget"
-    return ToolAnswer(note + text, result, material.count(note + text))
+    tokens = material.count(note + text)
+    return (
+        ToolAnswer(note + text, result, tokens + media.tokens, media.part)
+        if media
+        else ToolAnswer(note + text, result, tokens)
+    )
 
 
 def meaning(tool: Tool, arguments: str | bytes, index: Index, names: Names) -> tuple[str | bytes, ...]:
@@ -331,9 +356,11 @@ def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, materi
 # -- read_file --------------------------------------------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, Any], material: Material) -> str | None:
+def _read(given: Mapping[str, Any], material: Material) -> tuple[str | None, Media | None]:
     asked = path_of(given)
     path, head = _existing(asked, material)
+    if media := material.media(path):
+        return head + _shown(media, max(material.budget, material.left) - material.count(head)), media
     text = material.files[path]
     line, column = number(given, "offset", _pointed_at(asked, text, bool(head))), number(given, "column", 0)
     limit = at_most(given, sys.maxsize)
@@ -343,7 +370,18 @@ def _read(given: Mapping[str, Any], material: Material) -> str | None:
     span = _widened(text, span)
     budget = material.budget - (material.count(head) if head else 0)
     page = pages.page(text, span, f'{material.names[1]}(path="{path}"', budget, material.count)
-    return page and head + page
+    return page and head + page, None
+
+
+def _shown(media: Media, budget: int) -> str:
+    """Return the text before an image or a file. Raises if it cannot be shown."""
+    if not media.part:
+        raise _Short(f"[{media.about}] cannot be shown again, because this API's results are only text.", "empty")
+    if media.tokens > budget:
+        raise _Short(
+            f"[{media.about}] takes {media.tokens} tokens, and only {max(budget, 0)} are left for it.", "budget"
+        )
+    return f"[{media.about}]"
 
 
 def _existing(path: str, material: Material) -> tuple[str, str]:

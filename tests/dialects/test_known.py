@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,10 +19,11 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming as ResponsesBody
 from openai.types.responses.response_input_param import ResponseInputItemParam
 
+from proxy import regex
 from proxy.dialects import Dialect, render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat import request as chat
-from proxy.dialects.files import moved_files
+from proxy.dialects.files import Files, moved_files
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages import request as messages
 from proxy.dialects.render import ActiveSnapshot
@@ -31,6 +33,7 @@ from proxy.plan import summary
 from proxy.plan.history import History, Reading, Terms
 from proxy.plan.plan import Room
 from proxy.policy import Compress, Mode, SnapshotRole
+from proxy.tools.answer import Material, answer
 from tests import written
 from tests.dialects import sdk_types
 
@@ -39,6 +42,8 @@ Json = dict[str, Any]
 MODES = (Mode.COMPACT, Mode.COMPRESS, Mode.AUTO)
 SECRET = {"signature", "encrypted_content", "encrypted_index", "data", "encrypted_stdout", "logprobs"}
 """Members of the model's reasoning and of citations. They mean something to upstream alone."""
+INLINE = {"data", "file_data"}
+"""Members with the bytes of audio and files, which results of chat cannot hold."""
 FRAMES = {"id", "call_id", "tool_use_id", "tool_call_id", "container_id", "name", "namespace", "toolset_name"}
 """What pairs entries and names parties; it is not said."""
 
@@ -128,7 +133,7 @@ APIS = {
 class Sent(NamedTuple):
     entries: list[bytes]
     readable: str
-    """All files that `read_file` has in this request."""
+    """All that `read_file` answers in this request."""
     moved: bool
     cut: bool
 
@@ -165,7 +170,14 @@ def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
     entries = render.render(dialect, transcript, plan, compacted, shown=shown, role=SnapshotRole.AUTO)
     files = moved_files(dialect, transcript, plan, "/store", newest, past.links)
     made = dialect.turn(request, entries, [], 8).request()
-    return Sent([made], "\n".join(files.values()), bool(plan.moves), newest is not None)
+    return Sent([made], "".join(map(partial(read_back, files), files)), bool(plan.moves), newest is not None)
+
+
+def read_back(files: Files, path: str) -> str:
+    """What `read_file` answers: the text, and the image or the file behind it."""
+    material = Material(files, files.index, "/store", 10**9, len, regex.compile, media=files.media)
+    found = answer("read_file", json.dumps({"path": path}), material)
+    return f"{found.text}\n{found.part}\n"
 
 
 def said(value: Any) -> Iterator[str]:
@@ -196,7 +208,19 @@ def test_everything_is_sent_or_readable(api: Api, probe: Json, mode: Mode) -> No
     made = sent(api, api.history(probe), mode)
     assert made.cut if mode is Mode.COMPRESS else made.moved
     everything = made.entries[0].decode() + made.readable
-    assert [word for word in said(probe) if word not in everything] == []
+    lost = [word for word in said(probe) if word not in everything]
+    if api.dialect is CHAT and lost:
+        assert "cannot be shown again, because this API's results are only text" in made.readable
+        assert lost == [word for word in said(inline(probe)) if word in lost]
+    else:
+        assert lost == []
+
+
+def inline(value: Any) -> list[Any]:
+    """The bytes of images, audio and files in a value."""
+    if isinstance(value, dict):
+        return [one for key, inner in value.items() for one in ([inner] if key in INLINE else inline(inner))]
+    return [one for inner in value for one in inline(inner)] if isinstance(value, list) else []
 
 
 @pytest.mark.parametrize("mode", MODES)

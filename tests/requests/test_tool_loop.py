@@ -22,6 +22,7 @@ from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, Upstream
 from proxy.plan.history import ToolCall
 from proxy.requests import tool_loop
 from proxy.requests.tool_loop import REFUSAL_LIMIT, Refusal
+from proxy.tools.answer import ToolAnswer
 from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
 from tests.clock import Clock, turns
@@ -65,6 +66,7 @@ class Partner:
         self.remembered: list[Turn] = []
         self.was_accepted = 0
         self.own_fits = False
+        self.part = ""
         self.is_final: Callable[[tool_loop.Refusal], bool] = lambda refusal: False
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
@@ -79,9 +81,9 @@ class Partner:
     async def accepted(self) -> None:
         self.was_accepted += 1
 
-    async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
         await self.answering()
-        return ["found"] * len(calls)
+        return [ToolAnswer("found", "ok", 1, self.part)] * len(calls)
 
     async def remember(self, turn: Turn) -> None:
         if turn.hidden is not None:
@@ -553,6 +555,14 @@ async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
     assert [request["messages"][-1]["content"] for request in bench.partner.sent] == ["hi", "found", tool_loop.TOO_LONG]
     hidden = bench.turn.hidden
     assert hidden is not None and json.loads(hidden.before[-1])["content"] == tool_loop.TOO_LONG
+
+
+async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
+    refusal = refused(400, b'{"error": {"message": "content must be a string"}}')
+    bench = Bench(ScriptedReply(OURS), refusal, ScriptedReply(ANSWER))
+    bench.partner.part = '{"type": "image"}'
+    assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
+    assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [tool_loop.NOT_TAKEN]
 
 
 async def test_tool_answers_are_shortened_only_once() -> None:

@@ -144,11 +144,15 @@ def reading(path: str) -> ToolCall:
     return ToolCall("c", "read_file", json.dumps({"path": path}))
 
 
+async def resolved(one: Any, calls: list[ToolCall]) -> list[str]:
+    return [answer.text for answer in await one.io.resolve(calls)]
+
+
 async def test_calls_are_answered_from_the_files_of_the_request() -> None:
     one = await world()
     path = next(iter(one.ready.files()))
-    read, found, missing = await one.io.resolve(
-        [reading(path), ToolCall("c", "grep", '{"pattern": "call_1_0"}'), reading("/etc/passwd")]
+    read, found, missing = await resolved(
+        one, [reading(path), ToolCall("c", "grep", '{"pattern": "call_1_0"}'), reading("/etc/passwd")]
     )
     assert read.startswith("call_1_0 call_1_0") and path.rpartition("/")[2] in found
     assert "call_1_0 call_1_0" not in missing
@@ -159,12 +163,12 @@ async def test_the_same_call_again_gets_a_pointer_to_the_first_answer() -> None:
     one = await world()
     path = next(iter(one.ready.files()))
     spaced = ToolCall("d", "read_file", json.dumps({"path": path}, indent=2))
-    first, again = await one.io.resolve([reading(path), spaced])
+    first, again = await resolved(one, [reading(path), spaced])
     assert first.startswith("call_1_0") and again == REPEATED
-    assert await one.io.resolve([reading(path)]) == [REPEATED]
-    assert await one.io.resolve([reading(path.rpartition("/")[2]), reading("call_1_0")]) == [REPEATED] * 2
+    assert await resolved(one, [reading(path)]) == [REPEATED]
+    assert await resolved(one, [reading(path.rpartition("/")[2]), reading("call_1_0")]) == [REPEATED] * 2
     other, refused = ToolCall("e", "grep", json.dumps({"pattern": "call", "path": path})), ToolCall("f", "grep", "{}")
-    answers = await one.io.resolve([other, refused, refused])
+    answers = await resolved(one, [other, refused, refused])
     assert REPEATED not in answers and answers[1] == answers[2]
 
 
@@ -172,9 +176,9 @@ async def test_a_turn_reads_no_more_than_its_policy_allows(monkeypatch: pytest.M
     monkeypatch.setattr(Tools, "max_calls", 1)
     one = await world(Policy(offload=OFFLOAD, tools=Tools(max_retrieved_tokens=1_000)))
     path = next(iter(one.ready.files()))
-    first, second = await one.io.resolve([reading(path), reading(path)])
+    first, second = await resolved(one, [reading(path), reading(path)])
     assert len(first) <= 1_000 and "call_1_0" not in second
-    await one.io.resolve([reading(path)])
+    await resolved(one, [reading(path)])
     assert sum(use.tokens for use in one.io.uses if use.result == "ok") <= 1_000
 
 
@@ -182,7 +186,7 @@ async def test_calls_beyond_those_of_a_round_are_counted_together(monkeypatch: p
     monkeypatch.setattr(Tools, "max_calls", 2)
     one = await world(Policy(offload=OFFLOAD))
     calls = [ToolCall(f"id{number}", ("grep", "read_file")[number % 2], "{}") for number in range(5_001)]
-    answers = await one.io.resolve(calls)
+    answers = await resolved(one, calls)
     assert len(answers) == 5_001 and len(set(answers[2:])) == 1
     first, second, *rest = one.io.uses
     assert (first.calls, second.calls) == (1, 1)
@@ -195,11 +199,11 @@ async def test_calls_beyond_those_of_a_round_are_counted_together(monkeypatch: p
 
 async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() -> None:
     one = await world()
-    hidden = HiddenRound((b"before",), None, (b"after",))
+    hidden = HiddenRound((b'{"role":"assistant","content":"before"}',), None, (b'{"role":"user","content":"after"}',))
     turn: Any = SimpleNamespace(hidden=hidden, continuation=None, visible=("It is 42.", []))
     await one.io.remember(turn)
     link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
-    counted = replace(hidden, tokens=len("beforeafter"), sizes=(6, 5))
+    counted = replace(hidden, tokens=19, sizes=(10, 9))
     befores = one.ready.history.befores()
     assert befores == {one.ready.history.chain[-1]}
     assert one.remembered == [(link, "m", counted, befores, Visible("It is 42."))]

@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
+from proxy.dialects.attachments import KINDS
 from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat.request import CALLS, MESSAGES, PARTS
 from proxy.dialects.measuring import Places, known
@@ -51,7 +52,10 @@ def _measured(raw: bytes | Raw, members: Members, role: str, reading: Reading, c
     fixed = sum(map(attachments.tokens, others))
     if ROLES[role] is not Role.ASSISTANT:
         answers = _text(members.get("tool_call_id"))
-        return measuring.of_client(NAME, ROLES[role], raw, texts, others, reading, count, answers=answers, fixed=fixed)
+        media = media_in(content)
+        return measuring.of_client(
+            NAME, ROLES[role], raw, texts, others, reading, count, answers=answers, fixed=fixed, media=media
+        )
     tokens = sum(count(text) for _, text in texts) + count(reasoning(members)) + fixed
     tokens += sum(measuring.call_tokens(call, count) for call in calls)
     said = "".join(text for _, text in texts)
@@ -72,7 +76,15 @@ def is_known(members: Members) -> bool:
 
 
 def texts(raw: bytes | Raw) -> Places:
-    return _content_texts(rawjson.members(raw).get("content"))
+    content = rawjson.members(raw).get("content")
+    return [*_content_texts(content), *((place, part.decode("utf-8", "replace")) for place, part in media_in(content))]
+
+
+def media_in(content: Raw | None) -> list[tuple[int, bytes]]:
+    """Return images, audio and files as canonical JSON, with their places."""
+    parts = rawjson.elements(content) if content and rawjson.is_array(content) else []
+    found = enumerate(map(rawjson.members, parts))
+    return [(place, cache_marks.unmarked(part)) for place, part in found if text_of(part.get("type")) in KINDS]
 
 
 def reasoning(members: Members) -> str:

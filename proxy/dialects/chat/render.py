@@ -10,11 +10,12 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import summary_calls
-from proxy.dialects.chat.messages import cache_breakpoint, is_known, reasoning, said, text_message, tool_calls
+from proxy.dialects.chat.messages import cache_breakpoint, is_known, media_in, reasoning, said, text_message, tool_calls
 from proxy.dialects.chat.request import LIMITS, function_tool
-from proxy.dialects.entries import appended, call_section, sources, title
+from proxy.dialects.entries import appended, call_section, media_section, sources, title
 from proxy.dialects.values import Members, text_of
 from proxy.plan.history import Message
+from proxy.plan.plan import Role
 from proxy.plan.request import Request
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import SnapshotRole
@@ -51,23 +52,24 @@ def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[
     heading = title(index, message, tool)
     thought = reasoning(members)
     made = [Section(f"{heading} reasoning", thought, message.role)] if thought else []
-    made += [Section(heading, text, message.role) for text in _contents(members.get("content"))]
+    made += _contents(members.get("content"), heading, message.role)
     made += sources(heading, members, message.role)
     made += [call_section(heading, call, message.role) for call in tool_calls(members)]
     return made or [Section(heading, "", message.role)]
 
 
-def _contents(content: Raw | None) -> list[str]:
-    """Return texts unchanged and other parts as JSON."""
+def _contents(content: Raw | None, heading: str, role: Role) -> list[Section]:
+    """Return texts unchanged, what images and files are, and other parts as JSON."""
     if content is None or rawjson.is_null(content):
         return []
     if rawjson.is_string(content):
-        return [rawjson.string(content)]
-    parts = [(part, rawjson.members(part)) for part in rawjson.elements(content)]
-    return [
-        rawjson.string(members["text"]) if rawjson.is_string(members.get("text")) else bytes(part).decode()
-        for part, members in parts
-    ]
+        return [Section(heading, rawjson.string(content), role)]
+    media, made = dict(media_in(content)), list[Section]()
+    for place, part in enumerate(rawjson.elements(content)):
+        said = rawjson.members(part).get("text")
+        text = rawjson.string(said) if rawjson.is_string(said) else bytes(part).decode()
+        made.append(media_section(heading, media[place], role) if place in media else Section(heading, text, role))
+    return made
 
 
 # -- user messages in a row, which many chat templates refuse, so that a cut must not create them ----------------------

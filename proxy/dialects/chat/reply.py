@@ -359,7 +359,7 @@ class ChatTurn(Turn):
         chunk.raw = body
         return [chunk]
 
-    def _result(self, call: PartialCall, text: str) -> bytes:
+    def _result(self, call: PartialCall, text: str, part: str) -> bytes:
         return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:

@@ -18,6 +18,7 @@ class MessagesDialect(Dialect):
     """Refers each method to the module of this folder that implements it."""
 
     name = blocks.NAME
+    takes = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
     version_header = b"anthropic-version"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.cache_marks import Mark
+from proxy.dialects.entries import text_part
 from proxy.dialects.measuring import Places, item, known, sealed
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
 from proxy.dialects.values import NULL, Members, object_of, text_of
@@ -20,10 +21,11 @@ from proxy.plan.request import Request
 from proxy.rawjson import NotJson
 
 THINKING = ("thinking", "redacted_thinking")
-BINARY = ("image", "document", "container_upload")
-"""Blocks with a file's bytes or a reference to them."""
+MEDIA = frozenset(("image", "document"))
+"""Blocks with a file's bytes or a reference to them, which results may hold."""
+FETCHED, UPLOAD = "web_fetch_tool_result", "container_upload"
 
-CARRIERS = ("text", RESULT, *BINARY)
+CARRIERS = ("text", RESULT, *MEDIA, UPLOAD)
 """The blocks of a client that can carry a cache breakpoint."""
 
 DIRECT = Raw(b'{"type":"direct"}')
@@ -65,13 +67,32 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
 
 
 def texts(entry: bytes | Raw) -> Places:
-    """Those of an entry's result, or of its message."""
-    message, blocks = parts_of(entry)
-    if message is not None:
-        return _texts(message.get("content"))
-    found = list(map(rawjson.members, blocks))
+    """The texts are those of an entry's result, or of its message."""
+    message, _ = parts_of(entry)
+    found = blocks_of(entry)
+    media = [(place, part.decode("utf-8", "replace")) for place, part in media_in(found)]
     result = _result(found)
-    return _texts(result.get("content")) if result is not None else list(_numbered(found))
+    if message is not None:
+        return [*_texts(message.get("content")), *media]
+    return [*(_texts(result.get("content")) if result is not None else _numbered(found)), *media]
+
+
+def media_in(blocks: Sequence[Members]) -> list[tuple[int, bytes]]:
+    """Return the images and files of an entry with these blocks, with their places: those of its result come first."""
+    result = _result(blocks)
+    content = [] if result is None else list(_content(result.get("content")))
+    found = ((place, medium(block)) for place, block in enumerate((*content, *blocks)))
+    return [(place, part) for place, part in found if part is not None]
+
+
+def medium(block: Members) -> bytes | None:
+    """Return a block as an image or a file that a result may hold, or the one in it; None if there is none."""
+    kind = text_of(block.get("type"))
+    if kind == FETCHED:
+        return medium(object_of(object_of(block.get("content")).get("content")))
+    if kind not in MEDIA or text_of(object_of(block.get("source")).get("type")) == "text":
+        return None
+    return cache_marks.unmarked({key: raw for key, raw in block.items() if key != "citations"})
 
 
 def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
@@ -94,9 +115,10 @@ def text_message(role: str, text: str) -> bytes:
     return rawjson.encode({"role": role, "content": text})
 
 
-def result(id: str, text: str) -> bytes:
-    """Return the result of a call."""
-    return rawjson.encode({"type": RESULT, "tool_use_id": id, "content": text})
+def result(id: str, text: str, part: str = "") -> bytes:
+    """Return the result of a call, with an image or a file behind its text."""
+    content = [{"type": "text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text
+    return rawjson.encode({"type": RESULT, "tool_use_id": id, "content": content})
 
 
 def call_of(block: Members) -> ToolCall:
@@ -197,7 +219,7 @@ def _replaced(content: Raw, replaced: Mapping[int | None, str]) -> Raw:
         return Raw(rawjson.encode(replaced[None]))
     blocks = rawjson.elements(content)
     for place, text in ((place, text) for place, text in replaced.items() if place is not None):
-        blocks[place] = Raw(rawjson.encode(rawjson.members(blocks[place]) | {"text": Raw(rawjson.encode(text))}))
+        blocks[place] = Raw(rawjson.encode(text_part(rawjson.members(blocks[place]), "text", text)))
     return Raw(rawjson.array(blocks))
 
 
@@ -213,14 +235,15 @@ def _client(
     """
     answer = _result(blocks)
     if answer is None:
-        answers, reminders, others, failed = "", 0, blocks, False
+        answers, reminders, others, failed, movable = "", 0, blocks, False, len(blocks)
         texts: Places = [(None if one else place, text) for place, text in _numbered(blocks)]
         meant = [text for _, text in texts if not is_reminder(text)]
     else:
         role, answers, texts = Role.TOOL, text_of(answer.get("tool_use_id")), _texts(answer.get("content"))
         around = [block for block in blocks if block is not answer]
         reminders = sum(count(text) for _, text in _numbered(around))
-        others = [*_content(answer.get("content")), *around]
+        content = list(_content(answer.get("content")))
+        others, movable = [*content, *around], len(content)
         meant = [text for _, text in texts]
         failed = bytes(answer.get("is_error", b"")) == b"true"
     others = [block for block in others if text_of(block.get("type")) != "text"]
@@ -237,6 +260,8 @@ def _client(
         fixed=sum(map(_file_tokens, others)),
         more=reminders + sum(_tokens(block, count) for block in others),
         failed=failed,
+        media=media_in(blocks),
+        movable=movable,
     )
 
 
@@ -278,7 +303,7 @@ def _reply(blocks: Sequence[Members], entry: bytes | Raw, count: Count) -> Messa
     fixed = sum(map(_file_tokens, blocks))
     text, calls = spoken(blocks)
     tokens = sum(_tokens(block, count) for block in blocks) + fixed
-    return measuring.of_model(NAME, entry, text, calls, calls, tokens, fixed, count)
+    return measuring.of_model(NAME, entry, text, calls, calls, tokens, fixed, count, media=media_in(blocks))
 
 
 def _tokens(block: Members, count: Count) -> int:
@@ -297,6 +322,5 @@ def _tokens(block: Members, count: Count) -> int:
 
 def _file_tokens(block: Members) -> int:
     """Return the tokens of an image or a file; 0 for anything else, such as a document that is text."""
-    if text_of(block.get("type")) not in BINARY or text_of(object_of(block.get("source")).get("type")) == "text":
-        return 0
-    return attachments.tokens(rawjson.encode(block))
+    part = rawjson.encode(block) if text_of(block.get("type")) == UPLOAD else medium(block)
+    return attachments.tokens(part) if part else 0

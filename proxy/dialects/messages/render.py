@@ -8,8 +8,17 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import summary_calls
-from proxy.dialects.entries import call_section, sources, title
-from proxy.dialects.messages.blocks import THINKING, blocks_of, cache_breakpoint, call_of, spoken, text_message
+from proxy.dialects.entries import call_section, media_section, sources, title
+from proxy.dialects.messages.blocks import (
+    MEDIA,
+    THINKING,
+    blocks_of,
+    cache_breakpoint,
+    call_of,
+    medium,
+    spoken,
+    text_message,
+)
 from proxy.dialects.messages.request import (
     FRAME,
     LIMITS,
@@ -102,6 +111,13 @@ def _sections(block: Members, title: str, role: Role) -> list[Section]:
         return [made for raw in rawjson.elements(content) for made in _sections(rawjson.members(raw), title, role)]
     if kind.endswith("tool_use"):
         return [call_section(title, call_of(block), role)]
+    part = medium(block)
+    if part is not None and kind in MEDIA:
+        return [media_section(title, part, role)]
+    if part is not None:
+        fetched = object_of(block["content"])
+        rest = block | {"content": Raw(rawjson.encode({key: raw for key, raw in fetched.items() if key != "content"}))}
+        return [Section(title, rawjson.encode(rest).decode("utf-8", "replace"), role), media_section(title, part, role)]
     return [Section(title, rawjson.encode(block).decode("utf-8", "replace"), role)]
 
 

@@ -305,8 +305,8 @@ class MessagesTurn(Turn):
     def _events_of(self, body: bytes) -> Iterable[ReplyEvent]:
         return as_events(rawjson.members(body))
 
-    def _result(self, call: ReplyBlock, text: str) -> bytes:
-        return result(call.call().id, text)
+    def _result(self, call: ReplyBlock, text: str, part: str) -> bytes:
+        return result(call.call().id, text, part)
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
         return error_event(fault, said)

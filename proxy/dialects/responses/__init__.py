@@ -17,6 +17,7 @@ class ResponsesDialect(Dialect):
     """Refers each method to the module of this folder that implements it."""
 
     name = items.NAME
+    takes = items.MEDIA
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
 

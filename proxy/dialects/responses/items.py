@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
-from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.cache_marks import Mark
+from proxy.dialects.entries import text_part
 from proxy.dialects.measuring import MESSAGE_TOKENS, Places, item, known
 from proxy.dialects.responses.request import (
     CLIENT,
@@ -25,7 +25,7 @@ from proxy.dialects.responses.request import (
     kind,
     members_of,
 )
-from proxy.dialects.values import Members, object_of, text_of
+from proxy.dialects.values import Members, object_of, string, text_of
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.plan.plan import Role
 from proxy.plan.request import Request
@@ -54,6 +54,12 @@ SHELL = "shell_call_output"
 
 IMAGE = "image_generation_call"
 """A call of upstream's own tool, with a whole image in it."""
+INTERPRETER = "code_interpreter_call"
+"""A call of upstream's own tool, which may have made images."""
+
+MEDIA = frozenset(("input_image", "input_file"))
+"""The images and files that the client's results can hold."""
+SCREENSHOT = "computer_screenshot"
 
 ENCRYPTED_BYTES = 6
 """Base64 of encrypted reasoning for each token of it: four characters of text, a third more for base64, and a frame."""
@@ -114,10 +120,37 @@ def listed(content: Raw | None) -> list[Raw]:
 
 
 def texts(entry: bytes | Raw) -> Places:
+    """Of a reply, there are only images and files."""
     items = items_of(entry)
+    said = texts_of(members_of(items[0])) if len(items) == 1 else []
+    return [*said, *((place, part.decode("utf-8", "replace")) for place, part in media_in(items))]
+
+
+def media_in(items: Sequence[Raw]) -> list[tuple[int, bytes]]:
+    """Return the images and files of an entry with these items, in the form of a result's parts, with their places."""
     if len(items) == 1:
-        return _texts(members_of(items[0]))
-    return list(enumerate(text for raw in items for _, text in _texts(rawjson.members(raw))))
+        return list(media_of(members_of(items[0])))
+    return list(enumerate(part for raw in items for _, part in media_of(members_of(raw))))
+
+
+def media_of(members: Members) -> Iterator[tuple[int, bytes]]:
+    """Yield the images and files of one item."""
+    type = text_of(members.get("type"))
+    if type == IMAGE and (made := text_of(members.get("result"))):
+        yield 0, _image(f"data:image/{text_of(members.get('output_format')) or 'png'};base64,{made}")
+    content = members.get("outputs" if type == INTERPRETER else _content_of(members))
+    for place, part in enumerate(map(object_of, listed(content))):
+        kind = text_of(part.get("type"))
+        if kind in MEDIA:
+            yield place, cache_marks.unmarked(part)
+        elif kind == SCREENSHOT:
+            yield place, cache_marks.unmarked(part | {"type": string("input_image")})
+        elif kind == "image" and (url := text_of(part.get("url"))):
+            yield place, _image(url)
+
+
+def _image(url: str) -> bytes:
+    return rawjson.encode({"image_url": url, "type": "input_image"})
 
 
 def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
@@ -130,7 +163,8 @@ def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
     parts = [rawjson.members(part) for part in rawjson.elements(members[content])]
     for place, text in ((place, text) for place, text in replaced.items() if place is not None):
         number, field = _part(members, place)
-        parts[number] |= {field: Raw(rawjson.encode(text))}
+        media = text_of(parts[number].get("type")) in MEDIA
+        parts[number] = text_part(parts[number], "input_text", text) if media else parts[number] | {field: string(text)}
     return rawjson.encode(members | {content: Raw(rawjson.array(map(rawjson.encode, parts)))})
 
 
@@ -138,9 +172,10 @@ def text_message(role: str, text: str) -> bytes:
     return rawjson.encode({"role": role, "content": text})
 
 
-def output(call_id: str, text: str, more: Members) -> bytes:
+def output(call_id: str, text: str, part: str, more: Members) -> bytes:
     """Return the result of a function's call, with these members as well."""
-    return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": text, **more})
+    said = [{"type": "input_text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text
+    return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": said, **more})
 
 
 def is_answered(type: str, members: Members) -> bool:
@@ -170,7 +205,7 @@ def spoken(items: Sequence[bytes | Raw]) -> tuple[str, list[ToolCall]]:
     for raw in items:
         type, members = kind(raw).type, rawjson.members(raw)
         if type == "message":
-            words += [text for _, text in _texts(members)]
+            words += [text for _, text in texts_of(members)]
         elif type != "reasoning":
             calls.append(call_of(members, type))
     return "".join(words), calls
@@ -191,11 +226,18 @@ def reasoning(members: Members) -> str:
     return "\n".join(text for field in ("summary", "content") for _, text in _parts(members.get(field)))
 
 
+def without_media(members: Members) -> Members:
+    """Return a call of upstream's own tool without the images that it made."""
+    kept = [part for part in listed(members.get("outputs")) if text_of(object_of(part).get("type")) != "image"]
+    made = {"outputs": Raw(rawjson.array(kept))} if "outputs" in members else {}
+    return {key: raw for key, raw in members.items() if key != "result"} | made
+
+
 def _argument(raw: Raw | None) -> str:
     return "" if raw is None or rawjson.is_null(raw) else rawjson.string(raw)
 
 
-def _texts(members: Members) -> Places:
+def texts_of(members: Members) -> Places:
     type = text_of(members.get("type")) or "message"
     content = members.get("output" if type in OUTPUTS else "content")
     if content is None or rawjson.is_null(content):
@@ -274,14 +316,24 @@ def _item(entry: bytes | Raw, raw: Raw, kind: ItemKind, reading: Reading, count:
     if role is None or (role is not Role.TOOL and kind.type != "message"):
         raise NotJson(f"unknown item {kind.type[:40]!r} of {kind.role[:40]!r}")
     answers = next((id for key in _ANSWERS if (id := text_of(members.get(key)))), "") if role is Role.TOOL else ""
-    texts, others = _texts(members), _others(members, members.get("output" if role is Role.TOOL else "content"))
+    texts, others = texts_of(members), _others(members, members.get("output" if role is Role.TOOL else "content"))
     fixed = sum(map(attachments.tokens, others))
     if kind.type in _UNSAID:
         others = [rawjson.encode({key: members[key] for key in sorted(members) if key not in _SERVED})]
         fixed = count(others[0].decode("utf-8", "replace"))
-    failed = role is Role.TOOL and _failed(members)
     return measuring.of_client(
-        NAME, role, entry, texts, others, reading, count, answers=answers, fixed=fixed, failed=failed
+        NAME,
+        role,
+        entry,
+        texts,
+        others,
+        reading,
+        count,
+        answers=answers,
+        fixed=fixed,
+        failed=role is Role.TOOL and _failed(members),
+        media=list(media_of(members)),
+        movable=0 if kind.type == "computer_call_output" else len(listed(members.get(_content_of(members)))),
     )
 
 
@@ -311,29 +363,20 @@ def _compaction(members: Members, entry: bytes | Raw) -> Message:
 
 def _reply(items: Sequence[Raw], entry: bytes | Raw, count: Count) -> Message:
     found = [(kind(raw).type, rawjson.members(raw)) for raw in items]
-    fixed = sum(_fixed(type, members) for type, members in found)
+    fixed = sum(attachments.tokens(part) for _, part in media_in(items))
     tokens = sum(_tokens(type, members, count) for type, members in found) + fixed
     answered = [call_of(members, type) for type, members in found if is_answered(type, members)]
     text, calls = spoken(items)
-    return measuring.of_model(NAME, entry, text, calls, answered, tokens, fixed, count)
+    return measuring.of_model(NAME, entry, text, calls, answered, tokens, fixed, count, media=media_in(items))
 
 
 def _tokens(type: str, members: Members, count: Count) -> int:
     """Count the tokens of an item of a reply, without images and files."""
     if type == "message":
-        return sum(count(text) for _, text in _texts(members))
+        return sum(count(text) for _, text in texts_of(members))
     if type == "reasoning":
         return count(reasoning(members)) + _encrypted(members)
-    if type == IMAGE:
-        return 0
-    return measuring.call_tokens(call_of(members, type), count)
-
-
-def _fixed(type: str, members: Members) -> int:
-    """Return the tokens of an item's images and files."""
-    if type == IMAGE:
-        return OTHER_PART_TOKENS
-    return sum(map(attachments.tokens, _others(members, members.get("content")))) if type == "message" else 0
+    return measuring.call_tokens(call_of(without_media(members), type), count)
 
 
 def _encrypted(members: Members) -> int:

@@ -8,9 +8,9 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import summary_calls
-from proxy.dialects.entries import appended, call_section, sources, title
+from proxy.dialects.entries import appended, call_section, media_section, sources, title
 from proxy.dialects.responses import items
-from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message, texts
+from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message
 from proxy.dialects.responses.request import COMPACTIONS, LIMITS, function_tool, items_of, joined, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan.history import Message
@@ -52,16 +52,23 @@ def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Sect
 
 def _sections(item: Raw, title: str, role: Role) -> list[Section]:
     type, members = kind(item).type, members_of(item)
+    media = [media_section(title, part, role) for _, part in items.media_of(members)]
     if type == "reasoning":
         thought = reasoning(members)
         return [Section(f"{title} reasoning", thought, role)] if thought else []
     if type == "message" or role is Role.TOOL:
-        said = [Section(title, text, role) for _, text in texts(rawjson.encode(members))]
+        said = [Section(title, text, role) for _, text in items.texts_of(members)]
         parts = map(object_of, items.listed(members.get("content")))
         said += [section for part in parts for section in sources(title, part, role)]
-        return said or [Section(title, bytes(item).decode("utf-8", "replace"), role)]
-    call = call_of(members, type)
-    return [call_section(title, call, role)]
+        if type == "computer_call_output" or not (said or media):
+            said = [Section(title, _rest(members), role)]
+        return [*said, *media]
+    return [call_section(title, call_of(items.without_media(members), type), role), *media]
+
+
+def _rest(members: Members) -> str:
+    """Return an item as JSON, without its screenshot."""
+    return rawjson.encode({key: raw for key, raw in members.items() if key != "output"}).decode("utf-8", "replace")
 
 
 # -- summary calls ----------------------------------------------------------------------------------------------------

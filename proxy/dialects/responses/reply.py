@@ -97,9 +97,9 @@ class OutputItem(Call):
             return self.final
         return Raw(rawjson.encode(self.members | self._renamed))
 
-    def result(self, text: str) -> bytes:
-        """Return the result of this call."""
-        return output(self.call_id, text, {key: self.members[key] for key in ECHOED if key in self.members})
+    def result(self, text: str, part: str) -> bytes:
+        """Return the result of this call, with an image or a file behind its text."""
+        return output(self.call_id, text, part, {key: self.members[key] for key in ECHOED if key in self.members})
 
     @property
     def _renamed(self) -> Members:
@@ -377,8 +377,8 @@ class ResponsesTurn(Turn):
     def _events_of(self, body: bytes) -> Iterable[ItemEvent]:
         return as_events(rawjson.members(body))
 
-    def _result(self, call: OutputItem, text: str) -> bytes:
-        return call.result(text)
+    def _result(self, call: OutputItem, text: str, part: str) -> bytes:
+        return call.result(text, part)
 
     def _as_one(self, entries: list[bytes]) -> bytes:
         return rawjson.array(entries)
@@ -390,14 +390,14 @@ class ResponsesTurn(Turn):
         if not (self._asked.stores and self._shown.id and self._round.id):
             return None
         dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
-        after = (*self._after, *(item.result(NOT_ANSWERED) for item in dropped))
+        after = (*self._after, *(item.result(NOT_ANSWERED, "") for item in dropped))
         rounds = (*self._earlier, self._round.id)
         same = rounds == (self._shown.id,) and not after
         return None if same else Continuation(self._shown.id, rounds, after, self._shown.whole)
 
-    def _go_on(self, answers: Sequence[str]) -> None:
+    def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
         self._earlier += [self._round.id] if self._round.id else []
-        super()._go_on(answers)
+        super()._go_on(answers, parts)
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
         return error_event(fault, said, self._shown.next_number)

@@ -9,6 +9,7 @@ requests of a `StrictUpstream`:
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import json
@@ -42,6 +43,8 @@ BLOCK_FIELDS = {
     "server_tool_use": {"type", "id", "name", "input", "cache_control"},
     "web_search_tool_result": {"type", "tool_use_id", "content", "cache_control"},
 }
+IN_RESULTS = ("text", "image", "document", "search_result", "tool_reference")
+MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp", "application/pdf")
 MOST_BREAKPOINTS = 4
 PRESERVING = re.compile("claude-(opus|sonnet|haiku)-5-5|claude-fable-5-")
 """Models that take their thinking back only behind the very text that they thought about.
@@ -64,6 +67,15 @@ def call(name: str, arguments: Json | None = None, **more: Any) -> Json:
 
 def thinking(text: str = "") -> Json:
     return {"type": "thinking", "thinking": text}
+
+
+def _check_base64(where: str, source: Json) -> None:
+    if set(source) != {"type", "media_type", "data"} or source["media_type"] not in MEDIA_TYPES:
+        raise RefusedMessage(f"{where}.source: Input should be one of {', '.join(MEDIA_TYPES)}")
+    try:
+        base64.b64decode(source["data"], validate=True)
+    except ValueError as error:
+        raise RefusedMessage(f"{where}.source.base64.data: invalid base64 data") from error
 
 
 # -- the API ----------------------------------------------------------------------------------------------------------
@@ -191,7 +203,11 @@ class MessagesApi:
             raise RefusedMessage(f"{where}: Invalid `signature` in `thinking` block")
         if kind == "tool_result" and isinstance(block.get("content"), list):
             for part in block["content"]:
+                if part["type"] not in IN_RESULTS:
+                    raise RefusedMessage(f"{where}.tool_result.content: Input tag '{part['type']}' is not expected")
                 self._check_block(where, part)
+        if kind in ("image", "document") and block["source"]["type"] == "base64":
+            _check_base64(where, block["source"])
 
     def _check_tools(self, body: Json, blocks: Sequence[Json]) -> None:
         tools = body.get("tools") or []

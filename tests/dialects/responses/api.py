@@ -9,6 +9,7 @@ results that do not pair. `ResponsesApi` answers the requests of a `StrictUpstre
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from collections import deque
@@ -67,6 +68,27 @@ def call(name: str, arguments: Any = None, **more: Any) -> Json:
 def reasoning(summary: str = "") -> Json:
     parts = [{"type": "summary_text", "text": summary}] if summary else []
     return {"type": "reasoning", "summary": parts}
+
+
+RESULT_PARTS = {
+    "input_text": {"type", "text", "prompt_cache_breakpoint"},
+    "input_image": {"type", "image_url", "file_id", "detail", "prompt_cache_breakpoint"},
+    "input_file": {"type", "filename", "file_data", "file_url", "file_id", "detail", "prompt_cache_breakpoint"},
+}
+
+
+def _check_part(where: str, part: Json) -> None:
+    """Refuse what cannot be in the result of a function's call."""
+    if part["type"] not in RESULT_PARTS:
+        raise Refused(f"Invalid value: '{part['type']}'.", f"{where}.type")
+    if unknown := set(part) - RESULT_PARTS[part["type"]]:
+        raise Refused(f"Unknown parameter: '{where}.{min(unknown)}'.", code="unknown_parameter")
+    data = part.get("image_url") or part.get("file_data") or ""
+    if data.startswith("data:"):
+        try:
+            base64.b64decode(data.partition(";base64,")[2], validate=True)
+        except ValueError as error:
+            raise Refused(f"Invalid '{where}': the URL does not contain valid base64.", where) from error
 
 
 # -- the API ----------------------------------------------------------------------------------------------------------
@@ -177,6 +199,8 @@ class ResponsesApi:
             raise Refused(f"Invalid value: '{item.get('role')}'.", f"input[{index}].role")
         if kind == "function_call_output" and not isinstance(item.get("output"), str | list):
             raise Refused(f"Missing required parameter: 'input[{index}].output'.")
+        for part in item["output"] if isinstance(item.get("output"), list) else ():
+            _check_part(f"input[{index}].output", part)
         encrypted = item.get("encrypted_content")
         if encrypted is not None and encrypted not in self._encrypted:
             raise Refused("The encrypted content could not be verified.", code="invalid_encrypted_content")

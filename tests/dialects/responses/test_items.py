@@ -274,7 +274,7 @@ def test_upstreams_own_summary_stays() -> None:
         (result("custom_tool_call_output"), 1),
         (result("apply_patch_call_output", status="completed"), 1),
         ({"type": "local_shell_call_output", "id": "c1", "output": LONG}, 1),
-        (result(output=[{"type": "input_text", "text": LONG}, {"type": "input_image", "image_url": "u"}]), 1),
+        (result(output=[{"type": "input_text", "text": LONG}, {"type": "input_image", "image_url": "u"}]), 2),
         (
             result(
                 "custom_tool_call_output", [{"type": "input_text", "text": LONG}, {"type": "input_text", "text": LONG}]
@@ -294,15 +294,15 @@ def test_texts_of_results_move_and_nothing_else_changes(item: Json, texts: int) 
     assert moved.keys() == item.keys()
     assert {key: moved[key] for key in item if key != "output"} == {key: item[key] for key in item if key != "output"}
     assert message.item.preview < message.tokens
-    loaded = [text for place, text in RESPONSES.texts(raw) if text == LONG]
+    loaded = [text for place, text in RESPONSES.texts(raw) if text == LONG or "input_image" in text]
     assert len(loaded) == texts
 
 
-def test_a_screenshot_has_no_text() -> None:
+def test_a_screenshot_has_no_text_and_stays_as_it_must() -> None:
     shot = result("computer_call_output", {"type": "computer_screenshot", "image_url": "data:" + "x" * 9_000})
     message = read(shot)
-    assert message.pieces == ()
-    assert message.tokens == message.item.fixed + 4 < 1_000
+    assert [piece.preview == piece.tokens for piece in message.pieces] == [True]
+    assert message.item.preview == message.tokens == message.item.fixed + 4 < 1_000
 
 
 def test_reasoning_weighs_what_it_says_and_what_it_hides() -> None:
