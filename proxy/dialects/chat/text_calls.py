@@ -15,7 +15,7 @@ from proxy.dialects.tool_names import ToolNames
 
 LONGEST = 64 << 10
 """Most characters of a text that is read as calls. A search pattern and a path take a few hundred."""
-HEAD = 2_000
+HEAD = 400
 """Most characters that may come before the name. More are not held back, because they are no call."""
 
 _MARKS = re.compile(
@@ -25,9 +25,6 @@ _MARKS = re.compile(
 _PART_OF_MARK = re.compile(r"`{1,3}\w*|<\|?/?\w*\|?|\[/?[A-Z_]*")
 _NAMED = re.compile(r'"(?:name|tool|tool_name|function)"\s*:\s*"([^"]*)("?)')
 _NAMES = ("name", "tool", "tool_name", "function")
-_KEYS = (*_NAMES, "type", "id", "index", "arguments", "parameters", "tool_calls")
-"""The members with which a call begins."""
-_FIRST_KEY = re.compile(r'(?:\[\s*)?(?:\{\s*)?(?:"(\w*)("?))?')
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
@@ -41,12 +38,7 @@ def could_be_call(beginning: str, names: ToolNames) -> bool:
     if named := _NAMED.search(rest):
         name, complete = named.groups()
         return bool(names.recognised(name)) if complete else names.could_become(name)
-    first = _FIRST_KEY.match(rest)
-    if first is None or (first.end() < len(rest) and first[2] != '"'):
-        return False
-    key, complete = first[1] or "", first[2]
-    known = key in _KEYS if complete else any(one.startswith(key) for one in _KEYS)
-    return known and len(rest) <= HEAD
+    return len(rest) <= HEAD
 
 
 def is_named(beginning: str) -> bool:
@@ -92,9 +84,7 @@ def _call(value: Any, names: ToolNames) -> tuple[str, str] | None:
     if not isinstance(value, dict):
         return None
     inner = value["function"] if isinstance(value.get("function"), dict) else value
-    name = next(
-        (inner[key] for key in ("name", "tool", "tool_name", "function") if isinstance(inner.get(key), str)), ""
-    )
+    name = next((inner[key] for key in _NAMES if isinstance(inner.get(key), str)), "")
     arguments: Any = next((inner[key] for key in _ARGUMENTS if key in inner), {})
     if isinstance(arguments, str):
         try:

@@ -7,10 +7,6 @@ pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gem
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from functools import cached_property
-
 from msgspec import Raw
 
 from proxy import rawjson
@@ -44,7 +40,6 @@ class PartialCall(Call):
         self._name: list[str] = []
         self._name_size = 0
         self._arguments: list[str] = []
-        self._object = _Object()
         self._members: Members = {}
         self._function: Members = {}
 
@@ -83,10 +78,6 @@ class PartialCall(Call):
     @property
     def whole(self) -> bool:
         """Whether the arguments are a complete JSON object."""
-        return self._object.closed(self._arguments) and self._is_object
-
-    @cached_property
-    def _is_object(self) -> bool:
         try:
             rawjson.members(self.arguments.encode("utf-8", "replace"))
         except NotJson:
@@ -118,51 +109,6 @@ class PartialCall(Call):
     def shown_as(self) -> Raw:
         """The call as the client sees it."""
         return Raw(rawjson.encode(rawjson.members(self.raw()) | self.lent))
-
-
-class _Object:
-    """Finds the end of a JSON object whose text arrives in pieces, and reads each piece once."""
-
-    _marks = re.compile(r'[{}\[\]"]|\\.?', re.DOTALL)
-
-    def __init__(self) -> None:
-        self._read = 0
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self._end = False
-        self._more = False
-
-    def closed(self, pieces: Sequence[str]) -> bool:
-        """Whether the pieces, if they form an object, end where it ends.
-
-        `pieces` must begin with the pieces of the previous call.
-        """
-        for piece in pieces[self._read :]:
-            self._take(piece)
-        self._read = len(pieces)
-        return self._end and not self._more
-
-    def _take(self, piece: str) -> None:
-        at = 0
-        if self._escaped:
-            at, self._escaped = 1, False
-        while not self._end:
-            match = self._marks.search(piece, at)
-            if match is None:
-                return
-            at = match.end()
-            self._mark(match[0])
-        self._more = self._more or not (not piece[at:] or piece[at:].isspace())
-
-    def _mark(self, mark: str) -> None:
-        if mark[0] == "\\":
-            self._escaped = len(mark) == 1
-        elif mark == '"':
-            self._in_string = not self._in_string
-        elif not self._in_string:
-            self._depth += 1 if mark in "{[" else -1
-            self._end = self._depth <= 0
 
 
 class ToolCalls:
@@ -205,7 +151,7 @@ class ToolCalls:
             return None
         if id:
             return self._by_id.get(id)
-        return None if last is None or last.whole else last
+        return None if last is None or last.named else last
 
     def _begin(self, delta: CallDelta) -> PartialCall:
         call = PartialCall()

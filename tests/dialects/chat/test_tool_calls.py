@@ -162,8 +162,10 @@ def test_ways_to_stream(way: list[Json]) -> None:
 
 
 def test_calls_that_have_neither_id_nor_index() -> None:
-    """A new one begins where a name comes and the last one's arguments are an object already."""
-    reply = Reply(named("search", '{"q":'), named("search", "1}"), named("grep", "{}"), named("search", "{}"))
+    """A new one begins where a name comes and the last one has arguments already."""
+    reply = Reply(
+        named("sea"), named("rch", '{"q":'), named(arguments="1}"), named("grep", "{}"), named("search", "{}")
+    )
     assert [(call.name, call.arguments) for call in reply.all] == [
         ("search", '{"q":1}'),
         ("grep", "{}"),
