@@ -18,9 +18,9 @@ import pytest
 
 from proxy import __version__
 from proxy.cli import main
+from proxy.operations.names import key_part
 from proxy.policies import schema
 from proxy.stores import open_store
-from proxy.tools.names import key_part
 from tests import serving
 from tests.stores.engines import redis_server
 

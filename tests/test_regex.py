@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
 from proxy.threads import SLICE, WorkPool
-from proxy.tools.aliases import Index
 from proxy.tools.answer import Material, ToolAnswer, answer, answering
+from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow, in_data
 from tests.doubling import assert_linear, cpu
 

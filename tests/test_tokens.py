@@ -36,8 +36,8 @@ from proxy.tokens import (
     pieces,
     table,
 )
-from proxy.tools.aliases import Index
 from proxy.tools.answer import Material, answer
+from proxy.tools.find import Index
 from tests import transcripts
 from tests.doubling import assert_linear
 from tests.sampling import sample

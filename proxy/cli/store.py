@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from proxy import regex
 from proxy.errors import NamespaceFault, UserMistake
+from proxy.operations.names import name_of
 from proxy.policies import Policies, builtin, duration, load
 from proxy.policies.tenants import identify, retention
 from proxy.settings import Settings
@@ -28,7 +29,6 @@ from proxy.stores import (
     namespace_of,
     open_store,
 )
-from proxy.tools.names import name_of
 from proxy.tools.search import TooSlow
 
 T = TypeVar("T")

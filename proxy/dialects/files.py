@@ -16,8 +16,8 @@ from proxy.plan.history import Piece, Transcript, moved_pieces
 from proxy.plan.labels import EARLIER, ORIGINALS, Label
 from proxy.plan.plan import Plan, SummaryBoundary
 from proxy.plan.summary import Section
-from proxy.tools.aliases import Index
 from proxy.tools.answer import Media
+from proxy.tools.find import Index
 
 KEPT = 64 << 20
 """The most bytes of decoded text kept while a round's calls are answered; equal to the default limit for a body."""

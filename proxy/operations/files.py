@@ -16,6 +16,7 @@ from typing import NoReturn
 import msgspec
 
 from proxy.errors import NotThere, StoreFault
+from proxy.operations import names
 from proxy.plan.labels import digest_in
 from proxy.policy import Policy
 from proxy.requests.archive import Archive
@@ -24,7 +25,6 @@ from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
 from proxy.threads import WorkPool
-from proxy.tools import names
 
 KIND, ORIGINALS = "files", "originals"
 

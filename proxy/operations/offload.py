@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from proxy.dialects.chat import CHAT
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
-from proxy.operations import one_shot, schema
+from proxy.operations import names, one_shot, schema
 from proxy.operations.call import OperationReply
 from proxy.operations.one_shot import Offloaded
 from proxy.operations.schema import OffloadParameters
@@ -27,7 +27,6 @@ from proxy.policy import SnapshotRole
 from proxy.requests import turn_io
 from proxy.requests.summaries import group_limits
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
-from proxy.tools import names
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from proxy.dialects.chat import messages as chat_messages
 from proxy.dialects.chat.render import is_system
 from proxy.dialects.measuring import MESSAGE_TOKENS
 from proxy.dialects.render import compact
+from proxy.operations.names import joined
 from proxy.operations.schema import OffloadParameters
 from proxy.plan import preview, summary
 from proxy.plan.history import Message, Naming, Reading, Unplannable, digest, moved_pieces
@@ -30,7 +31,6 @@ from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.policy import Mode, SnapshotRole
 from proxy.rawjson import NotJson
-from proxy.tools.names import joined
 
 NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""

@@ -14,13 +14,13 @@ from msgspec.structs import asdict
 
 from proxy import regex
 from proxy.errors import ClientFault, NotThere
-from proxy.operations import schema, search
+from proxy.operations import names, schema, search
 from proxy.operations.call import OperationReply
 from proxy.operations.files import File
 from proxy.regex import Budget
 from proxy.requests.archive import Session, newest
 from proxy.stores import is_part
-from proxy.tools import names, pages
+from proxy.tools import pages
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall

@@ -16,11 +16,11 @@ from msgspec import Meta, Raw
 
 from proxy import rawjson
 from proxy.errors import ClientFault
+from proxy.operations import names
+from proxy.operations.names import BadName
 from proxy.plan.preview import Shape
 from proxy.policy import Mode
 from proxy.rawjson import NotJson
-from proxy.tools import names
-from proxy.tools.names import BadName
 
 T = TypeVar("T", bound=msgspec.Struct)
 

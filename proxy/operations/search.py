@@ -10,10 +10,11 @@ import msgspec
 
 from proxy import regex
 from proxy.errors import ClientFault, NotThere
-from proxy.operations import schema
+from proxy.operations import names, schema
 from proxy.operations.call import OperationReply
 from proxy.regex import Budget, sliced
-from proxy.tools import names, pages, search
+from proxy.tools import pages, search
+from proxy.tools.find import fitting, relative
 from proxy.tools.search import Find, LineMatch, TooSlow
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ async def _below(call: OperationCall, given: schema.Search, budget: Budget) -> O
     if not files and directory:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
     if given.glob:
-        fitting = set(await call.read(search.fitting, given.glob, [file.name for file in files], directory))
-        files = [file for file in files if file.name in fitting]
+        wanted = set(await call.read(fitting, given.glob, [file.name for file in files], directory))
+        files = [file for file in files if file.name in wanted]
     found = await searched(call, call.shelf, files, find, given.limit, budget)
-    damaged = [search.relative(name, directory) for name in call.shelf.damaged]
+    damaged = [relative(name, directory) for name in call.shelf.damaged]
     return await call.read(_shown_below, given, directory, found, damaged)
 
 
@@ -155,10 +156,10 @@ def _shown_below(given: schema.Search, directory: str, found: Found, damaged: Se
     lines = [f"Found {len(found.matches)} matches for {about}:"]
     paths: list[str] = []
     for name, group in groupby(found.matches, key=lambda match: match.path):
-        relative = search.relative(name, directory)
+        below = relative(name, directory)
         shown = [f"L{match.line}: {match.text}" for match in group]
-        lines += ["---", f"File: {relative}", *shown]
-        paths += [names.joined(path, relative)] * len(shown)
+        lines += ["---", f"File: {below}", *shown]
+        paths += [names.joined(path, below)] * len(shown)
     answer = "\n".join([*lines, "---"]) if paths else f"No matches found for {about}"
     metadata = _metadata(found, paths)
     if damaged:

@@ -1,7 +1,7 @@
 """How `grep` and `read_file` answer from given texts.
 
 Arguments come from a model. Whatever they are, they get an answer that fits its budget, and an error says what to send
-instead. A path that names no file means whatever `aliases` makes of it; a search that finds nothing where it was asked
+instead. A path that names no file means whatever `find` makes of it; a search that finds nothing where it was asked
 to look goes on everywhere else, and says so.
 """
 
@@ -17,9 +17,9 @@ import msgspec
 from proxy.plan import summary
 from proxy.plan.labels import EARLIER
 from proxy.tools import pages
-from proxy.tools.aliases import Index, line_of
 from proxy.tools.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
 from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions
+from proxy.tools.find import Index, line_of
 from proxy.tools.reports import FEW, LISTED, Reports
 from proxy.tools.search import Files, Find, LineMatch, LineTooLong, TooSlow, matches
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from proxy.tools import pages
-from proxy.tools.aliases import Index
-from proxy.tools.search import Files, LineMatch, relative
+from proxy.tools.find import Index, relative
+from proxy.tools.search import Files, LineMatch
 
 FEW = 5
 """Up to so many matches come with the lines around them: a match alone often says nothing."""

@@ -1,13 +1,9 @@
-"""Finds lines: which files a path or glob selects, and where a pattern matches in them.
-
-Paths are only names in a mapping, so no spelling of a path leads out of it.
-"""
+"""Finds lines: where a pattern matches in texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -55,37 +51,6 @@ class LineMatch(msgspec.Struct, frozen=True):
     windowed: bool = False
 
 
-def named(path: str, paths: Sequence[str]) -> str | None:
-    """Return the one file that `path` names, or None.
-
-    The path may lack slashes at its ends and leading directories, as long as exactly one file fits.
-    """
-    if path in paths:
-        return path
-    wanted = _bare(path)
-    exact = [known for known in paths if _bare(known) == wanted]
-    ending = [known for known in paths if _bare(known).endswith(f"/{wanted}")]
-    return next((found[0] for found in (exact, ending) if len(found) == 1), None)
-
-
-def below(directory: str, paths: Iterable[str]) -> list[str]:
-    """Return the files in `directory` and its subdirectories, or all files if it is empty, `.` or `/`."""
-    wanted = _bare(directory)
-    return [known for known in paths if not wanted or f"/{wanted}/" in f"/{_bare(known)}"]
-
-
-def fitting(glob: str, paths: Iterable[str], directory: str) -> list[str]:
-    """Return the files whose name matches `glob`. A glob with a slash is matched against the path below `directory`."""
-    glob = glob.strip().removeprefix("./").removeprefix("**/")
-    subjects = ((path, relative(path, directory)) for path in paths)
-    return [path for path, subject in subjects if fnmatchcase(subject if "/" in glob else _name(subject), glob)]
-
-
-def relative(path: str, directory: str) -> str:
-    """Return `path` relative to `directory`, or in full if it is elsewhere; without a leading slash."""
-    return _bare(path).removeprefix(_bare(directory) + "/")
-
-
 def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatch | None]:
     """Yield every match in these files, file by file and line by line, with a None now and then as in `in_data`."""
     for path in paths:
@@ -97,16 +62,6 @@ def searched(text: str) -> bytes:
     """Return a text as it is searched: in UTF-8, with a word for the bytes of each image and file."""
     data = text.encode("utf-8", "replace")
     return _base64.sub(b"[base64]", data) if b"base64" in data else data
-
-
-def _bare(path: str) -> str:
-    """Strip a path of what does not tell files apart: white space around it, `./`, and slashes at its ends."""
-    bare = path.strip().removeprefix("./").strip("/")
-    return "" if bare == "." else bare
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:

@@ -12,11 +12,11 @@ import pytest
 
 from proxy.errors import StoreFault
 from proxy.operations.files import CallerFiles, File
+from proxy.operations.names import key_part
 from proxy.policy import Policy
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
-from proxy.tools.names import key_part
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 
 

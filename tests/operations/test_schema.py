@@ -10,8 +10,8 @@ from msgspec.structs import asdict
 
 from proxy.errors import ClientFault
 from proxy.operations import schema
+from proxy.operations.names import KEY_BYTES
 from proxy.operations.schema import Find, OffloadParameters, ReadFile, Search
-from proxy.tools.names import KEY_BYTES
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

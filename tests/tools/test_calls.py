@@ -13,8 +13,8 @@ import pytest
 
 from proxy.plan import labels
 from proxy.plan.labels import Label
-from proxy.tools.aliases import Index
 from proxy.tools.answer import NAMES, Material, Tool, answer, meaning
+from proxy.tools.find import Index
 from tests import transcripts
 from tests.tools.test_tools import matcher
 

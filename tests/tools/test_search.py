@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.tools import search
-from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch, below, fitting, named, relative
+from proxy.tools.find import below, fitting, named, relative
+from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch
 from tests.doubling import assert_linear
 
 FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.json", "/other/c.txt")

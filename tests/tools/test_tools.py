@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from proxy.plan.labels import Label
 from proxy.plan.summary import Section, originals
-from proxy.tools.aliases import Index
 from proxy.tools.answer import (
     BUDGET_USED_UP,
     LEAST_CHARS,
@@ -32,6 +31,7 @@ from proxy.tools.answer import (
     definitions,
     too_many,
 )
+from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow
 from tests.doubling import assert_linear
 from tests.tools.paging import undone

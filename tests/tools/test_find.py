@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.plan import labels
 from proxy.plan.labels import Label
-from proxy.tools.aliases import Index
+from proxy.tools.find import Index
 from tests.doubling import assert_linear
 
 STORE = "/context_store"
@@ -101,7 +101,6 @@ MEANT: list[tuple[str, str]] = [
     (f"{PATHS['url']}:3", "url"),
     (PATHS["edit"].upper(), "edit"),
     # the call's id
-    (f"{STORE}/tool_call_call_user_ffffffffffff.txt", "user"),
     ("call_json", "json"),
     # its tool, its directory, a pattern
     ("read_log", "log"),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.operations import names
+from proxy.operations.names import BadName
 from proxy.stores import is_part
-from proxy.tools import names
-from proxy.tools.names import BadName
 
 
 @pytest.mark.parametrize(
