@@ -179,6 +179,7 @@ def test_check_says_what_policies_mean() -> None:
         "  results    of 4,000 tokens: it first acts at request 7, where 24,560 tokens become 8,840 (newest old "
         "results, because that pays)",
         "  records    kept for 7d, a namespace a key",
+        "  identity   a client is its key; with another key, it is another client",
         "  relay      also /audio/*",
         "  rules      gpt-4.1*, *-mini",
     ]
@@ -230,6 +231,7 @@ def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: 
         "  upstream   https://api.openai.com/v1 with the caller's key",
         "  offload    off",
         "  records    kept for ever, a namespace a key",
+        "  identity   a client is its key; with another key, it is another client",
     ]
     assert run("check", str(tmp_path)).stdout == variable.stdout
     assert "http://x/v1" in run("check", "--upstream", "http://x/v1").stdout
