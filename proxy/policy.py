@@ -72,6 +72,13 @@ class Inject(StrEnum):
     NEVER = "never"
 
 
+class ArchiveUse(StrEnum):
+    """What the model may find of this caller's earlier conversations without a name that the request quotes."""
+
+    NONE = "none"
+    SEARCH = "search"
+
+
 class Profile(StrEnum):
     """Presets of `keep_views` and `max_total_tokens`; see `profiles`."""
 
@@ -252,6 +259,10 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_retrieved_tokens: Annotated[
         int, Meta(ge=100, description="tokens of all answers of a turn; one answer has a third at most")
     ] = 18_000
+    archive: Annotated[
+        ArchiveUse,
+        Meta(description="search: grep without a path also searches what this caller's last conversations moved"),
+    ] = ArchiveUse.NONE
     max_calls: ClassVar[int] = 16
     """Calls answered in a round. The others get one line that says so, which bounds what a round costs."""
     max_search_seconds: ClassVar[float] = 5

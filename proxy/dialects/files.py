@@ -44,6 +44,7 @@ class Files(Mapping[str, str]):
         """`entries`: where the loaders read. `media`: what the images and files among them are, by path. `takes`: the
         types of parts that this API's results can hold."""
         self._loaders = loaders
+        self._labels = labels
         self._entries = entries
         self._media = media
         self._takes = takes
@@ -76,6 +77,15 @@ class Files(Mapping[str, str]):
         media = attachments.media(text, self._takes)
         media_at = {path: media.about} if media else {}
         return Files({path: lambda: text}, {path: EARLIER}, store_dir, media=media_at, takes=self._takes)
+
+    def beside(self, kept: Mapping[str, tuple[str, bytes]], store_dir: str) -> Files:
+        """Return these files with texts of earlier conversations, which come last and say so. `kept` has what each is,
+        and its UTF-8, by its name."""
+        others = {f"{store_dir}/{name}": one for name, one in kept.items()}
+        others = {path: one for path, one in others.items() if path not in self}
+        loaders = {path: partial(data.decode, "utf-8", "surrogatepass") for path, (_, data) in others.items()}
+        labels = {path: replace(EARLIER, about=f"{about}, {EARLIER.about}") for path, (about, _) in others.items()}
+        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir, self._entries)
 
     def forget(self) -> None:
         """Free the memory of the opened texts."""

@@ -41,6 +41,9 @@ INDEX_BYTES = 16 << 20
 TITLE_CHARS, TITLE_READ = 100, 2_000
 """Characters of the user's first words that are kept, and that are read for them."""
 
+SEARCHED_SESSIONS, SEARCHED_BYTES = 20, 8 << 20
+"""The sessions, and about how many bytes of texts, that a model's search looks through beside its own conversation."""
+
 AT_ONCE = 200
 """Keys in one lookup."""
 
@@ -164,6 +167,18 @@ class Archive:
         keys = [f"{self._namespace}/{TEXTS}/{name}" for name in names]
         found = await self._read(keys)
         return [_whole(name, value) for name, value in zip(names, found, strict=True)]
+
+    async def last(self) -> dict[str, tuple[str, bytes]]:
+        """Return what the last sessions moved, newest first: what each text is, and its UTF-8, by its name. Never
+        raises: without a store there is nothing."""
+        try:
+            sessions, _ = await self.sessions(SEARCHED_SESSIONS)
+            wanted = [text for _, text in newest(sessions, SEARCHED_BYTES)[0]]
+            values = await self.read_many([text.name for text in wanted])
+        except StoreFault:
+            return {}
+        there = zip(wanted, values, strict=True)
+        return {text.name: (text.about, value) for text, value in there if value is not None}
 
     async def _records(self, keys: Sequence[str]) -> dict[str, Moved]:
         found = dict[str, Moved]()

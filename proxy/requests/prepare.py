@@ -27,7 +27,7 @@ from proxy.plan.recognition import Reply, Visible
 from proxy.plan.refusals import Addition
 from proxy.plan.request import Request
 from proxy.plan.turn import HiddenRound
-from proxy.policy import Inject, Mode, Policy, SnapshotRole
+from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
@@ -384,7 +384,8 @@ def shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound
 
 def our_definitions(history: PlannedRequest) -> list[bytes]:
     """Return the definitions of our tools, as the request's API has them."""
-    return tools.definitions(history.names, history.policy.offload.store_dir)
+    others = history.policy.tools.archive is ArchiveUse.SEARCH
+    return tools.definitions(history.names, history.policy.offload.store_dir, others=others)
 
 
 def _size(

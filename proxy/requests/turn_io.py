@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -21,8 +21,10 @@ from proxy.plan.recognition import Visible
 from proxy.plan.refusals import Addition, Verdict
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import HiddenRound
+from proxy.policy import ArchiveUse
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
+from proxy.requests.archive import Archive
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.telemetry.outcome import ToolUse
@@ -68,6 +70,7 @@ class RequestTurnIO:
         self._searching = searching
         self._without = without
         self._files: Files | None = None
+        self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
         self.uses: list[ToolUse] = []
         """The calls of our tools so far, as the outcome reports them."""
         self._answered: set[tuple[str | bytes, ...]] = set()  # what each call asked for that got a whole answer
@@ -161,16 +164,29 @@ class RequestTurnIO:
         """Return the files that a call is about; None if what it names is not kept.
 
         These are this request's. A call that names a file which the request quotes in full and does not have is about
-        one of the caller's earlier conversations. Callers without a key are many, so they have none.
+        one of the caller's earlier conversations, and a search without a path may go through the last of them. Callers
+        without a key are many, so they have none.
         """
         path = tools.asks_for(_tool(call, self._history.names), call.arguments, self._history.names)
         store_dir = self._history.policy.offload.store_dir
         earlier = [name for name in self._history.quoted if f"{store_dir}/{name}" not in files]
+        kept = await self._kept_of_others()
+        if kept and _tool(call, self._history.names) == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
+            return files.beside(kept, store_dir)
+        earlier += [name for name in kept if f"{store_dir}/{name}" not in files]
         name = next((name for name in sorted(earlier) if name.removesuffix(".txt") in path), None)
         if name is None:
             return files
         text = None if self._tenant.anonymous else await self._records.original(name)
         return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
+
+    async def _kept_of_others(self) -> Mapping[str, tuple[str, bytes]]:
+        """Return what the caller's last conversations moved, if the policy lets the model search it."""
+        if self._history.policy.tools.archive is not ArchiveUse.SEARCH or self._tenant.anonymous:
+            return {}
+        if self._kept is None:
+            self._kept = await Archive(self._services.store.visit(), self._tenant.namespace).last()
+        return self._kept
 
     async def _found(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:
         names, threads = self._history.names, self._services.threads

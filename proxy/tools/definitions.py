@@ -18,9 +18,13 @@ OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
 DEFAULT_MATCHES = 50
 
 
-def definitions(names: Names, store_dir: str) -> list[bytes]:
-    """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes."""
+def definitions(names: Names, store_dir: str, *, others: bool = False) -> list[bytes]:
+    """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes.
+
+    `others`: a search without a path also goes through what this user's last conversations moved.
+    """
     grep, read_file = names
+    everything = "all files, and what this user's last conversations moved" if others else "all files"
     path = f"A file below {store_dir}, or the path, address or command of the call whose result was moved"
     return [
         _definition(
@@ -29,7 +33,7 @@ def definitions(names: Names, store_dir: str) -> list[bytes]:
             f" line, ignoring case. Lines are numbered like {read_file}'s offset.",
             "pattern",
             pattern=("string", "Regular expression (RE2: no look-around, no back-references)"),
-            path=("string", f"{path} (default: all files)"),
+            path=("string", f"{path} (default: {everything})"),
             glob=("string", "Only files whose name fits, such as *.txt"),
             limit=("integer", f"Most matches (default {DEFAULT_MATCHES})"),
         ),

@@ -17,6 +17,7 @@ import pytest
 
 from proxy.stores import open_store
 from proxy.stores.retention import Sweeper
+from proxy.tools.definitions import NAMES, definitions
 from tests.clients.apis import Asked, api
 from tests.clock import wait_until
 from tests.fake_upstream import Message, StrictUpstream, calls, text
@@ -276,3 +277,96 @@ def test_paths_lead_nowhere_else(path: str, tmp_path: Path) -> None:
         with served({"default": tight(upstream.url, tools={"inject": "agents"})}, store=tmp_path / "a" / "b") as proxy:
             ask(proxy, "chat", [], f"Recall {path} of context_store")
     assert "root:" not in model.got and FACT not in model.got
+
+
+# -- tools.archive: search ---------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Makes these calls one after another, whenever it is asked to recall. `got`: the answers to them."""
+
+    def __init__(self, *steps: tuple[str, Json]) -> None:
+        self.steps = steps
+        self.got: list[str] = []
+
+    def __call__(self, asked: Asked) -> Message:
+        if not asked.texts[-1].startswith("Recall") and not self._calling:
+            return text("Done.")
+        if self._calling:
+            self.got.append(asked.texts[-1])
+        self._calling = len(self.got) < len(self.steps)
+        if not self._calling:
+            return text("Done.")
+        tool, given = self.steps[len(self.got)]
+        return calls((tool, given))
+
+    _calling = False
+
+
+def searched(name: str, store: Path, *steps: tuple[str, Json], archive: str = "search", key: str = "alice") -> Steps:
+    """The answers in a conversation that quotes nothing, after alice's first one."""
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api(name, model))
+        policy = tight(upstream.url, tools={"archive": archive, "inject": "always"})
+        with served({"default": policy}, store=store) as proxy:
+            first_conversation(proxy, name, model)
+            wait_until(lambda: bool(list(store.rglob("*/sessions/*"))))
+            made = Steps(*steps)
+            upstream.respond(api(name, made))
+            ask(proxy, name, [], "Recall what opens the vault.", key)
+    return made
+
+
+@each_api
+def test_a_search_without_a_path_goes_through_the_last_conversations(name: str, tmp_path: Path) -> None:
+    made = searched(name, tmp_path, ("grep", {"pattern": "vault"}))
+    [found] = made.got
+    assert FACT in found and "(result of look /logs/0.log, from an earlier conversation of this user)" in found
+
+
+@pytest.mark.parametrize("path", ["", "/context_store", "context_store/"])
+def test_our_folder_is_no_path(path: str, tmp_path: Path) -> None:
+    assert FACT in searched("chat", tmp_path, ("grep", {"pattern": "vault", "path": path})).got[0]
+
+
+def test_what_a_search_found_can_be_read(tmp_path: Path) -> None:
+    reference = "/context_store/0.log-4c8c324e174800e0.txt"
+    found, text = searched("chat", tmp_path, ("grep", {"pattern": "vault"}), ("read_file", {"path": reference})).got
+    assert reference.rpartition("/")[2] in found and FACT in text and "from an earlier conversation" in text
+
+
+@pytest.mark.parametrize(
+    ("archive", "key", "given"),
+    [
+        ("none", "alice", {"pattern": "vault"}),
+        ("search", "mallory", {"pattern": "vault"}),
+        ("search", "", {"pattern": "vault"}),
+        ("search", "alice", {"pattern": "vault", "path": "/elsewhere"}),
+    ],
+)
+def test_nothing_else_goes_through_earlier_conversations(archive: str, key: str, given: Json, tmp_path: Path) -> None:
+    made = searched("chat", tmp_path, ("grep", given), archive=archive, key=key)
+    assert FACT not in made.got[0] and "earlier conversation" not in made.got[0]
+
+
+def test_this_conversation_comes_first_and_is_not_marked(tmp_path: Path) -> None:
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        policy = tight(upstream.url, tools={"archive": "search", "inject": "always"})
+        with served({"default": policy}, store=tmp_path) as proxy:
+            first_conversation(proxy, "chat", model)
+            wait_until(lambda: bool(list(tmp_path.rglob("*/sessions/*"))))
+            made = Steps(("grep", {"pattern": "vault|other fact"}))
+            upstream.respond(api("chat", made))
+            own = [("/own.log", log(9) + "\nother fact"), *LOGS[3:]]
+            ask(proxy, "chat", own, "Recall what opens the vault.")
+    [found] = made.got
+    assert found.index("other fact") < found.index(FACT)
+    assert "(result of look /own.log)" in found
+
+
+def test_the_model_is_told_what_a_search_goes_through() -> None:
+    plain, others = (definitions(NAMES, "/context_store", others=others) for others in (False, True))
+    assert plain[1] == others[1] and b"last conversations" in others[0] and b"last conversations" not in plain[0]

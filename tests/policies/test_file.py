@@ -208,16 +208,16 @@ CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
 
 
 def test_a_policy_has_few_keys() -> None:
-    """The tables have 60 rows; 34 of them decide something, beside sections and what their lists consist of."""
+    """The tables have 61 rows; 35 of them decide something, beside sections and what their lists consist of."""
     tables = {name: made.get("properties", {}) for name, made in definitions().items() if name != "Upstreams"}
-    assert sum(map(len, tables.values())) <= 60
+    assert sum(map(len, tables.values())) <= 61
     sections = {"PolicyFile", "Upstream", "Offload", "Compress", "Tools", "Limits"}
     deciding = {
         (name, key)
         for name in sections
         for key in tables[name].keys() - SECTIONS.keys() - CALLERS_AND_PLACES | ({"results"} & tables[name].keys())
     }
-    assert len(deciding) <= 34, sorted(deciding)
+    assert len(deciding) <= 35, sorted(deciding)
 
 
 def test_keys_are_kept_as_digests() -> None:
