@@ -17,14 +17,14 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import measuring, refusals
+from proxy.dialects import measuring, parsing, refusals
 from proxy.dialects.entries import left_out
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.round_request import RoundRequest, lowered
+from proxy.dialects.round_request import RoundRequest, has_tools, lowered
 from proxy.dialects.turn import Turn
-from proxy.dialects.values import whole
+from proxy.dialects.values import NULL, Members, object_of, text_of, whole
 from proxy.errors import ProxyError
-from proxy.plan.history import Count, Message, Reading, ToolCall
+from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable
 from proxy.plan.plan import Role
 from proxy.plan.recognition import kept_calls
 from proxy.plan.refusals import Complaint
@@ -32,11 +32,14 @@ from proxy.plan.request import Request
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Continuation, HiddenRound
 from proxy.policy import SnapshotRole
+from proxy.rawjson import NotJson
 from proxy.tools.definitions import NAMES, Names
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""
 
+MOST = 64
+"""Characters of a member that are looked at to tell requests apart."""
 POINTER_BYTES = 4
 """Bytes of a token of the line that replaces an answer of our tools, about."""
 
@@ -52,6 +55,8 @@ class Dialect(ABC):
     """The types of images and files that a tool's result can hold."""
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
+    deciding: ClassVar[tuple[tuple[str, ...], ...]]
+    """The paths of members that decide whether upstream takes our additions."""
 
     @abstractmethod
     def serves(self, method: str, path: bytes) -> bool:
@@ -63,10 +68,17 @@ class Dialect(ABC):
 
     # -- a request --
 
+    def parse(self, body: bytes) -> Request:
+        """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream says so better."""
+        try:
+            return self.parsed(body, parsing.opened(body))
+        except (NotJson, msgspec.MsgspecError) as error:
+            raise Unplannable(str(error)) from error
+
     @staticmethod
     @abstractmethod
-    def parse(body: bytes) -> Request:
-        """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream says so better."""
+    def parsed(body: bytes, members: Members, /) -> Request:
+        """Return the request with these members. Raises NotJson or MsgspecError if it is none."""
 
     def turn(
         self,
@@ -103,10 +115,11 @@ class Dialect(ABC):
         Otherwise every request has the whole history."""
         return request.body
 
-    @staticmethod
-    @abstractmethod
-    def shape(request: Request) -> str:
+    def shape(self, request: Request) -> str:
         """Return what else in the request decides whether upstream takes our additions, such as JSON mode."""
+        found = [_decisive(request.members, path) for path in self.deciding]
+        found += ["tools" if has_tools(request.tools) else "", "stream" if request.stream else ""]
+        return " ".join(filter(None, found))
 
     # -- an entry --
 
@@ -269,3 +282,13 @@ class Dialect(ABC):
         `said` is the body of upstream's refusal, if that is the failure. It is used instead of `fault` if it has the
         shape that clients of this API know.
         """
+
+
+def _decisive(members: Members, path: Sequence[str]) -> str:
+    """Return the type of the member at this path, or the beginning of a value without one; empty for none."""
+    *outer, name = path
+    for key in outer:
+        members = object_of(members.get(key))
+    value = members.get(name, NULL)
+    type = text_of(object_of(value).get("type"))
+    return (type or bytes(b"" if rawjson.is_null(value) else value).decode("utf-8", "replace"))[:MOST]

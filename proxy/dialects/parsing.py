@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.dialects.values import Members
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
+from proxy.plan.request import Request
 from proxy.rawjson import TooManyElements
 from proxy.tools.answer import NAMES, OTHER_NAMES, Names
 
@@ -30,7 +32,7 @@ MAX_TOOLS = 128
 
 
 def known(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode the known members of a body or an event, without creating objects for what is Raw. Raises NotJson."""
+    """Decode the known members of an event, without creating objects for what is Raw. Raises NotJson."""
     rawjson.check_utf8(body)
     found, masked = rawjson.decode(decoder, body)
     if not masked:
@@ -46,20 +48,65 @@ def model(raw: Raw) -> str:
     return "" if rawjson.is_null(raw) else rawjson.string(raw)
 
 
-def check_others(body: bytes, *large: Raw) -> None:
-    """Raises Unplannable if there is too much besides these `large` members."""
+class _Large(msgspec.Struct, frozen=True):
+    """The top-level members that may be large, in any API."""
+
+    messages: Raw = rawjson.NULL
+    input: Raw = rawjson.NULL
+    tools: Raw = rawjson.NULL
+    system: Raw = rawjson.NULL
+    instructions: Raw = rawjson.NULL
+
+
+_large = msgspec.json.Decoder(_Large)
+
+
+def opened(body: bytes) -> Members:
+    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
+    ones."""
+    rawjson.check_utf8(body)
+    found, _ = rawjson.decode(_large, body)
+    large = msgspec.structs.astuple(found)
     if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
         others = rawjson.commas(body) - sum(map(rawjson.commas, large))
         if others > MAX_OTHERS:
             raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
+    return rawjson.members(body, checked=True)
 
 
-def unknown(body: bytes, known: frozenset[str]) -> tuple[str, ...]:
-    """Return the top-level members of a body, whose number was checked, that are not `known`, without null ones."""
-    members = rawjson.members(body, checked=True)
-    if members.keys() <= known:
-        return ()
-    return tuple(sorted(key for key, raw in members.items() if key not in known and not rawjson.is_null(raw)))
+def request(
+    body: bytes,
+    members: Members,
+    entries: list[Raw],
+    *,
+    limits: Sequence[str],
+    name: Callable[[Raw], str],
+    known: frozenset[str],
+    obstacle: str,
+    bound: bool,
+    others: Collection[str] = (),
+    **more: Any,
+) -> Request:
+    """Return the request with these entries. `limits` are members that limit the reply, `name` returns the name in one
+    of the client's definitions, `others` are the names of tools that are not among them, and `known` are the members
+    with which a history means what it means without them."""
+    tools = members.get("tools", rawjson.NULL)
+    names, theirs = our_names(tools, name, others)
+    return Request(
+        body=body,
+        members=members,
+        entries=entries,
+        model=model(members.get("model", rawjson.NULL)),
+        stream=bytes(members.get("stream", b"")) == b"true",
+        tools=tools,
+        reply_tokens=max(whole(members.get(limit, rawjson.NULL)) for limit in limits),
+        names=names,
+        theirs=theirs,
+        bound=bound,
+        obstacle=obstacle or ("" if names else "tools"),
+        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
+        **more,
+    )
 
 
 def elements(raw: Raw, reason: Reason) -> list[Raw]:

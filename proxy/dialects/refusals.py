@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.dialects import error_text, overflow
-from proxy.dialects.round_request import has_tools
 from proxy.plan.refusals import Addition, Complaint, Verdict
-from proxy.plan.request import Request
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -134,17 +132,6 @@ def complaint(status: int, body: bytes) -> Complaint:
     if _tools.search(said) and not _pairing.search(said):
         return Addition.TOOLS
     return Addition.ANY if status in _REFUSING or _names_ours.search(said) else Verdict.FINAL
-
-
-def as_it_is(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
-    """Return the request unchanged: this API has no thinking that depends on what precedes it."""
-    return body, headers
-
-
-def shape(request: Request, *said: str) -> str:
-    """Return what else in a request decides whether upstream takes our additions: `said`, client tools, streaming."""
-    also = "tools" if has_tools(request.tools) else "", "stream" if request.stream else ""
-    return " ".join(filter(None, (*said, *also)))
 
 
 def is_error(body: bytes) -> bool:

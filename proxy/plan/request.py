@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from functools import cached_property
 
 import msgspec
 from msgspec import Raw
@@ -20,10 +19,12 @@ _NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
 """What no member's name has that an API defines, so that nobody can write into a log or a header."""
 
 
-class Request(msgspec.Struct, frozen=True, dict=True):
+class Request(msgspec.Struct, frozen=True):
     """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan counts in."""
 
     body: bytes
+    members: dict[str, Raw]
+    """All top-level members as raw JSON."""
     entries: list[Raw]
     model: str
     stream: bool
@@ -47,11 +48,6 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     """Whether upstream keeps this beginning of a conversation, so that its client may never send it again."""
     continues: str = ""
     """The id of an earlier reply, if upstream keeps the history and the request goes on from there."""
-
-    @cached_property
-    def members(self) -> dict[str, Raw]:
-        """All top-level members as raw JSON, which `parse` has counted. Decoded on demand."""
-        return rawjson.members(self.body, checked=True)
 
     def obstacle_beside(self, known: Collection[str]) -> str:
         """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""

@@ -31,7 +31,6 @@ from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
-from proxy.threads import SMALL
 from proxy.tools import answer as tools
 from proxy.tools.definitions import OTHER_NAMES
 
@@ -247,10 +246,7 @@ async def plan(
         quoted = names_in(asked.body, policy.offload.store_dir)
         plan = past.plan()
         relearned = reader.relearned(past, plan, caller)
-        planned = PlannedRequest(dialect, asked, policy, past, plan, room, names, quoted=quoted, relearned=relearned)
-        if asked.size > SMALL and planned.concerns_us:
-            dialect.shape(asked)  # splits the body for all later steps, which the event loop must not do
-        return planned
+        return PlannedRequest(dialect, asked, policy, past, plan, room, names, quoted=quoted, relearned=relearned)
 
     return await reader.pool.run(caller, made, asked.size)
 

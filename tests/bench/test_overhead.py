@@ -16,7 +16,7 @@ from bench import bodies, expected, figures, overhead, report, wire
 from bench.competitors import COMPETITORS, PINS
 from bench.figures import Figures, Measured, Point
 from bench.systems import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
-from proxy.dialects.chat.request import parse
+from proxy.dialects.chat import CHAT
 
 SMALL, MEDIUM, LARGE = bodies.SIZES
 OTHERS = {"direct": (9000, 0.1), "bare relay": (1000, 1.0)}
@@ -97,7 +97,7 @@ async def test_load_names_the_status_of_a_refusal() -> None:
 def test_bodies_are_as_large_as_their_name_says(size: bodies.Size, bytes_: float, messages: int) -> None:
     body = bodies.body(size, stream=True)
     assert len(body) == pytest.approx(bytes_, rel=0.1)
-    asked = parse(body)
+    asked = CHAT.parse(body)
     assert len(asked.entries) == messages
     assert asked.stream
     assert bodies.body(size, stream=False).count(b"true") == 0

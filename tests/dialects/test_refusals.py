@@ -374,7 +374,7 @@ def test_an_error_of_many_texts_is_searched_in_part() -> None:
         ({"tools": []}, ""),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "stream": True}, "tools stream"),
         ({"response_format": {"type": "json_object"}, "reasoning_effort": "high"}, 'json_object "high"'),
-        ({"reasoning": {"effort": "low"}, "response_format": 3}, '{"effort": "low"}'),
+        ({"reasoning": {"effort": "low"}, "response_format": 3}, '3 {"effort": "low"}'),
         ({"reasoning_effort": "x" * 1_000}, '"' + "x" * 63),
         ({"response_format": {"type": "x" * 1_000}}, "x" * 64),
     ],

@@ -10,8 +10,9 @@ import pytest
 
 from proxy import rawjson, sse
 from proxy.dialects import overflow
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.chunks import CallDelta, ReplyMessage
-from proxy.dialects.chat.request import MAX_MESSAGES, parse
+from proxy.dialects.chat.request import MAX_MESSAGES
 from proxy.dialects.chat.tool_calls import ToolCalls
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from proxy.plan.history import Unplannable
@@ -51,7 +52,7 @@ SHAPES: dict[str, Callable[[int], bytes]] = {
 
 def looked_at(body: bytes) -> None:
     try:
-        for raw in parse(body).entries:
+        for raw in CHAT.parse(body).entries:
             rawjson.members(raw)
     except (Unplannable, rawjson.NotJson):
         pass
@@ -103,14 +104,14 @@ def test_commas_in_texts_do_not_count_as_elements() -> None:
 )
 def test_requests_beyond_the_bounds_are_unplannable(body: bytes) -> None:
     with pytest.raises(Unplannable, match="more than"):
-        parse(body)
+        CHAT.parse(body)
 
 
 def test_a_model_with_an_endless_name_is_none_of_our_business() -> None:
     named = b'{"model":"%b","messages":[]}'
-    assert parse(named % (b"m" * (MAX_MODEL - 2))).model
+    assert CHAT.parse(named % (b"m" * (MAX_MODEL - 2))).model
     with pytest.raises(Unplannable, match="more than"):
-        parse(named % (b"m" * (MAX_MODEL - 1)))
+        CHAT.parse(named % (b"m" * (MAX_MODEL - 1)))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
 
 def test_messages_with_half_a_surrogate_pair_keep_every_byte() -> None:
     message = rb'{"role":"user","content":"\ud83d \\ud83d \ud83d\ude00 \\\ud83d"}'
-    assert [bytes(raw) for raw in parse(chat(message)).entries] == [message]
+    assert [bytes(raw) for raw in CHAT.parse(chat(message)).entries] == [message]
     assert rawjson.string(rawjson.members(message)["content"]) == "\ud83d \\ud83d \U0001f600 \\\ud83d"
 
 
@@ -187,22 +188,6 @@ def test_joining_pieces_of_tool_calls_is_linear(name: str) -> None:
             call.raw()
 
     assert_linear(work, deltas(CALLS[name], 4_000), deltas(CALLS[name], 8_000))
-
-
-def test_arguments_in_many_pieces_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-    members = rawjson.members
-    calls = ToolCalls()
-    made = deltas(lambda place: {"function": {"name": "f", "arguments": "{}" if place % 2 else " "}}, 1_000)
-    made += deltas(lambda place: {"function": {"name": "g", "arguments": '{"a":"}'}}, 1)
-    made += deltas(lambda place: {"function": {"name": "g", "arguments": "}"}}, 999)
-    monkeypatch.setattr(
-        "proxy.dialects.chat.tool_calls.rawjson.members", lambda raw: parsed.append(raw) or members(raw)
-    )
-    for delta in made:
-        calls.take(delta)
-    assert len(calls.all) == 501, "each that is complete is followed by another, and the last one never is"
-    assert len(parsed) <= len(calls.all)
 
 
 def test_a_text_in_pieces_is_joined_in_linear_time() -> None:

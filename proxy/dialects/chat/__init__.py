@@ -19,8 +19,13 @@ class ChatDialect(Dialect):
     turns = ChatTurn
     requests = request.ChatRoundRequest
 
-    parse = staticmethod(request.parse)
-    shape = staticmethod(request.shape)
+    deciding = (
+        ("tool_choice",),
+        ("response_format",),
+        *(("reasoning_effort",), ("reasoning",), ("thinking",), ("enable_thinking",)),  # OpenAI's, OpenRouter's, others
+    )
+
+    parsed = staticmethod(request.parse)
     read = staticmethod(messages.read)
     texts = staticmethod(messages.texts)
     replace = staticmethod(messages.with_texts)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
-import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing, refusals
+from proxy.dialects import parsing
 from proxy.dialects.round_request import ALLOWED, RoundRequest
 from proxy.dialects.values import NULL, Members, object_of, text_of
-from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
-from proxy.rawjson import NotJson
 
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """The most messages of a request that we parse. A request with more is forwarded unchanged."""
+LIMITS = ("max_tokens", "max_completion_tokens")
 EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "prediction")
 """Fields that our tools do not work with."""
 
@@ -93,60 +90,26 @@ CALLS = {
 """`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
 
 
-class ChatMembers(msgspec.Struct, frozen=True):
-    """The top-level members that we read. Missing ones are `null`."""
-
-    messages: Raw = NULL
-    model: Raw = NULL
-    stream: Raw = NULL
-    tools: Raw = NULL
-    tool_choice: Raw = NULL
-    max_completion_tokens: Raw = NULL
-    max_tokens: Raw = NULL
-    n: Raw = NULL
-    modalities: Raw = NULL
-    functions: Raw = NULL
-    function_call: Raw = NULL
-    audio: Raw = NULL
-    web_search_options: Raw = NULL
-    prediction: Raw = NULL
+def parse(body: bytes, members: Members) -> Request:
+    return parsing.request(
+        body,
+        members,
+        parsing.elements(members.get("messages", NULL), Reason.TOO_MANY_MESSAGES),
+        limits=LIMITS,
+        name=tool_name,
+        known=KNOWN,
+        obstacle=_obstacle(members),
+        bound=text_of(members.get("tool_choice")) == "none",
+    )
 
 
-_decoder = msgspec.json.Decoder(ChatMembers)
-_exclusive = attrgetter(*EXCLUSIVE)
-_NONE = (NULL,) * len(EXCLUSIVE)
-
-
-def parse(body: bytes) -> Request:
-    try:
-        known = parsing.known(_decoder, body)
-        model = parsing.model(known.model)
-        parsing.check_others(body, known.messages, known.tools)
-        names, theirs = parsing.our_names(known.tools, tool_name)
-        return Request(
-            body=body,
-            entries=parsing.elements(known.messages, Reason.TOO_MANY_MESSAGES),
-            model=model,
-            stream=bytes(known.stream) == b"true",
-            tools=known.tools,
-            reply_tokens=max(parsing.whole(known.max_completion_tokens), parsing.whole(known.max_tokens)),
-            names=names,
-            theirs=theirs,
-            bound=text_of(known.tool_choice) == "none",
-            obstacle=_obstacle(known) or ("" if names else "tools"),
-            unknown=parsing.unknown(body, KNOWN),
-        )
-    except (NotJson, msgspec.MsgspecError) as error:
-        raise Unplannable(str(error)) from error
-
-
-def _obstacle(known: ChatMembers) -> str:
-    values = _exclusive(known)
-    if values != _NONE:
-        return next((field for field, value in zip(EXCLUSIVE, values, strict=True) if not rawjson.is_null(value)), "")
-    if bytes(known.n) not in (b"1", b"null"):
+def _obstacle(members: Members) -> str:
+    for field in EXCLUSIVE:
+        if not rawjson.is_null(members.get(field)):
+            return field
+    if bytes(members.get("n", b"1")) not in (b"1", b"null"):
         return "n"
-    return "modalities" if b"audio" in bytes(known.modalities) else ""
+    return "modalities" if b"audio" in bytes(members.get("modalities", b"")) else ""
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -166,27 +129,7 @@ def tool_name(raw: Raw) -> str:
     return rawjson.string(inner["name"]) if rawjson.is_string(inner.get("name")) else ""
 
 
-# -- what decides whether upstream takes what we add -------------------------------------------------------------------
-
-
-REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
-"""Members that switch reasoning on: OpenAI's, OpenRouter's, and those of DeepSeek and DashScope."""
-
-
-def shape(request: Request) -> str:
-    """JSON mode, reasoning, a choice of tools, client tools, streaming."""
-    members = request.members
-    said = [
-        text_of(object_of(members.get("tool_choice")).get("type"))[:64],
-        text_of(object_of(members.get("response_format")).get("type"))[:64],
-        *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
-    ]
-    return refusals.shape(request, *said)
-
-
 # -- the request of each round -----------------------------------------------------------------------------------------
-
-LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 class ChatRoundRequest(RoundRequest):

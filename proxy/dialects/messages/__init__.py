@@ -21,6 +21,7 @@ class MessagesDialect(Dialect):
     takes = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
+    deciding = (("output_format",), ("output_config", "format"), ("thinking",), ("tool_choice",))
     version_header = b"anthropic-version"
     """A header that every request for this API has, also those for models and files."""
 
@@ -29,8 +30,7 @@ class MessagesDialect(Dialect):
         self.counts = counts
 
     recognises = staticmethod(request.recognises)
-    parse = staticmethod(request.parse)
-    shape = staticmethod(request.shape)
+    parsed = staticmethod(request.parse)
     complaint = staticmethod(request.complaint)
     forgiving = staticmethod(request.forgiving)
     read = staticmethod(blocks.read)

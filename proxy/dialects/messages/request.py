@@ -23,14 +23,13 @@ from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.round_request import RoundRequest, tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan import said
-from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition, Complaint
 from proxy.plan.request import Request
-from proxy.rawjson import NotJson
 
 Entry = bytes | Raw
 
+LIMITS = ("max_tokens",)
 BETWEEN_REPLIES = ("", "user", "system")
 """The roles of entries between two replies. Blocks of a user message have none."""
 
@@ -97,21 +96,6 @@ DEFINITION = b"tool_definition"
 upstream's own summary."""
 
 
-class MessagesMembers(msgspec.Struct, frozen=True):
-    """The top-level members that we read. Missing ones are `null`."""
-
-    messages: Raw = NULL
-    model: Raw = NULL
-    stream: Raw = NULL
-    tools: Raw = NULL
-    tool_choice: Raw = NULL
-    system: Raw = NULL
-    max_tokens: Raw = NULL
-    context_management: Raw = NULL
-    thread: Raw = NULL
-    compaction: Raw = NULL
-
-
 class Head(msgspec.Struct, frozen=True, gc=False):
     """What tells entries apart: a message has a role, a block has a type."""
 
@@ -120,33 +104,23 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     content: Raw = NULL
 
 
-_decoder = msgspec.json.Decoder(MessagesMembers)
 _heads = msgspec.json.Decoder(list[Head])
 
 
-def parse(body: bytes) -> Request:
-    try:
-        known = parsing.known(_decoder, body)
-        model = parsing.model(known.model)
-        parsing.check_others(body, known.messages, known.tools, known.system)
-        entries = list(_entries(known.messages))
-        names, theirs = parsing.our_names(known.tools, tool_name, _further_names(known.tools, body, entries))
-        return Request(
-            body=body,
-            entries=entries,
-            model=model,
-            stream=bytes(known.stream) == b"true",
-            tools=known.tools,
-            preamble=known.system,
-            reply_tokens=parsing.whole(known.max_tokens),
-            names=names,
-            theirs=theirs,
-            bound=text_of(object_of(known.tool_choice).get("type")) in BINDING,
-            obstacle=_obstacle(known) or ("" if names else "tools"),
-            unknown=parsing.unknown(body, KNOWN),
-        )
-    except (NotJson, msgspec.MsgspecError) as error:
-        raise Unplannable(str(error)) from error
+def parse(body: bytes, members: Members) -> Request:
+    entries, tools = list(_entries(members.get("messages", NULL))), members.get("tools", NULL)
+    return parsing.request(
+        body,
+        members,
+        entries,
+        limits=LIMITS,
+        name=tool_name,
+        others=_further_names(tools, body, entries),
+        known=KNOWN,
+        obstacle=_obstacle(members),
+        bound=text_of(object_of(members.get("tool_choice")).get("type")) in BINDING,
+        preamble=members.get("system", NULL),
+    )
 
 
 def recognises(asked: Request) -> bool:
@@ -157,15 +131,15 @@ def recognises(asked: Request) -> bool:
     return any("input_schema" in object_of(tool) for tool in tools) or any(map(is_blocks, asked.entries))
 
 
-def _obstacle(known: MessagesMembers) -> str:
+def _obstacle(members: Members) -> str:
     """Clients that have upstream keep, clear or compact the history go on so, and nothing of ours is added.
 
     Clearing old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request.
     """
     for field in ("thread", "compaction"):
-        if not rawjson.is_null(getattr(known, field)):
+        if not rawjson.is_null(members.get(field)):
             return field
-    edits = object_of(known.context_management).get("edits")
+    edits = object_of(members.get("context_management")).get("edits")
     found = rawjson.elements(edits) if edits is not None and rawjson.is_array(edits) else []
     others = [edit for edit in found if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
     return "context_management" if others else ""
@@ -409,21 +383,7 @@ def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
     return rawjson.encode(members | {"thinking": thinking}), [*others, (BETA, b",".join([*betas, BINDING_BETA]))]
 
 
-def shape(request: Request) -> str:
-    """JSON mode, thinking, a choice of tools, client tools, streaming."""
-    members = request.members
-    form = members.get("output_format") or object_of(members.get("output_config")).get("format")
-    said = [
-        text_of(object_of(form).get("type")),
-        text_of(object_of(members.get("thinking")).get("type")),
-        text_of(object_of(members.get("tool_choice")).get("type")),
-    ]
-    return refusals.shape(request, *said)
-
-
 # -- the request of each round -----------------------------------------------------------------------------------------
-
-LIMITS = ("max_tokens",)
 
 
 class MessagesRoundRequest(RoundRequest):

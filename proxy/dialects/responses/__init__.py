@@ -20,9 +20,9 @@ class ResponsesDialect(Dialect):
     takes = items.MEDIA
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
+    deciding = (("tool_choice",), ("text", "format"), ("reasoning",))
 
-    parse = staticmethod(request.parse)
-    shape = staticmethod(request.shape)
+    parsed = staticmethod(request.parse)
     continued = staticmethod(request.continued)
     read = staticmethod(items.read)
     texts = staticmethod(items.texts)

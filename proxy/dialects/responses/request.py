@@ -14,15 +14,14 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing, refusals
+from proxy.dialects import parsing
 from proxy.dialects.round_request import RoundRequest, tool_name
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
-from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
 from proxy.plan.turn import Continuation
-from proxy.rawjson import NotJson
 
+LIMITS = ("max_output_tokens",)
 OUTPUTS = frozenset(
     (
         "function_call_output",
@@ -121,24 +120,6 @@ OBSTACLES = ("previous_response_id", "conversation", "prompt", "context_manageme
 """Members with which part of the history, or its compaction, is upstream's."""
 
 
-class ResponsesMembers(msgspec.Struct, frozen=True):
-    """The top-level members that we read. Missing ones are `null`."""
-
-    input: Raw = NULL
-    model: Raw = NULL
-    stream: Raw = NULL
-    tools: Raw = NULL
-    tool_choice: Raw = NULL
-    instructions: Raw = NULL
-    max_output_tokens: Raw = NULL
-    background: Raw = NULL
-    store: Raw = NULL
-    previous_response_id: Raw = NULL
-    conversation: Raw = NULL
-    prompt: Raw = NULL
-    context_management: Raw = NULL
-
-
 class ItemKind(msgspec.Struct, frozen=True, gc=False):
     """What an item is. Messages need no type."""
 
@@ -164,37 +145,29 @@ class ItemKind(msgspec.Struct, frozen=True, gc=False):
         return self.replies or self.type in COMPACTIONS
 
 
-_decoder = msgspec.json.Decoder(ResponsesMembers)
 _kind = msgspec.json.Decoder(ItemKind)
 _kinds = msgspec.json.Decoder(list[ItemKind])
 
 
-def parse(body: bytes) -> Request:
-    try:
-        known = parsing.known(_decoder, body)
-        model = parsing.model(known.model)
-        parsing.check_others(body, known.input, known.tools, known.instructions)
-        items = _items(known.input)
-        kinds = _kinds_of(known.input, items)
-        names, theirs = parsing.our_names(known.tools, tool_name, _further_names(known.tools, items, kinds))
-        return Request(
-            body=body,
-            entries=list(_entries(items, kinds)),
-            model=model,
-            stream=bytes(known.stream) == b"true",
-            tools=known.tools,
-            preamble=known.instructions,
-            reply_tokens=parsing.whole(known.max_output_tokens),
-            names=names,
-            theirs=theirs,
-            bound=text_of(known.tool_choice) == "none",
-            obstacle=_obstacle(known, kinds) or ("" if names else "tools"),
-            unknown=parsing.unknown(body, KNOWN),
-            unsent=bytes(known.store) != b"false" and not any(kind.shows_history for kind in kinds),
-            continues=text_of(known.previous_response_id),
-        )
-    except (NotJson, msgspec.MsgspecError) as error:
-        raise Unplannable(str(error)) from error
+def parse(body: bytes, members: Members) -> Request:
+    given, tools = members.get("input", NULL), members.get("tools", NULL)
+    items = _items(given)
+    kinds = _kinds_of(given, items)
+    stored = bytes(members.get("store", b"")) != b"false"
+    return parsing.request(
+        body,
+        members,
+        list(_entries(items, kinds)),
+        limits=LIMITS,
+        name=tool_name,
+        others=_further_names(tools, items, kinds),
+        known=KNOWN,
+        obstacle=_obstacle(members, kinds),
+        bound=text_of(members.get("tool_choice")) == "none",
+        preamble=members.get("instructions", NULL),
+        unsent=stored and not any(kind.shows_history for kind in kinds),
+        continues=text_of(members.get("previous_response_id")),
+    )
 
 
 def continued(request: Request, continuation: Continuation) -> bytes:
@@ -239,11 +212,11 @@ def _entries(items: Iterable[Raw], kinds: Iterable[ItemKind]) -> Iterator[Raw]:
         yield entry(reply)
 
 
-def _obstacle(known: ResponsesMembers, kinds: Sequence[ItemKind]) -> str:
-    if bytes(known.background) == b"true":
+def _obstacle(members: Members, kinds: Sequence[ItemKind]) -> str:
+    if bytes(members.get("background", b"")) == b"true":
         return "background"
     for field in OBSTACLES:
-        if not rawjson.is_null(getattr(known, field)):
+        if not rawjson.is_null(members.get(field)):
             return field
     return TRIGGER if any(kind.type == TRIGGER for kind in kinds) else ""
 
@@ -333,23 +306,7 @@ def function_tool(definition: bytes) -> bytes:
     return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
 
 
-# -- what decides whether upstream takes what we add -------------------------------------------------------------------
-
-
-def shape(request: Request) -> str:
-    """JSON mode, reasoning, a choice of tools, client tools, streaming."""
-    members = request.members
-    said = [
-        text_of(object_of(members.get("tool_choice")).get("type"))[:64],
-        text_of(object_of(object_of(members.get("text")).get("format")).get("type"))[:64],
-        bytes(members.get("reasoning", b""))[:64].decode("utf-8", "replace"),
-    ]
-    return refusals.shape(request, *said)
-
-
 # -- the request of each round -----------------------------------------------------------------------------------------
-
-LIMITS = ("max_output_tokens",)
 
 
 class ResponsesRoundRequest(RoundRequest):

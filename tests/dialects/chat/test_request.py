@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.request import function_tool, parse
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.request import function_tool
 from proxy.plan.history import Unplannable
 from proxy.plan.request import Request
 
 
 def request(**members: Any) -> Request:
-    return parse(json.dumps({"model": "m", "messages": [], **members}).encode())
+    return CHAT.parse(json.dumps({"model": "m", "messages": [], **members}).encode())
 
 
 def tool(name: str) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def tool(name: str) -> dict[str, Any]:
 
 def test_what_is_read() -> None:
     body = b'{"messages":[{"role": "user"}],"stream":true,"max_tokens":7,"max_completion_tokens":90,"x":1.50}'
-    asked = parse(body)
+    asked = CHAT.parse(body)
     assert [bytes(raw) for raw in asked.entries] == [b'{"role": "user"}']
     assert (asked.model, asked.stream, asked.reply_tokens) == ("", True, 90)
     assert bytes(asked.members["x"]) == b"1.50"
@@ -33,7 +34,7 @@ def test_what_is_read() -> None:
 )
 def test_what_is_no_chat_request(body: bytes) -> None:
     with pytest.raises(Unplannable):
-        parse(body)
+        CHAT.parse(body)
 
 
 @pytest.mark.parametrize(

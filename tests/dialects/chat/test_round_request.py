@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.request import ChatRoundRequest, parse
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.request import ChatRoundRequest
 from tests.dialects.chat.turns import GREP, READ, SEARCH, asked
 
 
@@ -23,7 +24,7 @@ def later(asked: ChatRoundRequest, last: bool = False, bare: bool = False) -> di
 
 def test_what_is_not_ours_keeps_its_bytes_and_its_place() -> None:
     body = b'{"n": 1e0,"tools": [ {"a":1.50} ],"messages":[],"x":"\\u00e9","stream":true,"seed":123456789012345678901}'
-    ours = ChatRoundRequest(parse(body), [b'{"role": "user"}'], [b'{"b":2}'], 8)
+    ours = ChatRoundRequest(CHAT.parse(body), [b'{"role": "user"}'], [b'{"b":2}'], 8)
     assert ours.first() == (
         b'{"n":1e0,"tools":[{"a":1.50},{"type":"function","function":{"b":2}}],"messages":[{"role": "user"}],'
         b'"x":"\\u00e9","stream":true,'
@@ -54,7 +55,7 @@ def test_usage_is_asked_for_in_streams(given: Any, sent: Any) -> None:
 
 
 def test_null_options_are_none() -> None:
-    request = parse(b'{"messages":[],"stream":true,"stream_options":null}')
+    request = CHAT.parse(b'{"messages":[],"stream":true,"stream_options":null}')
     assert first(ChatRoundRequest(request, [], [], 8))["stream_options"] == {"include_usage": True}
 
 

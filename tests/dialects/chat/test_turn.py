@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import sse
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import ChatRoundRequest, parse
+from proxy.dialects.chat.request import ChatRoundRequest
 from proxy.dialects.turn import NO_MORE, SAID_NOTHING
 from proxy.plan.turn import Broken, State, WrongState
 from tests.dialects.chat.turns import (
@@ -1097,7 +1098,7 @@ def take_whole(turn: ChatTurn, body: bytes) -> bytes:
 
 
 def test_a_request_without_members_of_ours_is_the_clients() -> None:
-    request = parse(b'{"model":"m","messages":[],"seed":1e2}')
+    request = CHAT.parse(b'{"model":"m","messages":[],"seed":1e2}')
     assert (
         ChatTurn(ChatRoundRequest(request, [b'{"a": 1}'], [], 8)).request()
         == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from proxy import sse
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import ChatRoundRequest, parse
+from proxy.dialects.chat.request import ChatRoundRequest
 
 Json = dict[str, Any]
 
@@ -19,7 +20,7 @@ def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **mem
     """A request with one tool of the client's; a member that is None is left out."""
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "m", "messages": messages, "tools": [SEARCH], "stream": stream, **members}
-    request = parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
+    request = CHAT.parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
     ours = [json.dumps(tool["function"]).encode() for tool in (GREP, READ)] if injected else []
     return ChatRoundRequest(request, request.entries, ours, max_rounds)
 
