@@ -245,13 +245,14 @@ def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -
 
 
 def test_systemd_takes_its_unit(tmp_path: Path) -> None:
-    unit = (DEPLOY / "offload-proxy.service").read_text()
-    local = tmp_path / "offload-proxy.service"
+    unit = (DEPLOY / "offload-proxy@.service").read_text()
+    local = tmp_path / "offload-proxy@8787.service"
     local.write_text(unit.replace("/opt/offload-proxy/bin/offload-proxy", sys.executable))
     done = subprocess.run([tool("systemd-analyze"), "verify", "--man=no", local], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [command] = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
-    chosen = parser().parse_args(shlex.split(command))
+    chosen = parser().parse_args(shlex.split(command.replace("%i", "8787")))
+    assert chosen.port == "8787" and chosen.dashboard.endswith("/8787/dashboard.db"), "no two replicas share a file"
     assert chosen.store == "redis://127.0.0.1:6379/0"
     assert float(re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)[0]) >= Settings().drain_timeout + GRACE
 

@@ -172,7 +172,7 @@ export const here = ({ replica, replicas }) => [` on this replica (${plain(repli
 
 // What sums are of.
 export const fleet = ({ replica, replicas }) => (replicas.length
-  ? `of ${counted(replicas.length + 1, "replica")} together, others' as of up to a minute or so ago` : `of this replica (${plain(replica)})`);
+  ? `of ${counted(replicas.length + 1, "replica")} together, others' as of up to two minutes ago` : `of this replica (${plain(replica)})`);
 
 export const choice = (page, chosen) => element("nav", { class: "choice", "aria-label": "Period" },
   PERIODS.map(([period, title]) => element("a", { href: `#${page}/${period}`, "aria-current": period === chosen ? "true" : null }, title)));
