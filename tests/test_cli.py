@@ -326,7 +326,7 @@ def test_grep_shows_lines_and_nothing_that_moves_a_terminal(store: Path, capsys:
     lines = sorted(capsys.readouterr().out.splitlines())
     assert lines == [
         "default-0123456789abcdef/original/a.txt:2:an Error here",
-        f"default-0123456789abcdef/round/r1:1:{'x' * 120}error{'y' * 115}",
+        f"default-0123456789abcdef/round/r1:1:…{'x' * 150}error{'y' * 345}…",
         "default-anonymous/original/b.txt:1:nothing\ufffd[31m error \ufffd",
     ]
 

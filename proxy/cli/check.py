@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from proxy.cli.words import duration, several
 from proxy.plan.forecast import CAUSES, waiting
 from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
@@ -20,7 +21,6 @@ RESULTS = (300, 1_000, 4_000)
 TASK, CALL, PREVIEW = 200, 60, 70
 """Tokens of their task, of each call with what the model says beside it, and of a result that has moved."""
 MOST_REQUESTS = 300
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
@@ -39,8 +39,8 @@ def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
 def _lines(where: str, policies: Policies) -> Iterator[str]:
     count = len(policies.all())
     warned = len(policies.warnings)
-    verdict = "all good" if not warned else f"{warned} {'warning' if warned == 1 else 'warnings'} below"
-    yield f"{where}: {count} {'policy' if count == 1 else 'policies'}, {verdict}"
+    verdict = "all good" if not warned else f"{several(warned, 'warning')} below"
+    yield f"{where}: {several(count, 'policy', 'policies')}, {verdict}"
     for policy in policies.all():
         yield ""
         yield policy.tenant
@@ -64,7 +64,7 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
         yield "prices", _prices(policy)
         for size in RESULTS:
             yield "results", f"of {size:,} tokens: {first_event(policy, size)}"
-    kept = "for ever" if policy.retention is None else f"for {_duration(policy.retention)}"
+    kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
     yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"
     if not policy.share_namespace:
         yield "identity", described(policy.identity, listed=policy is not policies.default)
@@ -80,7 +80,7 @@ def _callers(policy: Policy, policies: Policies) -> str:
     if policy is policies.default:
         return "everybody whom no other file names"
     count = sum(owner is policy for owner in policies.by_digest.values())
-    return f"{count} {'key' if count == 1 else 'keys'}"
+    return several(count, "key")
 
 
 def _offload(policy: Policy) -> str:
@@ -118,9 +118,3 @@ def first_event(policy: Policy, size: int) -> str:
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
         state.add(Item(Role.TOOL, size, first, preview))
     return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
-
-
-def _duration(seconds: float) -> str:
-    """Return the duration in the largest unit that is exact."""
-    unit, size = next((unit, size) for unit, size in _UNITS if seconds % size == 0)
-    return f"{seconds / size:.0f}{unit}"

@@ -12,6 +12,7 @@ from contextlib import closing
 import msgspec
 
 from proxy.cli import store
+from proxy.cli.words import in_units, several
 from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
@@ -72,11 +73,12 @@ class _Kept(msgspec.Struct):
 
     def lines(self) -> list[str]:
         """Return a line for each sort of what is kept."""
-        lines = []
+        lines = list[str]()
         if self.files:
-            lines += [_described(self.files, "file of captured requests", self.size, "files of captured requests")]
+            files = several(self.files, "file of captured requests", "files of captured requests")
+            lines.append(f"{files}, {in_units(self.size)}")
         if self.rows is not None:
-            lines += [f"{self.rows} {'row' if self.rows == 1 else 'rows'} of the dashboard, and their sums"]
+            lines.append(f"{several(self.rows, 'row')} of the dashboard, and their sums")
         return [*lines, *_records(self.entries.values())]
 
     @property
@@ -130,7 +132,7 @@ def _records(entries: Collection[Entry]) -> Iterator[str]:
     """Yield what there is in the store, for each kind."""
     for kind in sorted({entry.key.split("/")[1] for entry in entries}):
         sizes = [entry.size for entry in entries if entry.key.split("/")[1] == kind]
-        yield _described(len(sizes), f"record of kind {kind}", sum(sizes), plural=f"records of kind {kind}")
+        yield f"{several(len(sizes), f'record of kind {kind}', f'records of kind {kind}')}, {in_units(sum(sizes))}"
 
 
 def _captures(settings: Settings, namespace: str, *, delete: bool) -> tuple[int, int]:
@@ -170,7 +172,3 @@ def _confirmed(namespace: str, kept: list[str]) -> bool:
     sys.stdout.write(f"Delete all of this of {namespace} for good? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _described(count: int, noun: str, size: int, plural: str) -> str:
-    return f"{count} {noun if count == 1 else plural}, {store.in_units(size)}"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import msgspec
 
 from proxy.dialects.messages import MESSAGES
-from proxy.errors import UpstreamFault, UserMistake
+from proxy.errors import UpstreamFault
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy, Upstream
-from proxy.requests.advice import LARGE, LATER, Seen, advice
 from proxy.settings import Settings
 from proxy.upstream.headers import url_for
 from proxy.upstream.models import ModelList, ModelsClient
@@ -53,35 +49,14 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]:
-    """Return whether every upstream answers and accepts its key, and a text that says so. Raises UserMistake."""
+    """Return whether every upstream answers and accepts its key, and a text that says so."""
     targets = [target for policy in policies for target in _targets(policy)]
     answers = asyncio.run(_answers(ModelsClient(settings.environment), targets))
     lines = ["", "upstreams, asked now"]
     for target, answer in zip(targets, answers, strict=True):
         lines.append(f"  {target.policy.tenant:<10} {target.upstream.base_url}: {answer.text}")
         lines += [f"  {'':<10}   {model}" for model in answer.models]
-    if settings.dashboard and (found := sorted(_advised(settings.dashboard, policies))):
-        lines += ["", "prices to check, by what the dashboard has recorded", *(f"  {text}" for text in found)]
     return all(answer.good for answer in answers), "".join(f"{line}\n" for line in lines)
-
-
-_RECORDED = """SELECT tenant, dialect, model, count(*), sum(cached_tokens), sum(written_tokens) FROM requests
-WHERE kind = 'offloaded' AND prompt_tokens >= ? AND messages > ? GROUP BY tenant, dialect, model"""
-
-
-def _advised(file: Path, policies: tuple[Policy, ...]) -> Iterator[str]:
-    """Yield advice on prices by the requests in the dashboard's file. Raises UserMistake if it cannot be read."""
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as rows:
-            found = rows.execute(_RECORDED, (LARGE, LATER)).fetchall()
-    except sqlite3.Error as error:
-        raise UserMistake(f"the dashboard's file {file}: {error}") from error
-    by_tenant = {policy.tenant: policy for policy in policies}
-    for tenant, api, model, *seen in found:
-        if tenant in by_tenant:
-            policy = by_tenant[tenant].for_api(api).for_model(model)
-            if text := advice(policy.upstream.base_url, model, policy.offload, Seen(*seen)):
-                yield f"{tenant:<10} {text}"
 
 
 def _targets(policy: Policy) -> Iterator[Target]:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from proxy.cli.words import harmless
 from proxy.errors import ProxyError, UserMistake
 from proxy.operations.schema import Envelope
 from proxy.plan.prices import is_loopback
@@ -79,11 +80,6 @@ def recall(url: str, key: str, path: str | None, session: str | None, pattern: s
     text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)
     sys.stdout.write(text if path else f"{text}\n")
     return 0 if path or any(map(reply.metadata.get, ("matches", "sessions", "texts"))) else 1
-
-
-def harmless(text: str) -> str:
-    """Return text that cannot control a terminal, because strangers wrote it."""
-    return "".join(char if char.isprintable() or char in "\t\n" else "\ufffd" for char in text)
 
 
 def serve_mcp(url: str, key: str) -> None:

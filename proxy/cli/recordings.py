@@ -62,8 +62,6 @@ _STEP = 1 << 20
 class RecordedRequest(msgspec.Struct, frozen=True):
     """One request. `chat` is None if the proxy would not plan it, for this `reason`."""
 
-    position: float | None
-    """The part of the file that has been read, from 0 to 1; None if its size is not known."""
     dialect: Dialect | None
     """None: it asks no model that the proxy knows, and would be relayed."""
     chat: Request | None = None
@@ -129,7 +127,7 @@ def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
             elif _is_document(head):
                 yield from records.document(_whole(str(path), file, unpacked))
             else:
-                yield from records.lines(file, unpacked)
+                yield from records.lines(unpacked)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserMistake(f"{path}: is not whole, or no gzip; give what can be unpacked of it: {error}") from error
     except OSError as error:
@@ -140,12 +138,6 @@ def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
     with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as file:
         yield file
-
-
-def _size(file: io.BufferedReader) -> int | None:
-    """Return the size of a regular file, and None for anything else."""
-    status = os.fstat(file.fileno())
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 _STRING = rb'"(?:[^"\\]|\\.)*"'
@@ -162,7 +154,8 @@ def _is_document(head: bytes) -> bool:
 
 def _whole(name: str, file: io.BufferedReader, unpacked: io.BufferedReader | gzip.GzipFile) -> memoryview:
     """Return the bytes of a document: mapped into memory where that is possible."""
-    if unpacked is file and _size(file):
+    status = os.fstat(file.fileno())
+    if unpacked is file and stat.S_ISREG(status.st_mode) and status.st_size:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     read = unpacked.read(WHOLE + 1)
     if len(read) > WHOLE:
@@ -189,22 +182,20 @@ class _Records:
 
     # -- the three kinds of file --
 
-    def lines(self, file: io.BufferedReader, unpacked: io.BufferedReader | gzip.GzipFile) -> Iterator[RecordedRequest]:
-        """Yield the requests of JSONL. `unpacked` is made of `file`."""
-        size, position = _size(file), None
+    def lines(self, file: io.BufferedReader | gzip.GzipFile) -> Iterator[RecordedRequest]:
+        """Yield the requests of JSONL."""
         for number in count(1):
-            line = unpacked.readline(LONGEST + 1)
+            line = file.readline(LONGEST + 1)
             if not line:
                 break
             if len(line) > LONGEST:
                 raise UserMistake(f"{self._name}:{number}: longer than {LONGEST:,} bytes")
             body = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
-            position = file.tell() / size if size else None
             if number > 1 and not line.endswith(b"\n") and _is_cut(body):
-                yield RecordedRequest(position, None, reason=Reason.INVALID)
+                yield RecordedRequest(None, reason=Reason.INVALID)
             elif body:
-                yield from self._record(f"{self._name}:{number}", body, position)
-        yield from self._ends(position)
+                yield from self._record(f"{self._name}:{number}", body)
+        yield from self._ends()
 
     def document(self, text: memoryview) -> Iterator[RecordedRequest]:
         """Yield the requests of one JSON document: an array, one object, or an object with a list of records."""
@@ -215,11 +206,11 @@ class _Records:
         except (ValueError, RecursionError) as error:
             raise UserMistake(f"{self._name}{_line_of(error, text[start:])}: not JSON: {error}") from error
         if entries is None:
-            yield from self._record(self._name, bytes(text[start:]).strip(), 1.0)
+            yield from self._record(self._name, bytes(text[start:]).strip())
             entries = []
         for number, raw in enumerate(entries, 1):
-            yield from self._record(f"{self._name}: entry {number}", bytes(raw), number / len(entries))
-        yield from self._ends(1.0)
+            yield from self._record(f"{self._name}: entry {number}", bytes(raw))
+        yield from self._ends()
 
     def database(self, path: Path) -> Iterator[RecordedRequest]:
         """Yield the requests of opencode's database."""
@@ -227,54 +218,54 @@ class _Records:
         try:
             with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
                 rows = connection.execute(_MESSAGES).fetchall()
-                for number, (session, message, data) in enumerate(rows, 1):
+                for session, message, data in rows:
                     parts = [value_of(part) for (part,) in connection.execute(_PARTS, (message,))]
                     record = {"session": session, "message": value_of(data), "parts": parts}
                     for found in reader.take(record):
-                        yield from self._found(found, number / len(rows), "opencode's session")
+                        yield from self._found(found, "opencode's session")
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
             raise UserMistake(f"{path}: is a database, but not one of opencode's that we know: {error}") from error
 
     # -- one record --
 
-    def _record(self, place: str, body: bytes, position: float | None) -> Iterator[RecordedRequest]:
+    def _record(self, place: str, body: bytes) -> Iterator[RecordedRequest]:
         """Yield the requests that are complete with this record. Raises UserMistake."""
         try:
             members = rawjson.members(body)
         except NotJson as error:
             raise UserMistake(f"{place}: expected a JSON object, such as a request's body: {error}") from error
         if "request" in members and "url" in object_of(members["request"]):
-            yield msgspec.structs.replace(_from_har(members, position), source=HAR)
+            yield msgspec.structs.replace(_from_har(members), source=HAR)
         elif "url" in members and "body" in members:
             asked = text_of(members.get("method")) or "POST"
-            found = _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), position, _said(members))
+            found = _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), _said(members))
             yield msgspec.structs.replace(found, caller=text_of(members.get("namespace")), source=ENVELOPE)
         elif known := next((one for one in FORMATS if one.sees(members)), None):
             reader = self._readers.setdefault(known.name, known.reader())
             try:
                 for one in reader.take(value_of(body)):
-                    yield from self._found(one, position, known.name)
+                    yield from self._found(one, known.name)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 raise UserMistake(f"{place}: looks like {known.name}, but cannot be read as one: {error!r}") from error
         else:
-            yield from self._from_body(place, body, members, position)
+            yield from self._from_body(place, body, members)
 
-    def _ends(self, position: float | None) -> Iterator[RecordedRequest]:
+    def _ends(self) -> Iterator[RecordedRequest]:
         for name, reader in self._readers.items():
             for one in reader.end():
-                yield from self._found(one, position, name)
+                yield from self._found(one, name)
 
-    def _found(self, found: Exported, position: float | None, source: str) -> Iterator[RecordedRequest]:
+    def _found(self, found: Exported, source: str) -> Iterator[RecordedRequest]:
         """Yield the request of a record that a format knows, or its turns if it holds a whole conversation."""
         if found.body is None:
-            yield RecordedRequest(position, None, reason=found.why, source=source)
+            yield RecordedRequest(None, reason=found.why, source=source)
             return
         key = whole_conversation(found.body)
         for turn in self._turns(found.body, key) if key else [found.body]:
             body = rawjson.encode(turn)
             dialect = next((one for one in DIALECTS if one.name == found.api), None) or self._dialect
             yield msgspec.structs.replace(
-                _first_that_parses([dialect] if dialect else for_body(body), body, position),
+                _first_that_parses([dialect] if dialect else for_body(body), body),
                 said=None if key else found.said,
                 caller=found.caller,
                 source=source,
@@ -289,17 +280,15 @@ class _Records:
                 self._seen.add(digest)
                 yield turn
 
-    def _from_body(
-        self, place: str, body: bytes, members: Mapping[str, Raw], position: float | None
-    ) -> Iterator[RecordedRequest]:
+    def _from_body(self, place: str, body: bytes, members: Mapping[str, Raw]) -> Iterator[RecordedRequest]:
         """Yield the request of a body: in the first dialect in which it has a history."""
         if rawjson.is_array(members.get("messages")) or rawjson.is_array(members.get("input")):
             last = rawjson.elements(members.get("messages") or members["input"])[-1:]
             if last and is_reply(value_of(last[0])):
-                yield from self._found(Exported(value_of(body)), position, BODY)
+                yield from self._found(Exported(value_of(body)), BODY)
                 return
         candidates = [self._dialect] if self._dialect else for_body(body)
-        found = _first_that_parses(candidates, body, position)
+        found = _first_that_parses(candidates, body)
         if found.reason == Reason.INVALID or (found.chat is not None and not found.chat.entries):
             expected = " or ".join(dict.fromkeys(one.name for one in candidates))
             known = ", ".join(one.name for one in FORMATS)
@@ -327,26 +316,24 @@ def _is_cut(body: bytes) -> bool:
     return False
 
 
-def _first_that_parses(candidates: Sequence[Dialect], body: bytes, position: float | None) -> RecordedRequest:
+def _first_that_parses(candidates: Sequence[Dialect], body: bytes) -> RecordedRequest:
     """Return the request in the first of the dialects in which it has a history, else the last try."""
-    found = RecordedRequest(position, None, reason=Reason.INVALID)
+    found = RecordedRequest(None, reason=Reason.INVALID)
     for candidate in candidates:
-        found = _parsed(candidate, body, position)
+        found = _parsed(candidate, body)
         if found.reason != Reason.INVALID and (found.chat is None or found.chat.entries):
             break
     return found
 
 
-def _from_envelope(
-    method: str, url: str, body: bytes | None, position: float | None, said: Reported | None
-) -> RecordedRequest:
+def _from_envelope(method: str, url: str, body: bytes | None, said: Reported | None) -> RecordedRequest:
     """Return the request with this address. `body` is None if it is too large."""
     dialect = _serving(method, url)
     if dialect is None:
-        return RecordedRequest(position, None)
+        return RecordedRequest(None)
     if body is None:
-        return RecordedRequest(position, dialect, reason=Reason.ENCODING)
-    return _parsed(dialect, body, position, said)
+        return RecordedRequest(dialect, reason=Reason.ENCODING)
+    return _parsed(dialect, body, said)
 
 
 def _serving(method: str, url: str) -> Dialect | None:
@@ -367,29 +354,29 @@ def _said(members: Mapping[str, Raw]) -> Reported | None:
         return None
 
 
-def _parsed(dialect: Dialect, body: bytes, position: float | None, said: Reported | None = None) -> RecordedRequest:
+def _parsed(dialect: Dialect, body: bytes, said: Reported | None = None) -> RecordedRequest:
     try:
-        return RecordedRequest(position, dialect, dialect.parse(body), said=said)
+        return RecordedRequest(dialect, dialect.parse(body), said=said)
     except Unplannable as error:
-        return RecordedRequest(position, dialect, reason=error.reason)
+        return RecordedRequest(dialect, reason=error.reason)
 
 
 # -- HAR ---------------------------------------------------------------------------------------------------------------
 
 
-def _from_har(entry: Mapping[str, Raw], position: float | None) -> RecordedRequest:
+def _from_har(entry: Mapping[str, Raw]) -> RecordedRequest:
     """Return the request of an entry. What it brings is decoded only if a model was asked."""
     asked = object_of(entry["request"])
     method, url = text_of(asked.get("method")), text_of(asked["url"])
     dialect = _serving(method, url)
     if dialect is None:
-        return RecordedRequest(position, None)
+        return RecordedRequest(None)
     reply, said = object_of(entry.get("response")), None
     if bytes(reply.get("status", rawjson.NULL)) == b"200" and (content := _content(reply.get("content"))):
         ends = ReplyEnds()
         ends.take(content)
         said = reported(ends.both)
-    return _from_envelope(method, url, _content(asked.get("postData")), position, said)
+    return _from_envelope(method, url, _content(asked.get("postData")), said)
 
 
 def _content(raw: Raw | None) -> bytes | None:

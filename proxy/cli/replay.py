@@ -14,10 +14,10 @@ from typing import TextIO
 
 import msgspec
 
-from proxy.cli.progress import Progress, columns
 from proxy.cli.recordings import BODY, ENVELOPE, HAR, at_home, named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
+from proxy.cli.words import harmless, several, table
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
 from proxy.policies import defaults, load_alone
@@ -59,19 +59,21 @@ def run(
         tallies += [Tally(one.name.lower(), _with_profile(one), detailed) for one in Profile]
     tallies = tallies or [Tally(DEFAULTS, defaults(), detailed)]
     paths = named(files) if files else _found(environment)
-    with _written(html) as report, Progress(sys.stderr) as progress:
-        count = replayed(paths, tallies, progress, api)
+    with _written(html) as report:
+        count = replayed(paths, tallies, api)
         if report is not None:
-            report.write(page(list(map(printable, files)), list(rows_of(count, tallies)), tallies, _NOTES))
+            report.write(page(list(map(harmless, files)), list(rows_of(count, tallies)), tallies, _NOTES))
     if as_json:
-        found: dict[str, object] = {"files": list(map(printable, files)), "requests": count}
-        found["policies"] = [{"policy": printable(tally.name), **tally.figures()} for tally in tallies]
+        found: dict[str, object] = {"files": list(map(harmless, files)), "requests": count}
+        found["policies"] = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     else:
-        width = columns(sys.stdout)
+        sessions = max(len(tally.sessions) for tally in tallies)
         sys.stdout.write("".join(f"{line}\n" for line in headline(tallies, recommend=profiles)))
-        sys.stdout.write("".join(f"{line}\n" for line in table(count, len(paths), tallies, width)))
-        sys.stdout.write(f"\n{textwrap.fill(_NOTES, min(width or NOTES, NOTES))}\n")
+        sys.stdout.write(
+            f"{several(count, 'request')}, {several(sessions, 'session')}, {several(len(paths), 'file')}\n\n"
+        )
+        sys.stdout.write(table(rows_of(count, tallies), right=True) + f"\n{textwrap.fill(_NOTES, NOTES)}\n")
 
 
 def _with_profile(profile: Profile) -> Policy:
@@ -87,7 +89,7 @@ def _found(environment: Mapping[str, str]) -> list[Path]:
         )
     for name, files in found.items():
         place = os.path.commonpath([file.parent for file in files])
-        sys.stderr.write(f"{name}: {_several(len(files), 'file')} in {printable(place)}\n")
+        sys.stderr.write(f"{name}: {several(len(files), 'file')} in {harmless(place)}\n")
     sys.stderr.write("They are read here; nothing leaves this machine.\n\n")
     return [file for files in found.values() for file in files]
 
@@ -95,17 +97,17 @@ def _found(environment: Mapping[str, str]) -> list[Path]:
 def headline(tallies: Sequence[Tally], *, recommend: bool = False) -> Iterator[str]:
     """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
     for tally in tallies:
-        name = f"{_tail(printable(tally.name))}: " if len(tallies) > 1 else ""
+        name = f"{_tail(harmless(tally.name))}: " if len(tallies) > 1 else ""
         tokens = f"{_less(tally.tokens_before, tally.tokens_after)} tokens"
-        worse = f"{tally.losses:,} of {_several(len(tally.sessions), 'session')} cost more"
+        worse = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
         yield f"{name}{tokens}, {_cost(tally)}, {worse}"
     if recommend and (best := recommended(tallies)) is not None:
         yield f"recommended: {best.name}. It costs least, and at most a tenth of the sessions cost more"
     expanded, sources = tallies[0].expanded, tallies[0].sources
     if sources.keys() - {BODY, HAR, ENVELOPE}:
-        yield "read as: " + ", ".join(f"{name} ({_several(number, 'request')})" for name, number in sources.items())
+        yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
     if expanded:
-        yield f"{_several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
+        yield f"{several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
     yield ""
 
 
@@ -150,48 +152,25 @@ def _written(name: str | None) -> Iterator[TextIO | None]:
         raise UserMistake(f"--html {name}: cannot be written: {error.strerror}") from error
 
 
-def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress, api: str | None = None) -> int:
+def replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None = None) -> int:
     """Give every request of the files to every tally; returns how many there were. Raises UserMistake.
 
     Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
     """
-    threads, count = WorkPool("work"), 0
+    threads, count, shown = WorkPool("work"), 0, sys.stderr.isatty()
     reader = MessageCache(Tokens(), threads)
     with closing(threads), asyncio.Runner() as runner:
         loop = runner.get_loop()
-        for number, path in enumerate(files):
+        for path in files:
             for recorded in requests(path, api):
                 count += 1
                 for tally in tallies:
                     loop.run_until_complete(tally.add(recorded, reader))
-                at = recorded.position
-                progress.show(None if at is None else (number + at) / len(files), count)
+                if shown and count % 100 == 0:
+                    sys.stderr.write(f"\r{several(count, 'request')} ")
+    if shown:
+        sys.stderr.write("\r" + 40 * " " + "\r")
     return count
-
-
-def table(count: int, files: int, tallies: Sequence[Tally], width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the table, with a column for each policy.
-
-    Columns that do not fit beside each other in `width` characters follow in a table of their own.
-    """
-    sessions = max(len(tally.sessions) for tally in tallies)
-    yield f"{_several(count, 'request')}, {_several(sessions, 'session')}, {_several(files, 'file')}"
-    rows = list(rows_of(count, tallies))
-    titles, *cells = ([*column] for column in zip(*rows, strict=True))
-    while cells:
-        shown, taken = [titles], len(max(titles, key=len))
-        while cells and (len(shown) == 1 or width is None or taken + _wide(cells[0]) <= width):
-            taken += _wide(cells[0])
-            shown.append(cells.pop(0))
-        yield ""
-        for title, *values in zip(*shown, strict=True):
-            padded = (f"{value:>{_wide(column)}}" for value, column in zip(values, shown[1:], strict=True))
-            yield "".join([f"{title:{len(max(titles, key=len))}}", *padded]).rstrip()
-
-
-def _wide(column: Sequence[str]) -> int:
-    """Return the characters of a column and of the gap before it."""
-    return 2 + len(max(column, key=len))
 
 
 def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
@@ -200,7 +179,7 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
     def row(title: str, cell: Callable[[Tally], str]) -> list[str]:
         return [title, *map(cell, tallies)]
 
-    yield row("", lambda one: _tail(printable(one.name)))
+    yield row("", lambda one: _tail(harmless(one.name)))
     yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
     yield row("requests changed", lambda one: f"{one.changed:,} of {one.planned:,}")
     yield row("events", lambda one: f"{one.events:,}")
@@ -221,15 +200,6 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.2f}" if whole else "-"
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def printable(text: str) -> str:
-    """Return a file's name without what could control a terminal, or is no text."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def _tail(name: str, most: int = LONGEST_NAME) -> str:

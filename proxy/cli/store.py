@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from proxy import regex
+from proxy import policies, regex
+from proxy.cli.words import duration, harmless, in_units, table
 from proxy.errors import NamespaceFault, UserMistake
 from proxy.operations.names import name_of
-from proxy.policies import Policies, builtin, duration, load
+from proxy.policies import Policies, builtin, load
 from proxy.policies.tenants import identify, retention
 from proxy.settings import Settings
 from proxy.stores import (
@@ -29,15 +30,12 @@ from proxy.stores import (
     namespace_of,
     open_store,
 )
-from proxy.tools.search import TooSlow
+from proxy.tools.search import TooSlow, in_data
 
 T = TypeVar("T")
 
 Command = Callable[[Store], Awaitable[int]]
 """Does something with an open store, and returns the exit code."""
-
-_CONTEXT = 120
-"""Bytes shown on either side of a match, because records are often one line of JSON."""
 
 
 def run(settings: Settings, command: Command) -> int:
@@ -90,7 +88,7 @@ def ls(namespace: str | None) -> Command:
     async def command(store: Store) -> int:
         entries = await _found(store, prefix)
         if entries:
-            _table(_listed(entries) if namespace else _counted(entries))
+            sys.stdout.write(table(_listed(entries) if namespace else _counted(entries)))
         else:
             sys.stderr.write("no records\n")
         return 0
@@ -122,9 +120,10 @@ def grep(pattern: str, prefix: str) -> Command:
         found = False
         try:
             for entry in await _found(store, prefix):
-                for number, text in _matches(find, await store.get(entry.key) or b""):
+                text = (await store.get(entry.key) or b"").decode("utf-8", "replace")
+                for match in filter(None, in_data(entry.key, text.encode(), find)):
                     found = True
-                    sys.stdout.write(f"{entry.key}:{number}:{text}\n")
+                    sys.stdout.write(f"{entry.key}:{match.line}:{harmless(match.text)}\n")
         except TooSlow as error:
             raise UserMistake(str(error)) from error
         return 0 if found else 1
@@ -182,7 +181,7 @@ def _taken(check: Callable[[str], T], text: str) -> T:
 
 def _retention(settings: Settings, older_than: str | None) -> Retention:
     if older_than is not None:
-        age = _taken(duration, older_than)
+        age = _taken(policies.duration, older_than)
         return lambda namespace: age
     return _policies(settings)
 
@@ -198,8 +197,8 @@ def _loaded(settings: Settings) -> Policies:
 
 
 def _policies(settings: Settings) -> Retention:
-    policies = _loaded(settings)
-    return lambda namespace: retention(namespace, policies)
+    loaded = _loaded(settings)
+    return lambda namespace: retention(namespace, loaded)
 
 
 def _outlived(entry: Entry, kept_for: Retention, now: float) -> bool:
@@ -217,7 +216,7 @@ def _counted(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
     yield "NAMESPACE", "KIND", "RECORDS", "SIZE", "LAST USED"
     for (namespace, kind), group in sorted(groups.items()):
         size, newest = sum(entry.size for entry in group), max(entry.modified for entry in group)
-        yield namespace, kind, str(len(group)), in_units(size), _age(now - newest)
+        yield namespace, kind, str(len(group)), in_units(size), duration(now - newest)
 
 
 def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
@@ -229,47 +228,5 @@ def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
     yield "KIND", "SIZE", "LAST USED", "KEY", "PATH"
     for entry in sorted(entries, key=lambda entry: (entry.modified, entry.key)):
         _, kind, part = entry.key.split("/")
-        path = _shown((name_of(part) or "").encode()) if kind == "files" else ""
-        yield kind, in_units(entry.size), _age(now - entry.modified), entry.key, path
-
-
-def _table(rows: Iterator[tuple[str, ...]]) -> None:
-    lines = list(rows)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
-
-
-def _matches(find: Callable[[bytes, int], int], value: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the 1-based number and the text of each matching line. Long lines are cut around their first match."""
-    at, number, counted = find(value, 0), 1, 0
-    while at != -1 and at < len(value):
-        if at < 0:
-            at = find(value, ~at)
-            continue
-        begin, end = value.rfind(b"\n", 0, at) + 1, value.find(b"\n", at)
-        end = len(value) if end < 0 else end
-        number, counted = number + value.count(b"\n", counted, begin), begin
-        yield number, _shown(value[max(begin, at - _CONTEXT) : min(end, at + _CONTEXT)])
-        at = find(value, end + 1) if end < len(value) else -1
-
-
-def _shown(text: bytes) -> str:
-    """Return text that cannot control a terminal, because records contain what strangers wrote."""
-    return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in text.decode("utf-8", "replace"))
-
-
-def in_units(size: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f}{unit}"
-    return f"{max(seconds, 0):.0f}s"
+        path = harmless(name_of(part) or "") if kind == "files" else ""
+        yield kind, in_units(entry.size), duration(now - entry.modified), entry.key, path

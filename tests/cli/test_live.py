@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 import respx
 
 from proxy.cli import FAILED, OK, main
 from proxy.cli.live import verdict
-from proxy.dashboard.recorded import Recorded
-from proxy.dashboard.rows import Rows
-from proxy.telemetry.outcome import Kind, Outcome
 
 DEFAULT = "upstream: {base_url: http://local.test/v1}\n"
 ACME = """\
@@ -122,22 +118,3 @@ def test_without_the_flag_nobody_is_asked(policies: Path) -> None:
 )
 def test_which_statuses_are_good(status: int, key_header: str, good: bool) -> None:
     assert verdict(status, key_header)[0] == good
-
-
-def test_prices_that_do_not_fit_the_recorded_requests_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "default.yaml").write_text(DEFAULT)
-    file = tmp_path / "rows.db"
-    rows = Rows(file, 16 << 20)
-    asked = {"kind": Kind.OFFLOADED, "method": "POST", "path": "/", "dialect": "chat", "model": "m"}
-    named = {"request_id": "r", "tenant": "default", "namespace": "default-1"}
-    outcome = msgspec.convert(named | asked | {"messages": 9, "prompt_tokens": 9_000}, Outcome)
-    rows.write([Recorded(float(number), outcome) for number in range(30)])
-    rows.close()
-    monkeypatch.setenv("OFFLOAD_DASHBOARD", str(file))
-    with respx.mock:
-        respx.get("http://local.test/v1/models").respond(json={"data": []})
-        assert main(["check", "--live", str(tmp_path)]) == OK
-    said = capsys.readouterr().out
-    assert "prices to check" in said and "30 replies showed no cached token" in said

@@ -82,6 +82,6 @@ def test_what_goes_wrong_is_told(
 def test_what_strangers_wrote_does_not_reach_the_terminal(
     kept: Kept, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxy.cli.recall import harmless
+    from proxy.cli.words import harmless
 
     assert harmless("a\x1b[2Jb\nc\td\u202e") == "a\ufffd[2Jb\nc\td\ufffd"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gzip
-import io
 import json
 import os
 import signal
@@ -18,11 +17,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli import INTERRUPTED, MISTAKE, OK, main, progress, recordings
-from proxy.cli.progress import Progress
-from proxy.cli.replay import table
-from proxy.cli.tally import Tally
-from proxy.policy import Policy
+from proxy.cli import INTERRUPTED, MISTAKE, OK, main, recordings
 from tests.clock import wait_until
 
 Json = dict[str, Any]
@@ -472,15 +467,6 @@ def test_names_that_are_no_text_or_move_terminals_are_shown(folder: Path, capsys
     assert "\ufffd[2J.yaml:1: tenant: expected" in mistake(capsys, "--policy", "\x1b[2J.yaml", name)
 
 
-def test_columns_that_do_not_fit_follow_below() -> None:
-    tallies = [Tally(name, Policy()) for name in ("a" * 30, "b" * 12, "c")]
-    wide, narrow = list(table(0, 1, tallies)), list(table(0, 1, tallies, 40))
-    assert max(map(len, wide)) > 46 and wide.count("") == 1
-    assert narrow.count("") == 3 and all(len(line) <= 55 for line in narrow)
-    assert sorted(" ".join(narrow).split()) != [] and {"a" * 30, "b" * 12, "c"} <= set(" ".join(narrow).split())
-    assert sum(line.startswith("requests planned") for line in narrow) == 3
-
-
 def test_standard_input_is_read(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,37 +506,3 @@ def test_ctrl_c_ends_a_replay_that_waits_for_its_pipe(
         over.set()
         thread.join()
     assert (code, *capsys.readouterr()) == (INTERRUPTED, "", "")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_bar_appears_on_terminals_only_and_goes_away() -> None:
-    now = [0.0]
-    terminal, file = Terminal(), io.StringIO()
-    with Progress(terminal, lambda: now[0]) as bar, Progress(file, lambda: now[0]) as none:
-        for share in (0.1, 0.2, 0.5):
-            bar.show(share, 1_000)
-            none.show(share, 1_000)
-            now[0] += 0.06
-    assert file.getvalue() == ""
-    first, second, erased, end = terminal.getvalue().split("\r")[1:]
-    assert (first, second) == (
-        f"[###{' ' * 27}]  10%  1,000 requests",
-        f"[{'#' * 15}{' ' * 15}]  50%  1,000 requests",
-    )
-    assert erased.strip() == end == "" and len(erased) == len(second)
-
-
-def test_the_bar_stays_within_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for width in (120, 40, 25, 5, 2):
-        monkeypatch.setattr(progress, "columns", lambda stream, width=width: width)
-        terminal = Terminal()
-        with Progress(terminal, iter(range(9)).__next__) as bar:
-            bar.show(0.5, 1_000_000)
-            bar.show(None, 1_000_001)
-        shown = [part for part in terminal.getvalue().split("\r") if part]
-        assert shown and max(map(len, shown)) < width
-        assert ("#" in shown[0]) == (width >= 40) and "#" not in shown[1]
