@@ -33,10 +33,10 @@ from bench import chart
 from bench.visibility import MODEL, Texts, replay, synthetic, words_of
 from proxy import regex
 from proxy.dialects.chat.messages import texts
-from proxy.plan.history import Unplannable
+from proxy.plan.turn import Unplannable
 from proxy.policy import Policy
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import RenderedRequest
+from proxy.requests.cache import MessageCache
+from proxy.requests.rendered import Rendered
 from proxy.tokens import Tokens
 from proxy.tools.answer import Material, Tool, ToolAnswer, answer
 from tests.tools.paging import undone
@@ -82,9 +82,9 @@ class Found(msgspec.Struct, frozen=True):
 class Reading:
     """The tools over a run's last request."""
 
-    def __init__(self, ready: RenderedRequest, tokens: Tokens) -> None:
-        self._policy = ready.history.policy
-        self._names = ready.history.names
+    def __init__(self, ready: Rendered, tokens: Tokens) -> None:
+        self._policy = ready.planned.policy
+        self._names = ready.planned.names
         files = ready.files()
         self._files, self._index = dict(files), files.index
         self.paths = list(files)

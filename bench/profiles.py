@@ -20,7 +20,7 @@ from proxy.plan.plan import Cause, Room
 from proxy.plan.planner import Fold
 from proxy.plan.profiles import presets
 from proxy.policy import Inject, Offload, Profile
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written
 
 SHOWN = ("128 x 0.5", "128 x 0.25", "128 x 0.1", BREAKPOINTS, THIRD_MARK, GPT_5_6)

@@ -18,11 +18,12 @@ from bench.caches import Model, Prompt, Segment
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import History, Message, Reading, Terms
+from proxy.plan.history import History, Terms
+from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Item, Plan, Role, Room, SummaryBoundary, live
 from proxy.plan.planner import Fold
 from proxy.policy import Inject, Offload, Tools, Wait
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.dialects.messages.converting import request
 from tests.dialects.responses.converting import items

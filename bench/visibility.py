@@ -20,9 +20,9 @@ from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import Role
 from proxy.policy import Policy
 from proxy.rawjson import members
-from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import RenderedRequest, rendered
+from proxy.requests.cache import MessageCache
+from proxy.requests.planned import Planned, plan
+from proxy.requests.rendered import Rendered
 from tests.transcripts import Json, Run, requests_of
 
 MODEL = "gpt-4o"
@@ -42,7 +42,7 @@ class Sent(msgspec.Struct):
     told: Texts = {}
     changes: int = 0
     """Requests that did not begin with all messages of the one before, by the proxy's own account."""
-    last: RenderedRequest | None = None
+    last: Rendered | None = None
 
 
 async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
@@ -50,12 +50,12 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
     sent, made, before = Sent(), set[str](), (False, 0, "")
     for messages, _ in requests_of(run):
         asked = CHAT.parse(_body(run, messages))
-        history = await prepare.plan(CHAT, asked, policy, None, reader)
+        history = await plan(CHAT, asked, policy, None, reader)
         if history is None or not history.concerns_us:
             sent.bodies.append(asked.body)
             continue
         shown = _shown(history, made)
-        ready = sent.last = rendered(history, shown, {}, reader)
+        ready = sent.last = Rendered.of(history, shown, {}, reader)
         made |= {
             history.snapshot_name(boundary) for boundary in history.plan.boundaries[-1:]
         }  # the next request has it
@@ -73,15 +73,15 @@ def _body(run: Run, messages: Sequence[Json]) -> bytes:
     return json.dumps({"model": MODEL, "messages": messages, **tools}, ensure_ascii=False).encode()
 
 
-def _shown(history: prepare.PlannedRequest, made: set[str]) -> ActiveSnapshot | None:
+def _shown(history: Planned, made: set[str]) -> ActiveSnapshot | None:
     """The latest snapshot that exists."""
     boundaries = [boundary for boundary in history.plan.boundaries if history.snapshot_name(boundary) in made]
     return ActiveSnapshot(boundaries[-1], SUMMARY, history.originals_path(boundaries[-1])) if boundaries else None
 
 
-def _note(told: Texts, ready: RenderedRequest) -> None:
+def _note(told: Texts, ready: Rendered) -> None:
     """Note the texts that this request only refers to."""
-    transcript = ready.history.transcript
+    transcript = ready.planned.transcript
     gone = set(render.taken(transcript, ready.shown.boundary)) if ready.shown else set[int]()
     if ready.shown:
         told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]

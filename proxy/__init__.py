@@ -11,7 +11,7 @@ The primitives:
 - A **Dialect** (`dialects`) knows one API. It reads a request into a history, renders a plan as a body for upstream,
   and has the machine for a turn. Only dialects know an API's field names.
 - A **Turn** (`dialects.turn`) is one visible reply: the model's rounds, in which it may call the proxy's own tools
-  (`tools`), and what the client sees of them. It does no I/O: `requests.tool_loop` drives it.
+  (`tools`), and what the client sees of them. It does no I/O: `requests.conversation` drives it.
 - A **Record** (`requests.records`) is what has to be remembered: a summary, the rounds that the client did not see, an
   original. Records are written once, under names derived from the history, into a store (`stores`).
 

@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from proxy.plan import said
+from proxy.plan import texts
 from proxy.plan.prices import Prices, price_of
-from proxy.plan.results import PRESETS, ResultPreset, ResultRule
+from proxy.plan.texts import PRESETS, ResultPreset, ResultRule
 
 Tokens = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -227,7 +227,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def asking(self) -> tuple[str, ...]:
         """The tools whose results are the user's answers."""
-        return (*said.TOOLS, *filter(said.is_tool, self.said)) if self.said else said.TOOLS
+        return (*texts.TOOLS, *filter(texts.is_tool, self.said)) if self.said else texts.TOOLS
 
     def excludes(self, tool: str) -> bool:
         """Whether this tool's results are never moved."""

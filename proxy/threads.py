@@ -15,12 +15,13 @@ The threads are daemons, so a disk that hangs cannot keep the process from endin
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from proxy.errors import Overloaded
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -372,3 +375,48 @@ def _work(pieces: SimpleQueue[_Piece | None]) -> None:
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(callback, *args)
+
+
+class Background:
+    """Runs at most `limit` tasks at once, one of each name, which together hold at most `bytes` bytes of memory."""
+
+    def __init__(self, limit: int, bytes: int = 256 << 20) -> None:
+        self._limit = limit
+        self._free = bytes
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], holds: int = 0) -> bool:
+        """Start `work` unless a task of this name, or too much other work, is running. Returns whether it started.
+
+        `holds` is the number of bytes of memory that the work keeps until it ends.
+        """
+        if name in self._tasks or len(self._tasks) >= self._limit or holds > self._free:
+            return False
+        self._free -= holds
+        with nobody_waits():
+            task = self._tasks[name] = asyncio.create_task(work(), name=name)
+        task.add_done_callback(lambda task: self._ended(task, holds))
+        return True
+
+    async def ended(self, prefix: str, seconds: float) -> bool:
+        """Wait at most `seconds` for the tasks whose names begin like this. Returns whether there were any."""
+        tasks = [task for name, task in self._tasks.items() if name.startswith(prefix)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return bool(tasks)
+
+    async def close(self, grace: float) -> None:
+        """Wait at most `grace` seconds for all tasks, then cancel the rest."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=grace)
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[None], holds: int) -> None:
+        self._free += holds
+        del self._tasks[task.get_name()]
+        if not task.cancelled() and (error := task.exception()):
+            log.error("background work failed", exc_info=error)

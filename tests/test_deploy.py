@@ -23,7 +23,7 @@ import yaml
 
 from proxy.cli import parser
 from proxy.dashboard import writer
-from proxy.requests import captures
+from proxy.requests import capture
 from proxy.server.app import LEAST_GRACE
 from proxy.server.runner import GRACE
 from proxy.settings import Settings, read
@@ -201,7 +201,7 @@ def test_the_image_has_every_package_that_the_proxy_needs(extras: tuple[str, ...
 
 def test_the_bounds_of_closing_fit_into_the_grace() -> None:
     """One stage after the other, each with something that hangs: the last one still logs what hangs."""
-    captured = 2 * captures.CLOSING  # for what waits, and for what is being written
+    captured = 2 * capture.CLOSING  # for what waits, and for what is being written
     closing = LEAST_GRACE + captured + client.CLOSING + guarded.CLOSING + writer.CLOSING
     assert closing < GRACE
     assert local.CLOSE_SECONDS < guarded.CLOSING

@@ -13,7 +13,7 @@ from proxy.plan.prices import price_of
 from proxy.policies import Policies, builtin, load
 from proxy.policies.identity import described
 from proxy.policy import Inject, Mode, Policy
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.settings import Settings
 
 RESULTS = (300, 1_000, 4_000)

@@ -16,7 +16,7 @@ from proxy.cli.words import in_units, several
 from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
-from proxy.requests import captures
+from proxy.requests import capture
 from proxy.settings import Settings
 from proxy.stores import Entry, Store, is_part
 
@@ -140,7 +140,7 @@ def _captures(settings: Settings, namespace: str, *, delete: bool) -> tuple[int,
     if settings.capture is None:
         return 0, 0
     try:
-        return captures.kept(settings.capture, namespace, delete=delete)
+        return capture.kept(settings.capture, namespace, delete=delete)
     except OSError as error:
         raise UserMistake(f"--capture {settings.capture}: {error.strerror}") from error
 

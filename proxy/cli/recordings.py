@@ -36,9 +36,7 @@ from proxy.dialects import DIALECTS, Dialect, for_body, for_request
 from proxy.dialects.usage import Reported, reported
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UserMistake
-from proxy.plan.history import Unplannable
-from proxy.plan.reasons import Reason
-from proxy.plan.request import Request
+from proxy.plan.turn import Reason, Request, Unplannable
 from proxy.rawjson import NotJson
 from proxy.requests.relay import ReplyEnds
 

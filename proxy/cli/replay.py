@@ -23,7 +23,7 @@ from proxy.plan.forecast import CAUSES
 from proxy.policies import defaults, load_alone
 from proxy.policies.file import parse
 from proxy.policy import Policy, Profile
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.cache import MessageCache
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens
 

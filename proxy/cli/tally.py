@@ -8,15 +8,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 from proxy.cli.recordings import RecordedRequest
 from proxy.plan.forecast import as_sent, by_kind, event_at, told
-from proxy.plan.history import Unplannable
 from proxy.plan.plan import Role
 from proxy.plan.prices import price_of
-from proxy.plan.reasons import Reason
+from proxy.plan.turn import Reason, Unplannable
 from proxy.policy import Mode, Policy
-from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.cache import MessageCache
 from proxy.requests.outcome import foreseen
-from proxy.requests.prepare import OUR_TOOLS_TOKENS, PlannedRequest
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
 
 T = TypeVar("T")
 
@@ -130,7 +128,7 @@ class Tally:
             return
         said = recorded.said
         billed = said is not None and said.cached is not None
-        seen, event = foreseen(planned, said), event_at(planned.plan, len(planned.past))
+        seen, event = foreseen(planned, said), event_at(planned.plan, len(planned.history))
         self.planned += 1
         self.billed += billed
         self.changed += bool(seen.compacted or seen.compressed)
@@ -150,7 +148,7 @@ class Tally:
         if event:
             course.events.append(course.requests)
         if course.points is not None and len(course.told) < WORDS:
-            words = told(planned.past.items, planned.plan, planned.policy.offload, planned.room.window)
+            words = told(planned.history.items, planned.plan, planned.policy.offload, planned.room.window)
             if course.told and course.told[-1][1].startswith("waiting: "):
                 course.told.pop()  # of what it waits for, only the last is of interest
             course.told.append((course.requests, words))
@@ -160,7 +158,7 @@ class Tally:
         if course.points is not None:
             course.points.append(Point(*_kinds(planned), seen.before, seen.after))
 
-    async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[PlannedRequest | None, str]:
+    async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[Planned | None, str]:
         """Return the plan, or why there is none."""
         dialect, chat = recorded.dialect, recorded.chat
         if dialect is None or chat is None:
@@ -169,12 +167,12 @@ class Tally:
         if policy.offload.mode is Mode.OFF:
             return None, Reason.OFF
         try:
-            planned = await prepare.plan(dialect, chat, policy, policy.upstream.context_window, reader)
+            planned = await plan(dialect, chat, policy, policy.upstream.context_window, reader)
         except Unplannable as error:
             return None, error.reason
         return planned, f"{Reason.FIELD} {chat.obstacle}"
 
-    def _course(self, planned: PlannedRequest, caller: str) -> Course:
+    def _course(self, planned: Planned, caller: str) -> Course:
         session = _session(planned, caller)
         course = self.sessions.get(session)
         if course is None:
@@ -206,10 +204,10 @@ _FIGURES = (
 )
 
 
-def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:
+def _kinds(planned: Planned) -> tuple[int, tuple[int, ...]]:
     """Return the request's tokens as it came, and those of each kind as planned."""
     kinds, room = [0] * len(KINDS), planned.room
-    sent = by_kind(as_sent(planned.past), planned.plan, planned.policy, OUR_TOOLS_TOKENS)
+    sent = by_kind(as_sent(planned.history), planned.plan, planned.policy, OUR_TOOLS_TOKENS)
     definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - room.preamble
     for role, tokens in sent.whole.items():
         kinds[_OF_ROLE[role]] += tokens
@@ -219,8 +217,8 @@ def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:
     return planned.tokens + room.preamble + definitions, tuple(kinds)
 
 
-def _session(planned: PlannedRequest, caller: str) -> SessionKey:
+def _session(planned: Planned, caller: str) -> SessionKey:
     """Return the session: its API, its model, what it begins with, up to the user's first message, and its caller."""
-    roles = [item.role for item in planned.past.items]
+    roles = [item.role for item in planned.history.items]
     asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
     return SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], caller)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.dialects import render
-from proxy.plan.conversation import opening
-from proxy.plan.history import BEGINNING, digest, extend
+from proxy.plan.history import BEGINNING, extend, opening
+from proxy.plan.message import digest
 from proxy.plan.plan import Role, live
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
-    from proxy.plan.history import Message
-    from proxy.requests.prepare import PlannedRequest
+    from proxy.plan.message import Message
+    from proxy.requests.planned import Planned
     from proxy.requests.prepared import Prepared
 
 KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")
@@ -96,13 +96,13 @@ def detail(kept: bytes) -> dict[str, Any]:
     return msgspec.msgpack.decode(zlib.decompress(kept), type=dict[str, Any], strict=False)
 
 
-def _session(ready: Prepared, planned: PlannedRequest) -> int:
+def _session(ready: Prepared, planned: Planned) -> int:
     names = f"{ready.tenant.namespace} {planned.dialect.name} {planned.request.model} "
-    began = reduce(extend, opening(planned.past.measured), BEGINNING)
+    began = reduce(extend, opening(planned.history.measured), BEGINNING)
     return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
 
-def _fates(ready: Prepared, planned: PlannedRequest, content: bool) -> list[Fate]:
+def _fates(ready: Prepared, planned: Planned, content: bool) -> list[Fate]:
     """Return what became of each message, or would have under a plan that is only observed."""
     rendered = ready.rendered
     moves, gone, start = {}, set[int](), 0
@@ -115,7 +115,7 @@ def _fates(ready: Prepared, planned: PlannedRequest, content: bool) -> list[Fate
         for boundary in planned.plan.boundaries[-1:]:
             gone = {index for index in range(boundary.end) if index not in boundary.pins}
     found = []
-    past = planned.past
+    past = planned.history
     for index, (item, message, named) in enumerate(zip(past.items, past.measured, past.messages, strict=True)):
         if index in gone:
             move, rule, sent, changed, hidden = None, SUMMARISED, 0, "", None
@@ -149,11 +149,11 @@ def _changed(message: Message, altered: bytes | None) -> str:
     return "" if sent == message.digest.hex()[:_DIGITS] else sent
 
 
-def _kinds(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate]) -> list[int]:
+def _kinds(ready: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[int]:
     """Return the tokens that were sent of each kind. Together they are the outcome's `tokens_after`, or of an observed
     request its `tokens_before`."""
     tokens = [0] * len(KINDS)
-    for item, fate in zip(planned.past.items, fates, strict=True):
+    for item, fate in zip(planned.history.items, fates, strict=True):
         if ready.rendered is None:
             tokens[_KIND[item.role]] += item.tokens
         elif fate.rule != SUMMARISED:
@@ -167,7 +167,7 @@ def _kinds(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate]) -> l
     return tokens
 
 
-def _detail(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate], content: bool) -> bytes:
+def _detail(ready: Prepared, planned: Planned, fates: Sequence[Fate], content: bool) -> bytes:
     shown = fates[-MESSAGES:]
     snapshot = ready.rendered.shown if ready.rendered else None
     found = {
@@ -179,7 +179,7 @@ def _detail(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate], con
     return zlib.compress(msgspec.msgpack.encode(found), 1)
 
 
-def _texts(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
+def _texts(ready: Prepared, planned: Planned, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
     """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
     transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
     found: dict[int, tuple[str, str | None]] = {}

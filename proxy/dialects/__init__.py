@@ -8,7 +8,7 @@ from proxy.dialects.base import Dialect, Entry
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import Unplannable
+from proxy.plan.turn import Unplannable
 from proxy.rawjson import NotJson
 
 __all__ = ["DIALECTS", "Dialect", "Entry", "for_body", "for_request", "owner_of"]

@@ -24,13 +24,11 @@ from proxy.dialects.round_request import RoundRequest, has_tools, lowered
 from proxy.dialects.turn import Turn
 from proxy.dialects.values import NULL, Members, object_of, text_of, whole
 from proxy.errors import ProxyError
-from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable
+from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
-from proxy.plan.recognition import kept_calls
-from proxy.plan.refusals import Complaint
-from proxy.plan.request import Request
+from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.plan.turn import Continuation, HiddenRound
+from proxy.plan.turn import Complaint, Continuation, Hidden, Request, Unplannable
 from proxy.policy import SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.tools.definitions import NAMES, Names
@@ -190,7 +188,7 @@ class Dialect(ABC):
 
     # -- a hidden round --
 
-    def reinserted(self, hidden: HiddenRound, visible: Entry) -> list[Entry]:
+    def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
         """Return a hidden round together with the reply that the client saw, in their original order.
 
         If the client has rewritten its calls, its own reply stays, and only what came before is put back.
@@ -206,10 +204,10 @@ class Dialect(ABC):
 
     @staticmethod
     def written(instead: bytes) -> list[Entry]:
-        """Return the entry that `HiddenRound.instead` holds; none if the model wrote nothing."""
+        """Return the entry that `Hidden.instead` holds; none if the model wrote nothing."""
         return [instead]
 
-    def shrunk(self, hidden: HiddenRound, least: int, names: Names = NAMES) -> HiddenRound:
+    def shrunk(self, hidden: Hidden, least: int, names: Names = NAMES) -> Hidden:
         """Return the round with a line in place of each answer above `least` tokens that says how to get it again. The
         tool is called what it is called now (`names`): the client may have got one of its own with the name that it
         had."""

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.values import Members, object_of, text_of
-from proxy.plan.request import Request
+from proxy.plan.turn import Request
 from proxy.rawjson import NotJson
 
 

@@ -7,7 +7,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks
 from proxy.dialects.values import Members, string
-from proxy.plan.history import Message, ToolCall
+from proxy.plan.message import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Names

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, attachments, render
 from proxy.plan import summary
-from proxy.plan.history import Piece, Transcript, moved_pieces
-from proxy.plan.labels import EARLIER, ORIGINALS, Label
+from proxy.plan.history import Transcript
+from proxy.plan.message import Piece, moved_pieces
 from proxy.plan.plan import Plan, SummaryBoundary
+from proxy.plan.preview import EARLIER, ORIGINALS, Label
 from proxy.plan.summary import Section
 from proxy.tools.answer import Media
 from proxy.tools.find import Index

@@ -12,12 +12,11 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments
-from proxy.plan import labels, preview, said
-from proxy.plan.history import Count, Message, Piece, Reading, ToolCall, digest
-from proxy.plan.labels import Label
+from proxy.plan import preview, texts
+from proxy.plan.message import Count, Message, Piece, Reading, ToolCall, digest
 from proxy.plan.plan import Item, Role
-from proxy.plan.preview import Shape
-from proxy.plan.results import Carries, carried, reports_error
+from proxy.plan.preview import Label, Shape
+from proxy.plan.texts import Carries, carried, reports_error
 
 Places = list[tuple[int | None, str]]
 """Texts, each with the place by which `replace` finds it again."""
@@ -137,7 +136,7 @@ def of_model(
         pieces=tuple(_medium(place, part, TextSource(Role.ASSISTANT), None, count) for place, part in media),
         calls=tuple((call.id, call.name) for call in answered),
         answers="",
-        labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
+        labels=tuple(preview.of_call(call.name, canonical(call.arguments), count) for call in answered),
         spaces=spaces(answered, count),
     )
 
@@ -187,7 +186,7 @@ class TextSource(NamedTuple):
     def label(self, count: Count) -> Label:
         """Return what such a text is called as long as no call is known whose result it is."""
         result = self.role is Role.TOOL or self.carries
-        return labels.of_kind("tool result" if result else f"{self.role.name.lower()} message", count)
+        return preview.of_kind("tool result" if result else f"{self.role.name.lower()} message", count)
 
 
 def pieces(
@@ -208,7 +207,7 @@ def _medium(place: int, part: bytes, source: TextSource, shape: Shape | None, co
     It never moves before the model has seen it, as only seeing it tells what is in it.
     """
     text, tokens, about = part.decode("utf-8", "replace"), attachments.tokens(part), attachments.about(part)
-    name = labels.file_name(labels.NAMELESS, moved := preview.digest(text))
+    name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     left = min(count(preview.pointer(about, name, "", shape)), tokens) if shape else tokens
     spare = tokens * attachments.TOKEN_BYTES
     return Piece(place, moved, tokens, left, tokens, spare, source.label(count), media=about)
@@ -222,8 +221,8 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
 
 
 def _piece(place: int | None, text: str, tokens: int, source: TextSource, reading: Reading, count: Count) -> Piece:
-    name = labels.file_name(labels.NAMELESS, moved := preview.digest(text))
-    spans = said.spans(text, reading.said)
+    name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
+    spans = texts.spans(text, reading.said)
 
     def replaced(shape: Shape) -> tuple[int, int]:
         """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
@@ -236,5 +235,5 @@ def _piece(place: int | None, text: str, tokens: int, source: TextSource, readin
     if tokens > reading.unseen_limit:
         first, first_spare = replaced(reading.shape.first_preview())
         spare = min(spare, first_spare) if first < tokens else spare
-    label = source.label(count) if spare > 0 else labels.NAMELESS
+    label = source.label(count) if spare > 0 else preview.NAMELESS
     return Piece(place, moved, tokens, at_event, first, spare, label, source.kept, spans=spans)

@@ -10,9 +10,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.values import Members
-from proxy.plan.history import Unplannable
-from proxy.plan.reasons import Reason
-from proxy.plan.request import Request
+from proxy.plan.turn import Reason, Request, Unplannable
 from proxy.rawjson import TooManyElements
 from proxy.tools.answer import NAMES, OTHER_NAMES, Names
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.dialects import error_text, overflow
-from proxy.plan.refusals import Addition, Complaint, Verdict
+from proxy.plan.turn import Addition, Complaint, Verdict
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Entry, cache_marks
 from proxy.plan import preview, summary
-from proxy.plan.history import Message, Piece, Transcript, moved_pieces
+from proxy.plan.history import Transcript
+from proxy.plan.message import Message, Piece, moved_pieces
 from proxy.plan.plan import Plan, Role, SummaryBoundary
 from proxy.plan.preview import Shape
-from proxy.plan.request import Request
 from proxy.plan.summary import Section
-from proxy.plan.turn import HiddenRound
+from proxy.plan.turn import Hidden, Request
 from proxy.policy import SnapshotRole
 from proxy.tools.definitions import NAMES, Names
 
@@ -47,7 +47,7 @@ def render(
     *,
     shown: ActiveSnapshot | None = None,
     role: SnapshotRole = SnapshotRole.AUTO,
-    rounds: Mapping[int, HiddenRound] | None = None,
+    rounds: Mapping[int, Hidden] | None = None,
     end: int | None = None,
     marking: Request | None = None,
     altered: dict[int, Entry] | None = None,
@@ -89,7 +89,7 @@ def render(
     return _with_snapshot(dialect, entries, transcript.leading, role, shown_block(transcript, shown))
 
 
-def _note(altered: dict[int, Entry], index: int, entry: Entry, made: list[Entry], hidden: HiddenRound | None) -> None:
+def _note(altered: dict[int, Entry], index: int, entry: Entry, made: list[Entry], hidden: Hidden | None) -> None:
     """Note what is sent for an entry: `entry`, or what the model wrote instead of it."""
     if hidden is None or any(one is entry for one in made):
         altered[index] = entry
@@ -133,8 +133,8 @@ def _with_snapshot(dialect: Dialect, entries: list[Entry], leading: int, role: S
 
 
 def shrunk(
-    dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int, names: Names = NAMES
-) -> dict[int, HiddenRound]:
+    dialect: Dialect, plan: Plan, rounds: Mapping[int, Hidden], least: int, names: Names = NAMES
+) -> dict[int, Hidden]:
     """Return the hidden rounds as they are sent. Before the newest event's user turn, answers above `least` tokens are
     replaced by lines."""
     return {

@@ -28,7 +28,7 @@ from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import Members
-from proxy.plan.history import ToolCall
+from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken
 
 MAX_REPLY = 32 << 20

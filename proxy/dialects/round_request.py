@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.values import Members, object_of, string, text_of, whole
-from proxy.plan.request import Request
+from proxy.plan.turn import Request
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""

@@ -12,8 +12,8 @@ from proxy.dialects.cache_marks import Mark
 from proxy.dialects.round_request import has_tools, with_tools
 from proxy.dialects.usage import Reported, reported
 from proxy.dialects.values import Members, string
-from proxy.plan.request import Request
 from proxy.plan.summary import SummaryAnswer
+from proxy.plan.turn import Request
 from proxy.rawjson import NotJson
 
 ANSWER_BYTES = 4 << 20

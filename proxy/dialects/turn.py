@@ -25,8 +25,8 @@ from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
-from proxy.plan.history import ToolCall
-from proxy.plan.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
+from proxy.plan.message import ToolCall
+from proxy.plan.turn import Broken, Continuation, Hidden, State, Usage, WrongState
 from proxy.rawjson import NotJson
 from proxy.tools.answer import REPEATED
 
@@ -96,7 +96,7 @@ class Turn(ABC):
         """The event that ends a stream after a failure: upstream's refusal `said`, if it is usable, or `fault`."""
 
     def _as_one(self, entries: list[bytes]) -> bytes | None:
-        """Return the entries of a reply as `HiddenRound.instead` has them."""
+        """Return the entries of a reply as `Hidden.instead` has them."""
         return entries[0] if entries else None
 
     # -- what the driver calls --
@@ -236,12 +236,12 @@ class Turn(ABC):
         return self._shown.visible
 
     @property
-    def hidden(self) -> HiddenRound | None:
+    def hidden(self) -> Hidden | None:
         """The rounds to store once the turn is DONE; None if the client has seen everything."""
         self._require(State.DONE)
         if self._round.failed or not (self._before or self._after):
             return None
-        return HiddenRound(tuple(self._before), self._instead, tuple(self._after))
+        return Hidden(tuple(self._before), self._instead, tuple(self._after))
 
     @property
     def continuation(self) -> Continuation | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.errors import NotThere, StoreFault
 from proxy.operations import names
-from proxy.plan.labels import digest_in
+from proxy.plan.preview import digest_in
 from proxy.policy import Policy
 from proxy.requests.archive import Archive
 from proxy.stores import Entry, is_part

@@ -21,10 +21,10 @@ from proxy.operations import names, one_shot, schema
 from proxy.operations.call import OperationReply
 from proxy.operations.one_shot import Offloaded
 from proxy.operations.schema import OffloadParameters
-from proxy.plan.history import Message
+from proxy.plan.message import Message
 from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
 from proxy.policy import SnapshotRole
-from proxy.requests import turn_io
+from proxy.requests import relay, summary_writer
 from proxy.requests.summaries import group_limits
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import Headers, url_for
@@ -222,7 +222,7 @@ async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAns
     """Make one summary call with the caller's own credentials, or with those that the tenant uses instead."""
     tenant = replace(call.tenant, policy=policy)
     request = call.services.relay.request(call.client, tenant, body)
-    request = turn_io.rewritten(request, body, (*turn_io.ANOTHER, b"content-type"))
+    request = relay.rewritten(request, body, (*relay.ANOTHER, b"content-type"))
     headers = Headers((*request.headers, (b"content-type", b"application/json")))
     url = url_for(policy.upstream.base_url, TARGET)
-    return await turn_io.ask(call.services.upstream, replace(request, url=url, headers=headers), CHAT)
+    return await summary_writer.ask(call.services.upstream, replace(request, url=url, headers=headers), CHAT)

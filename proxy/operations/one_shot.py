@@ -25,10 +25,12 @@ from proxy.dialects.render import compact
 from proxy.operations.names import joined
 from proxy.operations.schema import OffloadParameters
 from proxy.plan import preview, summary
-from proxy.plan.history import Message, Naming, Reading, Unplannable, digest, moved_pieces
+from proxy.plan.history import Naming
+from proxy.plan.message import Message, Reading, digest, moved_pieces
 from proxy.plan.plan import Item, Role
 from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
+from proxy.plan.turn import Unplannable
 from proxy.policy import Mode, SnapshotRole
 from proxy.rawjson import NotJson
 

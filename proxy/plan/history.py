@@ -1,7 +1,6 @@
 """A history as the planner sees it: the measures of its messages, the digests that identify it, and its plan so far.
 
-A dialect reads an entry into a `Message`, which depends only on the entry's bytes. `History` folds messages. If it
-continues an earlier request's history, only the new messages have to be read.
+`History` folds messages. If it continues an earlier request's history, only the new messages have to be read.
 
 The *history digest* covers the meaning of messages and not their bytes, so that a client is still recognised if it
 serialises anew on every turn, moves cache breakpoints or adds annotations. The leading system messages are not part of
@@ -11,151 +10,31 @@ it, because agents put the time of day there. Later ones are, because some clien
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import takewhile
 
 import msgspec
 from msgspec import Raw
 
-from proxy.plan import labels
-from proxy.plan.labels import Label
-from proxy.plan.opening import START, Opening
+from proxy.plan import preview
+from proxy.plan.message import COPY_BYTES, Message, Piece, with_pieces
 from proxy.plan.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.plan.plan import Item, Plan, Role, Room, Standing
 from proxy.plan.planner import Fold
-from proxy.plan.preview import PREVIEW_CHARS, Shape, Spans
-from proxy.plan.reasons import Reason
-from proxy.plan.results import Carries, ResultRule
-from proxy.plan.said import is_tool
+from proxy.plan.preview import Label
+from proxy.plan.texts import Carries
 from proxy.policy import Offload
 
-Count = Callable[[str], int]
-
-
-class Unplannable(ValueError):
-    """This is not a request that we can read, or it has too many parts. It goes upstream as it came."""
-
-    def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def digest(raw: bytes | Raw) -> bytes:
-    """Identifies an entry's bytes."""
-    return hashlib.sha256(raw).digest()
-
-
-class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A tool call of a model. `arguments` is the text as the model wrote it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """A text, an image or a file that can be moved. `part` is its place in the entry; None for the only text."""
-
-    part: int | None
-    digest: str
-    """Of the text; see `preview.digest`."""
-    tokens: int
-    preview: int
-    """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
-    first_preview: int
-    """The same for a text that the model has not seen yet."""
-    spare: int
-    """Characters that the replacement is shorter than the text, without a label."""
-    label: Label
-    """What it is. A result has a general label until `Naming` has found its call."""
-    kept: int = 0
-    """The first characters of it that stay in any case: they tell the client's model that a result follows."""
-    name: str = ""
-    """The name of the file that it moves to; empty until `Naming` has given it one."""
-    spans: Spans = ()
-    """Where the user speaks in it; see `said`."""
-    media: str = ""
-    """What it is, if it is the JSON of an image or a file: `image, image/png, 34 kB`."""
-
-    def named(self, name: str, label: Label) -> Piece:
-        """Return the piece with its name and label, and with the tokens that they add to its replacement."""
-        fits = label.chars < self.spare
-        return msgspec.structs.replace(
-            self,
-            name=name,
-            label=label,
-            preview=min(self.preview + label.tokens, self.tokens) if fits else self.tokens,
-            first_preview=min(self.first_preview + label.tokens, self.tokens) if fits else self.tokens,
-        )
-
-
-MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
-"""Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
-COPY_BYTES = 420
-"""Bytes of a message's copy in which a piece has its name."""
 PLACE_BYTES, FOLD_BYTES = 330, 7_000
 """Bytes that a history takes for each message beside the message, and for its plan. `tests/plan/test_sizes.py` compares
 all of these with what the objects take."""
 
 
-class Message(msgspec.Struct, frozen=True):
-    """Everything that the plan needs of one message, without its text."""
-
-    digest: bytes
-    """Of the bytes as they came, and of the names of its pieces. What depends on both is cached under it."""
-    role: Role
-    meaning: bytes
-    tokens: int
-    item: Item
-    """For the plan."""
-    pieces: tuple[Piece, ...]
-    calls: tuple[tuple[str, str], ...]
-    """Id and name of each tool call that it makes."""
-    answers: str
-    """The id of the tool call whose result it is; empty for other messages."""
-    sealed: bool = False
-    """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
-    said: bool = False
-    """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
-    failed: bool = False
-    """Whether it is a result that reports an error; see `results.reports_error`."""
-    carries: Carries = Carries.NO
-    """Whether the policy's `results` name it, as far as that does not depend on its place."""
-    labels: tuple[Label, ...] = ()
-    """What the results of its calls are called, in the order of the calls."""
-    spaces: int = 0
-    """Tokens that its calls take beyond `tokens` as they are sent. The plan counts arguments in canonical form."""
-
-    def size(self) -> int:
-        """About how many bytes it takes."""
-        size = MESSAGE_BYTES + len(self.answers)
-        if self.pieces:
-            size += sum([PIECE_BYTES + len(piece.name) + len(piece.media) for piece in self.pieces])
-        if self.calls:
-            size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
-            size += sum(map(Label.size, self.labels))
-        return size
-
-    def item_at(self, place: Place, part: Role, movable: bool) -> Item:
-        """The item for the plan, in which the message plays this part."""
-        movable = movable and place.fits
-        stays = place.stays or self.role is Role.SEALED
-        if not stays and place is REGULAR and part is self.role and (movable or not self.pieces):
-            return self.item
-        return msgspec.structs.replace(
-            self.item,
-            role=part,
-            first_preview=self.item.first_preview if movable else self.tokens,
-            preview=self.item.preview if movable else self.tokens,
-            stays=stays,
-            stays_before=place.stays_before,
-        )
-
-
 class Naming(msgspec.Struct, frozen=True):
     """Names the pieces of a history, message by message. A name depends only on what came before it."""
 
-    digits: int = labels.DIGITS
+    digits: int = preview.DIGITS
     """Hex digits of a text's digest in its name."""
     calls: Mapping[str, Label] = {}
     """The labels of all calls, by their ids; of calls with the same id, the newest."""
@@ -171,53 +50,74 @@ class Naming(msgspec.Struct, frozen=True):
             calls |= {id: label for (id, _), label in zip(message.calls, message.labels, strict=False)}
             known = calls.get(message.answers) if message.role is Role.TOOL else None
             pieces = [self._named(piece, known, taken) for piece in message.pieces]
-            found.append(_with_pieces(message, pieces) if pieces else message)
+            found.append(with_pieces(message, pieces) if pieces else message)
         return found, Naming(self.digits, calls, taken)
 
     def _named(self, piece: Piece, known: Label | None, taken: dict[str, str]) -> Piece:
         label = known or piece.label
-        name = labels.file_name(label, piece.digest, self.digits)
+        name = preview.file_name(label, piece.digest, self.digits)
         if taken.setdefault(name, piece.digest) != piece.digest:
-            name = labels.file_name(label, piece.digest, len(piece.digest))
+            name = preview.file_name(label, piece.digest, len(piece.digest))
             taken[name] = piece.digest
         return piece.named(name, label)
 
 
-def _with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
-    """Return the message with these pieces, and what depends on them."""
-    named = "".join(f"\n{piece.name}\n{piece.label.origin}" for piece in pieces).encode()
-    preview = message.tokens - sum(piece.tokens - piece.preview for piece in pieces)
-    first_preview = message.tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
-    return msgspec.structs.replace(
-        message,
-        digest=digest(message.digest + named),
-        pieces=tuple(pieces),
-        item=msgspec.structs.replace(message.item, preview=preview, first_preview=first_preview),
-    )
+class Opening(msgspec.Struct, frozen=True):
+    """How far a history's opening has come."""
+
+    leading: int = 0
+    """The number of system messages at the beginning."""
+    over: bool = False
+    """Whether a message of another role has come, so that system messages no longer lead."""
+    asked: bool = False
+    """Whether the user's first message has come."""
+
+    def leads(self, role: Role) -> bool:
+        """Whether a message of this role would be one of the leading system messages."""
+        return role is Role.SYSTEM and not self.over
+
+    def then(self, role: Role) -> Opening:
+        """The opening after one more message."""
+        if self.asked or (self.over and role is not Role.USER):
+            return self
+        if role is Role.SYSTEM:
+            return Opening(self.leading + 1)
+        return Opening(self.leading, over=True, asked=role is Role.USER)
+
+    def after(self, roles: Iterable[Role]) -> Opening:
+        """The opening after messages of these roles."""
+        opening = self
+        if not opening.asked:
+            for role in roles:
+                opening = opening.then(role)
+                if opening.asked:
+                    break
+        return opening
+
+    def part(
+        self, role: Role, tokens: int, carries: Carries, offload: Offload, said: bool = False
+    ) -> tuple[Role, bool]:
+        """The part that the next message plays in the plan, and whether its texts may ever be moved.
+
+        One in which the user speaks (`said`) is the user's, whoever sends it.
+
+        Later system messages that are large are results, and so are messages that the policy names. Of the others only
+        large user messages can be moved, but never the first one, which usually states the task.
+        """
+        if role not in (Role.SYSTEM, Role.USER):
+            return role, True
+        if self.leads(role) or (role is Role.USER and not self.asked):
+            return role, False
+        if said:
+            return Role.USER, tokens > offload.pin_user_tokens
+        named = carries is Carries.YES or (carries is Carries.AFTER_FIRST_USER and self.asked)
+        if named or (role is Role.SYSTEM and tokens > offload.max_tool_message_tokens):
+            return Role.TOOL, True
+        return role, role is Role.USER and tokens > offload.pin_user_tokens
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """What a `Message` depends on besides the bytes: the shape of replacements, the limit for unseen results, and the
-    rules that name messages with results."""
-
-    shape: Shape
-    unseen_limit: int
-    results: tuple[ResultRule, ...] = ()
-    said: tuple[str, ...] = ()
-    """Further texts with which the user's words begin."""
-
-    @classmethod
-    def of(cls, offload: Offload, window: int | None = None) -> Reading:
-        shape = Shape(offload.store_dir, PREVIEW_CHARS, 0)
-        beginnings = tuple(named for named in offload.said if not is_tool(named))
-        return cls(shape, offload.unseen_limit(window), offload.result_rules(), beginnings)
-
-
-def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
-    """The pieces of a moved message that are worth moving."""
-    return [
-        piece for piece in message.pieces if (piece.first_preview if first_preview else piece.preview) < piece.tokens
-    ]
+START = Opening()
+"""The opening of a history without messages."""
 
 
 class Transcript:
@@ -449,3 +349,23 @@ class History:
 def _leading_tokens(messages: Sequence[Message]) -> int:
     """The tokens of the system messages at the beginning."""
     return sum([message.tokens for message in takewhile(lambda message: message.role is Role.SYSTEM, messages)])
+
+
+OPENING_MESSAGES = 100
+"""Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
+
+
+def opening(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    """Return what each message means up to the user's first one, without the leading system messages."""
+    found: list[bytes] = []
+    for message in messages[:OPENING_MESSAGES]:
+        if found or message.role is not Role.SYSTEM:
+            found.append(message.meaning)
+            if message.role is Role.USER:
+                break
+    return tuple(found)
+
+
+def beginning(messages: Sequence[Message]) -> bytes:
+    """Return the digest of what a history means up to the user's first message."""
+    return reduce(extend, opening(messages), BEGINNING)

@@ -1,12 +1,21 @@
-"""A tool result's text → a preview and a reference to the file that holds all of it."""
+"""What stays of a moved text: a preview, and a reference to the file that holds all of it.
+
+A model knows a result by the call that it made: `/var/log/billing.log`, and not `tool_call_a41f9…txt`. So a file is
+named after the call, followed by a digest of the text: `billing.log-2e7dc01b.txt`. A name depends only on the call,
+the text and the names before it, so it never changes as the history grows.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
 
 import msgspec
 
-from proxy.plan import said
+from proxy.plan import texts
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -52,13 +61,13 @@ def line_count(text: str) -> int:
     return line_feeds(text) + (not text.endswith("\n")) if text else 0
 
 
-ABOUT_CHARS = 200
+MEDIA_CHARS = 200
 """Characters of an image's name or address that are shown."""
 
 
 def on_one_line(text: str) -> str:
     """Return the beginning of a name or an address, on one line."""
-    return " ".join(text[:ABOUT_CHARS].split())
+    return " ".join(text[:MEDIA_CHARS].split())
 
 
 def pointer(about: str, name: str, origin: str, shape: Shape) -> str:
@@ -76,4 +85,221 @@ def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, ke
     reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
     tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""
     head = text[: max(shape.preview_chars, kept)]
-    return "\n\n".join([f"{head}{'...' if tail else ''}{tail}{reference}", *said.quoted(text, spans, len(head))])
+    return "\n\n".join([f"{head}{'...' if tail else ''}{tail}{reference}", *texts.quoted(text, spans, len(head))])
+
+
+# -- what a moved text is called ---------------------------------------------------------------------------------------
+
+DIGITS = 16
+"""Hex digits of a text's digest in a file's name: 64 bits, which nobody guesses. Where two texts would get the same
+name, the later one gets all."""
+
+STEM_CHARS = 40
+"""The most characters of a name before its digest, and of a tool's name in a reference."""
+
+SAID, SAID_CHARS = 16, 200
+"""The most strings of a call that are kept as words for its result, and the most characters of each. Nobody calls a
+file by more."""
+
+ABOUT_CHARS = 80
+"""Characters of an argument that are shown to say what a file is."""
+
+RESULT_OF = "result of "
+"""Precedes the tool's name where a text says what it is."""
+
+PARSED = 64 << 10
+"""Characters of arguments that are parsed, which takes less than a millisecond; of more, the beginning is read as
+text."""
+
+VALUES = 200
+"""The most values of the arguments that are looked at."""
+
+_TEXT_CHARS = 1_000
+_TELLING = re.compile(r"path|file|ur[li]$|link|href")
+_PATH = re.compile(
+    r"(?<![\w.~@+-])[\w.~@+-]*(?:/[\w.@+-]+)+"
+    r"|(?<![\w.@+-])\.*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}(?!\w)"
+)
+"""A path, or a name with an ending. It begins where its characters begin, so that each is looked at only twice."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+_odd = re.compile(r"[^A-Za-z0-9._-]+")
+_SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")
+_SECRET_CHARS = 20
+_DIGEST = re.compile(r"-([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
+_ENDING = re.compile(rb"[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])")
+"""How the name of a moved text ends, or of the originals behind a summary."""
+_STEM = re.compile(rb"[A-Za-z0-9._-]*\Z")
+_STEM_BYTES, _STEP = 64, 256 << 10
+_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)", re.I)
+
+
+class Label(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a text from the call whose result it is."""
+
+    stem: str
+    """The beginning of its file's name."""
+    origin: str
+    """What the reference says that it is, such as `result of read_log`."""
+    about: str
+    """The same with the argument that identifies the call: `result of read_log /var/log/billing.log`."""
+    said: tuple[str, ...] = ()
+    """The strings of the call, by which a model may call the result."""
+    tokens: int = 0
+    """What the stem and the origin add to a reference."""
+
+    @property
+    def chars(self) -> int:
+        """The characters that the label adds to a reference."""
+        return len(self.stem) + len(self.origin)
+
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return 150 + len(self.stem) + len(self.origin) + len(self.about) + sum(60 + len(said) for said in self.said)
+
+
+ORIGINALS = Label("compressed_group", "summarised messages", "the original messages behind a summary")
+EARLIER = Label("", "", "from an earlier conversation of this user")
+NAMELESS = Label("", "", "")
+"""For measuring a reference before its label is known."""
+
+
+def of_call(tool: str, arguments: str, count: Callable[[str], int]) -> Label:
+    """Return the label for the result of a call. `arguments` is JSON or any other text."""
+    tool = _safe(tool)[:STEM_CHARS] or "tool"
+    values = [value for _, value in sorted(_strings(arguments), key=_rank)]
+    stem, shown = next(((stem, value) for value in values if (stem := _stem(value))), (tool, "".join(values[:1])))
+    origin = f"{RESULT_OF}{tool}"
+    about = f"{origin} {_shown(shown)}" if shown else origin
+    said = tuple(dict.fromkeys(islice(_words(tool, values), SAID)))
+    return Label(stem, origin, about, said, count(stem) + count(origin))
+
+
+def of_kind(kind: str, count: Callable[[str], int]) -> Label:
+    """Return the label for a text without a known call, such as a `user message`."""
+    stem = _safe(kind)
+    return Label(stem, kind, kind, tokens=count(stem) + count(kind))
+
+
+def file_name(label: Label, digest: str, digits: int = DIGITS) -> str:
+    """Return the name of the file that holds a text with this digest. Every file system accepts it."""
+    return f"{label.stem}-{digest[:digits]}.txt"
+
+
+def digest_in(name: str) -> str:
+    """Return the digest's beginning that `file_name` wrote into a name, or an empty string for any other name."""
+    match = _DIGEST.search(name)
+    return match[1] if match else ""
+
+
+def names_in(body: bytes, store_dir: str) -> frozenset[str]:
+    """Return the full names of files that a JSON body quotes, such as in the summary that a client made of its history.
+
+    A body without the last part of `store_dir` quotes none, which is cheap to see. Others are looked at in steps,
+    between which other threads have their turn.
+    """
+    place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
+    found = set[str]()
+    for begin in range(0, len(body), _STEP) if place in body else ():
+        for match in _ENDING.finditer(body, max(begin - 2 * _STEM_BYTES, 0), begin + _STEP):
+            before = body[max(match.start() - _STEM_BYTES, 0) : match.start()]
+            stem = _STEM.search(before)
+            if stem and stem[0]:
+                found |= {f"{one.decode()}{match[0].decode()}" for one in _stems(before, stem) if one}
+    return frozenset(found)
+
+
+def _stems(before: bytes, stem: re.Match[bytes]) -> Iterator[bytes]:
+    """Yield how a name may begin: in JSON, the letter before it may be that of an escape such as `\\n`."""
+    yield stem[0]
+    if before[: stem.start()].endswith(b"\\"):
+        yield stem[0][5 if stem[0].startswith(b"u") else 1 :]
+
+
+def paths(text: str) -> list[str]:
+    """Return the parts of a text, such as a command, that look like paths or names of files."""
+    found = (match[0].rstrip(".") for match in _PATH.finditer(text[:_TEXT_CHARS]))
+    return [path for path in found if not path.startswith("/dev/")]
+
+
+def _strings(arguments: str) -> Iterator[tuple[str, str]]:
+    """Yield the strings of the arguments, each with the key that it is found under, outer ones first."""
+    try:
+        given = msgspec.json.decode(arguments) if len(arguments) <= PARSED else arguments
+    except (ValueError, RecursionError):
+        given = arguments
+    level: list[tuple[str, Any]] = [("", given)]
+    left = VALUES
+    while level and left > 0:
+        deeper: list[tuple[str, Any]] = []
+        for key, value in level[:left]:
+            left -= 1
+            if isinstance(value, str) and value.strip():
+                yield key, value
+            elif isinstance(value, dict):
+                deeper += islice(value.items(), left)
+            elif isinstance(value, list):
+                deeper += [(key, item) for item in value[:left]]
+        level = deeper
+
+
+def _rank(string: tuple[str, str]) -> int:
+    """Order the strings of a call by how well they identify it: paths and addresses, anything else, then contents."""
+    key, value = string
+    if not _TELLING.search(key.lower()):
+        return 1
+    return 0 if _is_name(value) else 2
+
+
+def _words(tool: str, values: list[str]) -> Iterator[str]:
+    """Yield what a model may call the result: the strings of the call, the paths in them, and the tool."""
+    for value in values:
+        if len(value) <= SAID_CHARS:
+            yield value
+    for value in values:
+        if not _is_name(value):
+            yield from (path for path in paths(value) if len(path) <= SAID_CHARS)
+    yield tool
+
+
+def _stem(value: str) -> str:
+    """Return a short name for what a string means; empty if it tells nothing, or looks like a secret."""
+    if _is_name(value):
+        candidates = [value]
+    else:
+        line = value.strip().splitlines()[0]
+        named = paths(line)
+        with_ending = [path for path in named if "." in path.rpartition("/")[2]]
+        candidates = [*with_ending[::-1], *named[::-1], " ".join(re.findall(r"\w[\w.]*", line[:_TEXT_CHARS])[:3])]
+    return next((stem for candidate in candidates if (stem := _last(candidate))), "")
+
+
+def _is_name(value: str) -> bool:
+    """Whether a string is a path, an address or a name, and not a text or a command."""
+    return len(value) <= SAID_CHARS and not any(character.isspace() for character in value.strip())
+
+
+def _last(path: str) -> str:
+    """Return the last component of a path or address in characters that every file system accepts."""
+    path = path.strip()
+    if scheme := _SCHEME.match(path):
+        path = re.split(r"[?#]", path[scheme.end() :], maxsplit=1)[0]
+    last = re.split(r"[/\\]", path.rstrip("/\\"))[-1].rpartition("@")[2]
+    bare = last.partition(".")[0]
+    if len(bare) >= _SECRET_CHARS and _SECRET.fullmatch(bare):
+        return ""
+    stem = _safe(last)
+    if len(stem) > STEM_CHARS:
+        stem = _safe(stem[:STEM_CHARS])
+    if not any(character.isalnum() for character in stem):
+        return ""
+    return f"x_{stem}" if _RESERVED.match(stem) else stem
+
+
+def _safe(text: str) -> str:
+    return _odd.sub("_", text[:SAID_CHARS]).strip("._-")
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text[: 2 * ABOUT_CHARS].split())
+    return line if len(line) <= ABOUT_CHARS and len(text) <= 2 * ABOUT_CHARS else line[:ABOUT_CHARS] + "…"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from proxy.plan.labels import DIGITS
 from proxy.plan.plan import Role
+from proxy.plan.preview import DIGITS
 
 PROMPT_VERSION = "2"
 """Part of a record's key, so that a changed prompt makes new summaries."""

@@ -1,13 +1,28 @@
-"""What the turns of every dialect have in common: their states, their errors, their usage and what they hide.
+"""The values of a turn that dialects and requests share: the client's request, the form in which it is sent, and what
+became of it.
 
-A turn is one request of a client: as many rounds with upstream as it takes, and one reply.
+A turn is one request of a client: as many rounds with upstream as it takes, and one reply. If upstream refuses a
+round, the request is sent in another form:
+
+    as planned ──refused──> without the addition that the refusal names ──refused──> as the client sent it
+
+What the refusal names may be thinking that no longer fits what precedes it: then the client's own request also goes
+without, as we may have changed earlier ones, and if that does not help, exactly as the client sent it.
+
+The client sees only a refusal of its own bytes, except those that no other form of the request would avoid.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
+import re
+from collections.abc import Collection
+from enum import Enum, StrEnum, auto
 
 import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from proxy import rawjson
 
 
 class State(Enum):
@@ -58,7 +73,7 @@ class Continuation(msgspec.Struct, frozen=True):
     reply: bytes = b""
 
 
-class HiddenRound(msgspec.Struct, frozen=True):
+class Hidden(msgspec.Struct, frozen=True):
     """What a reply hid from the client, to be put back into the client's next request.
 
     `before` goes in front of the reply that the client saw, and `after` directly follows it. `instead` replaces the
@@ -79,3 +94,188 @@ class HiddenRound(msgspec.Struct, frozen=True):
         if len(self.sizes) == len(lengths):
             return list(self.sizes)
         return [self.tokens * length // (sum(lengths) or 1) for length in lengths]
+
+
+# -- why, and in which form, a request is sent -------------------------------------------------------------------------
+
+
+class Reason(StrEnum):
+    """Empty for a request that was planned, be it that there was nothing to do."""
+
+    NONE = ""
+    OFF = "off"
+    """The policy's mode for this model."""
+    HEADER = "header"
+    """The client asked for it with `x-offload: off`."""
+    ENCODING = "encoding"
+    """The body cannot be decompressed, or is too large then."""
+    INVALID = "invalid"
+    """The body is not JSON, or not a chat that the API takes: upstream says so better than we could."""
+    TOO_MANY_MESSAGES = "too_many_messages"
+    TOO_MANY_TOOLS = "too_many_tools"
+    TOO_MANY_MEMBERS = "too_many_members"
+    FIELD = "field"
+    """Our tools do not go with one of the request's fields, which the log names as `obstacle`."""
+    BUSY = "busy"
+    """It was only to be observed, and the proxy had too much to do to plan it."""
+    TOOLS_REFUSED = "tools_refused"
+    """Upstream refuses our tools for this model."""
+    REFUSED = "refused"
+    """Upstream refused the request as we changed it, for another reason."""
+
+
+class Addition(StrEnum):
+    """What we add to a client's request. Metrics and the log show these values."""
+
+    TOOLS = "tools"
+    USAGE = "usage"
+    """The wish to have the usage of a stream reported."""
+    PLACE = "place"
+    """The place of the snapshot: a system message of ours, or text at the end of the client's."""
+    THINKING = "thinking"
+    """The client's signed thinking, which upstream takes only behind what it took before. We have changed that."""
+    SUMMARY = "summary"
+    """The task of a summary call that continues the conversation."""
+    ANY = "any"
+    """No addition in particular: upstream takes the conversation as the client sent it and not as we changed it."""
+
+
+class Verdict(Enum):
+    """A refusal that is about none of our additions."""
+
+    OVERFLOW = auto()
+    """The request has too many tokens."""
+    GENERATION = auto()
+    """The model wrote something that upstream could not use. The same request may succeed."""
+    FINAL = auto()
+    """Whatever we left out would not help: safety, credentials, quota, an unknown model, a fault of upstream's own."""
+
+
+Complaint = Addition | Verdict
+
+REPLANS = 2
+"""How often a request is planned again because it is too long."""
+
+REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE))
+"""What a changed request can do without. Without our tools no reference could be followed, so nothing would be left."""
+
+FORGIVING = frozenset((Addition.THINKING,))
+"""What is changed in the client's own request if upstream is only asked to drop thinking that no longer fits."""
+
+
+class Form(msgspec.Struct, frozen=True):
+    """How a request is sent, and what was tried for it before."""
+
+    without: frozenset[Addition] = frozenset()
+    """What it is sent without. Without `TOOLS` or `ANY`, it is sent as the client sent it."""
+    blamed: frozenset[Addition] = frozenset()
+    """Those that were left out because upstream refused this very request with them."""
+    replanned: int = 0
+    repeated: bool = False
+    """Whether it was sent a second time unchanged."""
+    bare_refused: bool = False
+    """Whether upstream refused the client's own bytes."""
+    in_vain: bool = False
+    """Whether upstream refused the client's own request even without the thinking that it complained of."""
+
+    @property
+    def reason(self) -> Reason:
+        """Why the request is sent as the client sent it, or `Reason.NONE`."""
+        if Addition.TOOLS in self.without:
+            return Reason.TOOLS_REFUSED
+        return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
+
+    def after(self, complaint: Complaint, carried: frozenset[Addition], *, concerned: bool = True) -> Form | None:
+        """Return what to try after this complaint, or None if upstream's refusal must go to the client.
+
+        `carried` is what was changed in the refused request: empty for the client's own bytes, `FORGIVING` if only the
+        wish to have thinking dropped was added to them, else with `ANY`.
+        `concerned` is whether we may have changed an earlier request of the conversation.
+        """
+        tried = replace(self, bare_refused=self.bare_refused or not carried)
+        if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
+            return replace(tried, replanned=self.replanned + 1)
+        if complaint is Addition.THINKING and concerned and complaint not in self.without and not self.in_vain:
+            return replace(tried, without=self.without | {complaint}, blamed=self.blamed | {complaint})
+        if not carried or complaint is Verdict.FINAL or (carried == FORGIVING and self.bare_refused):
+            return None
+        if carried == FORGIVING:
+            return replace(tried, without=self.without - FORGIVING, blamed=self.blamed - FORGIVING, in_vain=True)
+        if complaint is Verdict.GENERATION and not self.repeated:
+            return replace(tried, repeated=True)
+        if isinstance(complaint, Addition):
+            named = complaint if complaint in carried else Addition.ANY
+            tried = replace(tried, without=self.without | {named}, blamed=self.blamed | {named})
+            if named in REMOVABLE:
+                return tried
+        return None if self.bare_refused else replace(tried, without=tried.without | _whole(tried.without))
+
+
+def _whole(without: frozenset[Addition]) -> frozenset[Addition]:
+    """Return what more to leave out, so that nothing is added."""
+    return frozenset() if without & {Addition.TOOLS, Addition.ANY} else frozenset((Addition.ANY,))
+
+
+# -- the client's request ----------------------------------------------------------------------------------------------
+
+ENTRY = 512
+"""Bytes that looking at an entry counts as, whatever its length."""
+
+MAX_NAME = 40
+"""The most characters that a log or a header shows of a member's name."""
+_NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
+"""What no member's name has that an API defines, so that nobody can write into a log or a header."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan counts in."""
+
+    body: bytes
+    members: dict[str, Raw]
+    """All top-level members as raw JSON."""
+    entries: list[Raw]
+    model: str
+    stream: bool
+    tools: Raw
+    """The client's tool definitions; `null` where it sent none."""
+    reply_tokens: int
+    """How many tokens the client reserved for the reply; 0 where it did not say."""
+    names: tuple[str, str] | None
+    """What our two tools are called in this request; None where there is no room for them."""
+    theirs: frozenset[str]
+    """The names of all tools that the client defines, wherever it does."""
+    obstacle: str
+    """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
+    bound: bool = False
+    """Whether the model may not call our tools, as `tool_choice` says, so that it could not read what was moved."""
+    unknown: tuple[str, ...] = ()
+    """The top-level members that we do not know. They may mean anything, so the history is not touched."""
+    preamble: Raw = rawjson.NULL
+    """Text that precedes the history and is no part of it; `null` where there is none."""
+    unsent: bool = False
+    """Whether upstream keeps this beginning of a conversation, so that its client may never send it again."""
+    continues: str = ""
+    """The id of an earlier reply, if upstream keeps the history and the request goes on from there."""
+
+    def obstacle_beside(self, known: Collection[str]) -> str:
+        """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""
+        name = self.obstacle or next((name for name in self.unknown if name not in known), "")
+        return _NAMELESS.sub("?", name[:MAX_NAME])
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the client sent tools of its own, as agents do."""
+        return bytes(self.tools).strip() not in (b"null", b"[]", b"")
+
+    @property
+    def size(self) -> int:
+        """Bytes that work on all of the request looks through, for `threads`."""
+        return max(len(self.body), len(self.entries) * ENTRY)
+
+
+class Unplannable(ValueError):
+    """This is not a request that we can read, or it has too many parts. It goes upstream as it came."""
+
+    def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
+        super().__init__(message)
+        self.reason = reason

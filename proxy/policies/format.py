@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.profiles import PROFILES, presets
-from proxy.plan.results import ResultRule
+from proxy.plan.texts import ResultRule
 from proxy.policies.document import Path
 from proxy.policy import Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream
 

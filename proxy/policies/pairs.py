@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from proxy.plan.plan import CEILING_SHARE, Room
-from proxy.plan.results import ResultRole, ResultRule
+from proxy.plan.texts import ResultRole, ResultRule
 from proxy.policies.document import Path
 from proxy.policies.format import PolicyFile
 from proxy.policy import Inject, Mode, Offload, Policy, Rule

@@ -18,16 +18,16 @@ import msgspec
 from proxy import rawjson
 from proxy.errors import StoreFault
 from proxy.plan import summary
-from proxy.plan.conversation import beginning
-from proxy.plan.history import moved_pieces
-from proxy.plan.labels import ORIGINALS, digest_in
+from proxy.plan.history import beginning
+from proxy.plan.message import moved_pieces
 from proxy.plan.plan import Role
+from proxy.plan.preview import ORIGINALS, digest_in
 from proxy.requests.records import intact, sealed, unsealed
 from proxy.stores import Entry
 from proxy.stores.memory import Missing
 
 if TYPE_CHECKING:
-    from proxy.requests.prepare import RenderedRequest
+    from proxy.requests.rendered import Rendered
     from proxy.stores.guarded import Visit
 
 KIND, TEXTS = "sessions", "originals"
@@ -86,31 +86,31 @@ class Session(msgspec.Struct, frozen=True):
     texts: Sequence[Text]
 
 
-def index(ready: RenderedRequest, now: float) -> Iterator[tuple[str, bytes]]:
+def index(rendered: Rendered, now: float) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of the record for each event of the request."""
-    history = ready.history
-    messages, chain = history.transcript.messages, history.chain
+    planned = rendered.planned
+    messages, chain = planned.transcript.messages, planned.chain
     groups: defaultdict[int, dict[str, Text]] = defaultdict(dict)
-    for place, move in ready.plan.moves.items():
+    for place, move in rendered.plan.moves.items():
         for piece in moved_pieces(messages[place], move.event == 0):
             groups[move.event][piece.name] = Text(piece.name, rawjson.encodable(piece.label.about), piece.tokens)
-    for boundary in ready.plan.boundaries:
-        if ready.shown and boundary.end <= ready.shown.boundary.end:
+    for boundary in rendered.plan.boundaries:
+        if rendered.shown and boundary.end <= rendered.shown.boundary.end:
             name = summary.file_name(chain[boundary.end])
             groups[boundary.event][name] = Text(name, ORIGINALS.about)
-    session, title = beginning(history.past.measured).hex()[:DIGITS], _title(ready)
+    session, title = beginning(planned.history.measured).hex()[:DIGITS], _title(rendered)
     for _, texts in sorted(groups.items()):
         names = "\n".join(sorted(texts)).encode("utf-8", "surrogatepass")
-        moved = Moved(now, rawjson.encodable(history.request.model), title, list(texts.values()))
+        moved = Moved(now, rawjson.encodable(planned.request.model), title, list(texts.values()))
         yield f"{session}-{hashlib.sha256(names).hexdigest()[:DIGITS]}", msgspec.json.encode(moved)
 
 
-def _title(ready: RenderedRequest) -> str:
+def _title(rendered: Rendered) -> str:
     """Return the beginning of the user's first words. Clients put reminders in tags before them."""
-    transcript = ready.history.transcript
+    transcript = rendered.planned.transcript
     for raw, message in zip(transcript.raws, transcript.messages, strict=True):
         if message.role is Role.USER:
-            texts = [text[:TITLE_READ].strip() for _, text in ready.history.dialect.texts(raw)]
+            texts = [text[:TITLE_READ].strip() for _, text in rendered.planned.dialect.texts(raw)]
             said = next((text for text in texts if text and not text.startswith("<")), "".join(texts[:1]))
             return rawjson.encodable(" ".join(said.split())[:TITLE_CHARS])
     return ""

@@ -1,10 +1,11 @@
 """The life of a chat request, from its first byte to its last.
 
-body ──parse, plan──> nothing to do, or only to be observed: it goes upstream as it came, and so does the reply
-                └───> render, converse ──> upstream's reply, without our tools; the rounds that it hides are recorded
+    body ──parse, plan──> render ──> send ──taken──> one outcome
+             │              └───refused, in another form────┘
+             └──only to be observed──> it goes upstream as it came, and what the plan would have done is recorded
 
-`Prepared` is the request, which each stage fills in further. `prepare` plans and renders, `tool_loop` converses with
-upstream, and `ladder` says how to send it again after a refusal.
+`Prepared` is the request, which each stage fills in further. What is planned goes through a `conversation`, which
+answers the calls of our tools; everything else is relayed. `ladder` says in which form to try again after a refusal.
 """
 
 from __future__ import annotations
@@ -21,33 +22,32 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, overflow, refusals, usage
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
-from proxy.plan.history import Unplannable
-from proxy.plan.reasons import Reason
-from proxy.plan.refusals import Addition, Step, Verdict
+from proxy.plan.summary import SummaryAnswer
+from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
-from proxy.requests import archive, outcome, prepare, tool_loop
+from proxy.requests import archive, outcome
 from proxy.requests.archive import Archive
+from proxy.requests.conversation import Rounds, Services, converse
 from proxy.requests.ladder import Ladder
+from proxy.requests.planned import Planned, plan
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
-from proxy.requests.relay import DecodedEnds, ReplyEnds, ignore, served
-from proxy.requests.tool_loop import Refusal
-from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, forgiving, rewritten
+from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, first_data, ignore, pass_on, served
+from proxy.requests.relay import refusal as read_refusal
+from proxy.requests.rendered import Rendered
+from proxy.requests.summary_writer import ask
 from proxy.requests.windows import TELLING
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import Holdout, Kind, Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
 if TYPE_CHECKING:
-    from proxy.dialects.turn import Turn
-    from proxy.plan.request import Request
+    from proxy.plan.turn import Request
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
-    from proxy.requests.prepare import PlannedRequest, RenderedRequest
-    from proxy.requests.services import Services
     from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Chat:
 
 
 class _Request:
-    """One client request. `ready` is how far it got, which the outcome tells."""
+    """One client request. `prepared` is how far it got, which the outcome tells."""
 
     def __init__(self, services: Services, dialect: Dialect, client: Exchange, tenant: Tenant) -> None:
         self._services = services
@@ -81,53 +81,35 @@ class _Request:
         self._own: Records | None = None  # where a snapshot that could not wait for that was stored
         self._records = Records(services.store.visit(), tenant.namespace)
         self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
-        self._io: RequestTurnIO | None = None  # of the request as it was rendered last
-        self.ready = Prepared(b"", tenant)
+        self.prepared = Prepared(b"", tenant)
 
     async def answer(self) -> None:
         """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
-            self.ready = await self._parse(body)
-            if self.ready.observed:
+            self.prepared = await self._parse(body)
+            self.prepared = await self._plan(self.prepared)
+            if self.prepared.only_observed:
                 await self._observe()
                 return
-            self.ready = await self._plan(self.ready)
-            if self.ready.planned is not None and self.ready.planned.holdout is Holdout.KEPT:
-                await self._observe()
-                return
-            await self._climb(self._ladder.first(self.ready, Step()))
-
-    async def _climb(self, step: Step) -> None:
-        """Send the request, and again otherwise, until upstream takes it or its refusal goes to the client."""
-        while True:
-            self.ready = await self._render(step)
-            refusal = await self._send()
-            if refusal is None:
-                return
-            again = self._ladder.next(self.ready, refusal)
-            if isinstance(again, Refusal):
-                await self._pass_on(again)
-                return
-            step = again
-            if step.replanned > self.ready.step.replanned:
-                carried = self.ready.additions
-                self.ready = await self._plan(self.ready)
-                if not carried:  # only now is there anything that upstream may refuse
-                    step = self._ladder.first(self.ready, step)
+            form: Form | None = self._ladder.first(self.prepared, Form())
+            while form is not None:
+                self.prepared = await self._render(self.prepared.again(form=form))
+                refusal = await self._send(self.prepared)
+                form = await self._next(refusal) if refusal else None
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
         if self._dialect.counts:  # what is counted is sent, and recorded, later
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
         if not self._accepted:  # then nobody may see what its records made of it
-            self.ready = self.ready.again()
-        return outcome.of_chat(self.ready, self._client, self._records.errors, self._ladder.refused)
+            self.prepared = self.prepared.again()
+        return outcome.of_chat(self.prepared, self._client, self._records.errors, self._ladder.refused)
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
         if self._services.watch is not None:
-            self._services.watch(outcome, self.ready)
+            self._services.watch(outcome, self.prepared)
         self._services.sink(outcome)
 
     # -- from the body to what is sent --
@@ -140,26 +122,26 @@ class _Request:
             clear = body
             if client.encoded:
                 clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
-            chat = await self._run(partial(self._dialect.parse, clear), len(clear))
+            request = await self._run(partial(self._dialect.parse, clear), len(clear))
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
-        tenant = await self._identify(chat)
-        chosen, wishes = tenant.policy.for_model(chat.model), _wishes(client)
+        tenant = await self._identify(request)
+        chosen, wishes = tenant.policy.for_model(request.model), _wishes(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        ready = Prepared(body, tenant, chat, searching=Budget(policy.tools.max_search_seconds))
+        prepared = Prepared(body, tenant, request, searching=Budget(policy.tools.max_search_seconds))
         if chosen.offload.mode is Mode.OFF or b"off" in wishes:
-            ready = replace(ready, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
+            prepared = replace(prepared, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in wishes:
-            return replace(ready, observed=True)
+            return replace(prepared, observed=True)
         elif self._accepted:
             self._services.known.ask(tenant, client.headers)
-        going_on = await self._records.continuation(chat.continues) if chat.continues else None
-        return replace(ready, continued=self._dialect.continued(chat, going_on) if going_on else None)
+        going_on = await self._records.continuation(request.continues) if request.continues else None
+        return replace(prepared, continued=self._dialect.continued(request, going_on) if going_on else None)
 
-    async def _identify(self, chat: Request) -> Tenant:
+    async def _identify(self, request: Request) -> Tenant:
         """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind.
 
         Before upstream has accepted it, that is the key's: anybody can say to be the client.
@@ -168,7 +150,7 @@ class _Request:
         if not tenant.policy.identity.given:
             return tenant
         headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
-        members = await self._run(lambda: chat.members, chat.size) if tenant.policy.identity.body else None
+        members = await self._run(lambda: request.members, request.size) if tenant.policy.identity.body else None
         owner = identity.known(tenant, headers, members)
         if owner is None:
             _without_identity(tenant.name, f"{tenant.name}: a request lacks {tenant.policy.identity}; its key counts")
@@ -180,158 +162,180 @@ class _Request:
 
     async def _was_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
-        ready, rendered, io = self.ready, self.ready.rendered, self._io
+        prepared, rendered = self.prepared, self.prepared.rendered
         if not self._accepted:
             self._accepted = True
             self._ladder.accepted()
-            tenant = replace(ready.tenant, namespace=self._owner.namespace)
-            self.ready = ready = replace(ready, tenant=tenant)
-            if not ready.unplanned and not ready.observed:
+            tenant = replace(prepared.tenant, namespace=self._owner.namespace)
+            self.prepared = prepared = replace(prepared, tenant=tenant)
+            if not prepared.unplanned and not prepared.observed:
                 self._services.known.ask(tenant, self._client.headers)
-            if rendered is not None and io is not None and rendered.history.plan.boundaries:
+            if rendered is not None and rendered.planned.plan.boundaries:
                 if self._own is not None:
-                    await self._services.summaries.adopt(rendered.history, self._own, self._records)
-                await self._services.summaries.complete(rendered, self._records, tenant, io.ask, waits=False)
+                    await self._services.summaries.adopt(rendered.planned, self._own, self._records)
+                ask = partial(self._summarise, tenant, prepared.form)
+                await self._services.summaries.complete(rendered, self._records, tenant, ask, waits=False)
         if rendered is not None:
             self._keep_originals(rendered)
 
     def _ours(self) -> Sequence[Header]:
         """Return our headers for a reply. Whose request was not accepted does not learn what we found."""
-        return self.ready.headers() if self._accepted else ()
+        return self.prepared.headers() if self._accepted else ()
 
-    async def _plan(self, ready: Prepared) -> Prepared:
+    async def _plan(self, prepared: Prepared) -> Prepared:
         """Return the request with its plan, or with the reason why it has none."""
-        chat, policy, ready = ready.chat, ready.tenant.policy, ready.again()
-        if chat is None or ready.unplanned:
-            return ready
-        window, factor = self._ladder.room(policy, chat.model)
+        request, policy, prepared = prepared.request, prepared.tenant.policy, prepared.again()
+        if request is None or prepared.unplanned:
+            return prepared
+        window, factor = self._ladder.room(policy, request.model)
         window = None if window is None else int(window / factor)
-        reader, namespace = self._services.reader, self._tenant.namespace
         try:
-            planned = await prepare.plan(self._dialect, chat, policy, window, reader, namespace)
+            planned = await plan(self._dialect, request, policy, window, self._services.reader, self._tenant.namespace)
         except Unplannable as error:
-            return replace(ready, unplanned=error.reason)
+            return replace(prepared, unplanned=error.reason)
+        except Overloaded:
+            if prepared.observed:  # it is not refused for want of a plan
+                return replace(prepared, unplanned=Reason.BUSY)
+            raise
         if planned is None:
-            return replace(ready, unplanned=Reason.FIELD, obstacle=chat.obstacle_beside(policy.upstream.members))
+            obstacle = request.obstacle_beside(policy.upstream.members)
+            return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
         obstacle = "tool_choice" if planned.bound else ""
         relearned = planned.relearned or (self._ladder.too_long and not planned.plan.empty)
-        return replace(ready, planned=replace(planned, factor=factor, relearned=relearned), obstacle=obstacle)
+        return replace(prepared, planned=replace(planned, factor=factor, relearned=relearned), obstacle=obstacle)
 
-    async def _render(self, step: Step) -> Prepared:
+    async def _render(self, prepared: Prepared) -> Prepared:
         """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""
-        ready, planned = self.ready.again(step=step), self.ready.planned
-        if planned is None or ready.reason:
-            return ready
-        if not planned.concerns_us:
-            return await self._fitting(ready, planned)
-        if Addition.PLACE in step.without:
-            planned = planned.with_role(SnapshotRole.USER)
-        rendered = await self._rendered(ready, planned)
-        if not rendered.changed:
-            return await self._fitting(ready, planned)
-        size = planned.request.size
-        turn = await self._run(partial(rendered.turn, Addition.USAGE not in step.without), size)
-        self._io = io = self._turn_io(ready, rendered)
-        return replace(ready, planned=planned, rendered=rendered, turn=turn, uses=io.uses)
+        planned, without = prepared.planned, prepared.form.without
+        if planned is None or prepared.reason:
+            return prepared
+        if planned.concerns_us:
+            if Addition.PLACE in without:
+                planned = replace(planned, role=SnapshotRole.USER)
+            rendered = await self._rendered(prepared, planned)
+            if rendered.changed:
+                turn = await self._run(partial(rendered.turn, Addition.USAGE not in without), planned.request.size)
+                return replace(prepared, planned=planned, rendered=rendered, turn=turn, uses=[])
+        left = planned.reply_left(planned.tokens)
+        if left is None or prepared.continued is not None or planned.reply_limit(planned.tokens) is None:
+            return prepared
+        if not planned.exceeds(refused=self._ladder.too_long):
+            return prepared
+        shorten = partial(self._dialect.with_lower_limit, planned.request, left)
+        return replace(prepared, shortened=await self._run(shorten, planned.request.size))
 
-    async def _rendered(self, ready: Prepared, planned: PlannedRequest) -> RenderedRequest:
+    async def _rendered(self, prepared: Prepared, planned: Planned) -> Rendered:
         """Return the request with the records that its plan needs, as far as they exist and fit."""
         reader, summaries, size = self._services.reader, self._services.summaries, planned.request.size
         shown, rounds = await asyncio.gather(
             summaries.existing(planned, self._records),
             self._records.rounds(await self._run(planned.replies, size), planned.request.model),
         )
-        rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), size)
+        rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
         if not self._dialect.counts:
-            ask = self._turn_io(ready, rendered).ask
+            ask = partial(self._summarise, prepared.tenant, prepared.form)
             if self._accepted:
-                rendered = await summaries.complete(rendered, self._records, ready.tenant, ask)
+                rendered = await summaries.complete(rendered, self._records, prepared.tenant, ask)
             elif summaries.waits(rendered):
                 self._own = Records(self._services.store.visit(), self._tenant.namespace)
-                rendered = await summaries.complete(rendered, self._own, ready.tenant, ask)
+                rendered = await summaries.complete(rendered, self._own, prepared.tenant, ask)
         if rounds and not planned.room.holds(rendered.tokens):
-            rendered = await self._run(partial(prepare.fitting, rendered, reader), size)
+            rendered = await self._run(partial(rendered.fitting, reader), size)
         return rendered
 
-    async def _fitting(self, ready: Prepared, planned: PlannedRequest) -> Prepared:
-        """Return the request as it came, or with a lower limit for the reply if upstream would refuse the client's."""
-        left = planned.reply_left(planned.tokens)
-        if left is None or ready.continued is not None:
-            return ready
-        if not planned.exceeds(refused=self._ladder.too_long) or planned.reply_limit(planned.tokens) is None:
-            return ready
-        shorten = partial(self._dialect.with_lower_limit, planned.request, left)
-        return replace(ready, shortened=await self._run(shorten, planned.request.size))
+    async def _summarise(self, tenant: Tenant, form: Form, body: bytes) -> SummaryAnswer:
+        """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
+        changed, without = self._services.relay.changed, form.without
+        request = changed(self._client, tenant, body, self._dialect, without, first=False)
+        return await ask(self._services.upstream, request, self._dialect)
 
     # -- sending it --
 
-    async def _send(self) -> Refusal | None:
-        """Have upstream answer the client. Returns a refusal if another step may succeed; the client has then seen
+    async def _send(self, prepared: Prepared) -> Refusal | None:
+        """Have upstream answer the client. Returns a refusal if another form may succeed; the client has then seen
         nothing."""
-        ready = self.ready
-        if ready.turn is None or ready.rendered is None or self._io is None:
-            return await self._send_untouched(ready)
+        turn, rendered = prepared.turn, prepared.rendered
+        if turn is None or rendered is None:
+            return await self._send_untouched(prepared)
+        rounds = Rounds(self._services, self._client, prepared, rendered, self._records, self._was_accepted)
         if self._dialect.counts:
-            return await self._count(ready, self._io, ready.turn)
-        size = ready.rendered.history.request.size
+            return await self._count(prepared, await rounds.send(turn.request()))
         try:
-            taken_back = await tool_loop.converse(ready.turn, self._client, self._io, size=size)
+            taken_back = await converse(turn, self._client, rounds)
         except Refusal as refusal:
             return refusal
         # After a refusal was taken back, the largest prompt was the client's own.
-        self._ladder.took_prompt(ready.again() if taken_back else ready, ready.turn.spent.largest)
-        if taken_back is None or ready.rounds:
-            self._ladder.took(ready, ready.additions, ready.step.blamed)
+        self._ladder.took_prompt(prepared.again() if taken_back else prepared, turn.spent.largest)
+        if taken_back is None or prepared.rounds:
+            self._ladder.took(prepared, prepared.additions, prepared.form.blamed)
         elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
-            named = complaint if complaint in ready.additions else Addition.ANY
-            self._ladder.took(ready, frozenset(), ready.step.blamed | {named})
+            named = complaint if complaint in prepared.additions else Addition.ANY
+            self._ladder.took(prepared, frozenset(), prepared.form.blamed | {named})
         return None
 
-    async def _send_untouched(self, ready: Prepared) -> Refusal | None:
+    async def _next(self, refusal: Refusal) -> Form | None:
+        """Return the form in which to try again, or pass on the refusal."""
+        form = self._ladder.next(self.prepared, refusal)
+        if isinstance(form, Refusal):
+            if not form.whole:
+                raise UpstreamBroken(f"Upstream's refusal ({form.status}) is too long, too slow or broken off")
+            await self._client.start(form.status, reply_headers(form.headers, self._ours()))
+            await self._client.finish(form.body)
+            return None
+        if form.replanned > self.prepared.form.replanned:
+            carried = self.prepared.additions
+            self.prepared = await self._plan(self.prepared)
+            if not carried:  # only now is there anything that upstream may refuse
+                return self._ladder.first(self.prepared, form)
+        return form
+
+    async def _send_untouched(self, prepared: Prepared) -> Refusal | None:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
-        request = self._services.relay.request(self._client, ready.tenant, ready.body)
-        clear = ready.chat.body if Addition.THINKING in ready.step.without and ready.chat else None
-        changed = ready.continued or ready.shortened or clear
-        if changed is not None:
-            request = forgiving(rewritten(request, changed, REWRITTEN), self._dialect, ready.step.without)
-        if self._client.sent:
-            request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
+        client, form, tenant, relay = self._client, prepared.form, prepared.tenant, self._services.relay
+        body = prepared.continued or prepared.shortened
+        if body is None and Addition.THINKING in form.without and prepared.request:
+            body = prepared.request.body
+        if body is not None:
+            request = relay.changed(client, tenant, body, self._dialect, form.without, first=not client.sent)
         else:
-            self._client.sent = time.perf_counter()
+            request = relay.request(client, tenant, prepared.body)
+            if client.sent:
+                request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
+        client.sent = client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if ready.planned is not None and overflow.may_be(reply.status):
-                refusal = await tool_loop.refusal(reply)
+            if prepared.planned is not None and overflow.may_be(reply.status):
+                refusal = await read_refusal(reply)
                 if refusal.whole:
                     return refusal
                 read = refusal.body
-            compared = ready.in_force is not None and ready.in_force.holdout
+            compared = prepared.in_force is not None and prepared.in_force.holdout
             ends = None
-            if compared or ready.step.blamed or ready.tokens >= TELLING:
+            if compared or form.blamed or prepared.tokens >= TELLING:
                 ends = ReplyEnds(reply if compared else None)
             watch = ends.take if ends else ignore
             if 200 <= reply.status < 300:
                 await self._was_accepted()
-            await tool_loop.pass_on(reply, self._client, self._ours(), self._dialect.error_event, watch, read)
+            await pass_on(reply, client, self._ours(), self._dialect.error_event, watch, read)
             if ends is not None and reply.status == 200:
-                self._took(ready, reply, ends)
+                self._took(prepared, reply, ends, compared=bool(compared))
             return None
 
-    def _took(self, ready: Prepared, reply: UpstreamReply, ends: ReplyEnds) -> None:
+    def _took(self, prepared: Prepared, reply: UpstreamReply, ends: ReplyEnds, *, compared: bool) -> None:
         """Learn from a reply to the client's own bytes, of which `ends` was kept."""
-        if ends.clear and (said := usage.reported(ends.clear)):
-            self.ready = replace(self.ready, reported=said)
-        if ready.tokens >= TELLING:
-            self._ladder.took_prompt(ready, usage.prompt_tokens(ends.last))
-        if ready.step.blamed and not refusals.is_error(tool_loop.first_data(reply, ends.first)):
-            self._ladder.took(ready, frozenset(), ready.step.blamed)
+        if compared and (said := usage.reported(ends.both)):
+            self.prepared = replace(self.prepared, reported=said)
+        if prepared.tokens >= TELLING:
+            self._ladder.took_prompt(prepared, usage.prompt_tokens(ends.last))
+        if prepared.form.blamed and not refusals.is_error(first_data(reply, ends.first)):
+            self._ladder.took(prepared, frozenset(), prepared.form.blamed)
 
-    async def _count(self, ready: Prepared, io: RequestTurnIO, turn: Turn) -> Refusal | None:
-        """Have upstream count the rewritten request's tokens. Nothing is stored, asked for or learned on the way."""
-        async with aclosing(await io.send(turn.request())) as reply:
+    async def _count(self, prepared: Prepared, reply: UpstreamReply) -> Refusal | None:
+        """Pass on upstream's count of the rewritten request's tokens. Nothing is stored, asked for or learned."""
+        async with aclosing(reply):
             if reply.status != 200:
-                return await tool_loop.refusal(reply)
-            await tool_loop.pass_on(reply, self._client, ready.headers(), self._dialect.error_event)
+                return await read_refusal(reply)
+            await pass_on(reply, self._client, prepared.headers(), self._dialect.error_event)
             return None
 
     async def _observe(self) -> None:
@@ -339,68 +343,45 @@ class _Request:
 
         Nothing is stored, asked for or learned on the way.
         """
-        try:
-            if self.ready.planned is None:
-                self.ready = await self._plan(self.ready)
-            self.ready = await self._foreseen(self.ready)
-        except Overloaded:  # what is only observed is not refused for want of a plan
-            self.ready = self.ready.again(unplanned=Reason.BUSY)
-        request = self._services.relay.request(self._client, self.ready.tenant, self.ready.body)
+        self.prepared = await self._foreseen(self.prepared)
+        request = self._services.relay.request(self._client, self.prepared.tenant, self.prepared.body)
         self._client.sent = time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             if 200 <= reply.status < 300:
                 await self._was_accepted()
-            ends, ours = DecodedEnds(reply), self._ours()
-            await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take)
+            ends = ReplyEnds(reply)
+            await pass_on(reply, self._client, self._ours(), self._dialect.error_event, ends.take)
             said = usage.reported(ends.both) if reply.status == 200 else None
-            if said is not None and self.ready.foreseen is not None:
-                self.ready = await self._foreseen(replace(self.ready, reported=said))
+            if said is not None and self.prepared.foreseen is not None:
+                self.prepared = await self._foreseen(replace(self.prepared, reported=said))
 
-    async def _foreseen(self, ready: Prepared) -> Prepared:
+    async def _foreseen(self, prepared: Prepared) -> Prepared:
         """Return the request with its forecast, which rests on what upstream reported once its reply has ended."""
-        planned, said = ready.planned, ready.reported
+        planned, said = prepared.planned, prepared.reported
         if planned is None:
-            return ready
+            return prepared
         forecast = partial(outcome.foreseen, planned, said)
         threads, size = self._services.threads, planned.request.size
-        foreseen = await threads.run(self._tenant.namespace, forecast, size, begun=said is not None)
-        return replace(ready, foreseen=foreseen)
+        try:
+            foreseen = await threads.run(self._tenant.namespace, forecast, size, begun=said is not None)
+        except Overloaded:
+            return prepared.again(unplanned=Reason.BUSY)
+        return replace(prepared, foreseen=foreseen)
 
-    async def _pass_on(self, refusal: Refusal) -> None:
-        """Reply with upstream's refusal: its status, headers and body. Raises UpstreamBroken if it was cut off."""
-        if not refusal.whole:
-            raise UpstreamBroken(f"Upstream's refusal ({refusal.status}) is too long, too slow or broken off")
-        await self._client.start(refusal.status, reply_headers(refusal.headers, self._ours()))
-        await self._client.finish(refusal.body)
-
-    def _turn_io(self, ready: Prepared, rendered: RenderedRequest) -> RequestTurnIO:
-        headers, without = replace(ready, rendered=rendered).headers, ready.step.without
-        return RequestTurnIO(
-            self._services,
-            self._client,
-            ready.tenant,
-            rendered,
-            self._records,
-            headers,
-            self._was_accepted,
-            ready.searching,
-            without,
-        )
-
-    def _keep_originals(self, rendered: RenderedRequest) -> None:
+    def _keep_originals(self, rendered: Rendered) -> None:
         """Store the moved texts in the background, for the caller's next conversations and for people."""
-        namespace, name = self._owner.namespace, rendered.moves_name
-        if not rendered.history.policy.store_originals or self._records.has_originals(name):
+        namespace, name, request = self._owner.namespace, rendered.moves_name, rendered.planned.request
+        if not rendered.planned.policy.store_originals or self._records.has_originals(name):
             return
 
         async def keep() -> None:
-            records, size = Records(self._services.store.visit(), namespace), rendered.history.request.size
-            texts = await self._run(partial(prepare.originals, rendered), size)
-            await records.keep_originals(name, texts, partial(self._run, size=size))
-            index = await self._run(lambda: dict(archive.index(rendered, time.time())), size)
+            records = Records(self._services.store.visit(), namespace)
+            texts = await self._run(rendered.originals, request.size)
+            await records.keep_originals(name, texts, partial(self._run, size=request.size))
+            index = await self._run(lambda: dict(archive.index(rendered, time.time())), request.size)
             await Archive(self._services.store.visit(), namespace).keep(index)
 
-        held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
+        held = 2 * len(request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)
 
     async def _run(self, work: Callable[[], T], size: int) -> T:

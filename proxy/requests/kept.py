@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import ClientFault
 from proxy.plan.turn import Continuation
-from proxy.requests import tool_loop
+from proxy.requests import relay
 from proxy.requests.exchange import Exchange
 from proxy.requests.records import Records
 from proxy.requests.relay import GATHERED, pass_on, served
@@ -21,7 +21,7 @@ from proxy.upstream.headers import reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.services import Services
+    from proxy.requests.conversation import Services
 
 Send = Callable[[str], Awaitable[UpstreamReply]]
 """Sends the client's request with another id in its path."""
@@ -70,7 +70,7 @@ async def _show(client: Exchange, known: Continuation, send: Send) -> None:
         if reply.status != 200:
             await pass_on(reply, client)
             return
-        await tool_loop.body(reply)
+        await relay.body(reply)
         headers = reply.headers.without((b"content-length", b"content-encoding"))
         length = (b"content-length", b"%d" % len(known.reply))
         await client.start(200, reply_headers(headers, [length]))
@@ -86,7 +86,7 @@ async def _delete(client: Exchange, records: Records, known: Continuation, send:
             if reply.status >= 300 and reply.status != 404:
                 await pass_on(reply, client)
                 return
-            await tool_loop.body(reply)
+            await relay.body(reply)
     async with aclosing(await send(known.shown)) as reply:
         if reply.status < 300 or reply.status == 404:
             await records.forget_continuation(known.shown)

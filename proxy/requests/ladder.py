@@ -1,6 +1,6 @@
-"""How one request is sent, one step after another, and what upstream's replies to it teach.
+"""How one request is sent, one form after another, and what upstream's replies to it teach.
 
-The steps themselves are in `plan.refusals`. A request that is too long is first planned again, for the window that
+The forms themselves are in `plan.turn`. A request that is too long is first planned again, for the window that
 upstream named or that we guess.
 """
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from proxy.dialects import overflow
-from proxy.plan.refusals import FORGIVING, Addition, Step, Verdict
+from proxy.plan.turn import FORGIVING, Addition, Form, Verdict
 
 if TYPE_CHECKING:
     from proxy.dialects import Dialect
     from proxy.policy import Policy
     from proxy.requests.prepared import Prepared
-    from proxy.requests.tool_loop import Refusal
+    from proxy.requests.relay import Refusal
     from proxy.requests.windows import Known
 
 
 class Ladder:
-    """The steps of one request, with what upstream's replies teach and what earlier ones have taught."""
+    """The forms of one request, with what upstream's replies teach and what earlier ones have taught."""
 
     def __init__(self, known: Known, dialect: Dialect, namespace: str, own: str) -> None:
         """Refusals teach only what is kept under the namespace `own`, until the request is `accepted`."""
@@ -50,35 +50,35 @@ class Ladder:
         windows = [window for window in (known, self._window) if window is not None]
         return min(windows, default=None), self._known.factor(self._namespace, policy, model)
 
-    def first(self, ready: Prepared, step: Step) -> Step:
-        """Return `step` without the additions that upstream refuses, as far as is known."""
-        planned = ready.planned
+    def first(self, prepared: Prepared, form: Form) -> Form:
+        """Return `form` without the additions that upstream refuses, as far as is known."""
+        planned = prepared.planned
         if planned is None or not planned.concerns_us or not self._known.has_refusals(self._namespace):
-            return replace(step, without=frozenset())
+            return replace(form, without=frozenset())
         possible = [Addition.TOOLS, Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
         refused = (one for one in possible if self._known.refuses(planned.refusable(self._namespace, one)))
-        return replace(step, without=frozenset(refused))
+        return replace(form, without=frozenset(refused))
 
-    def next(self, ready: Prepared, refusal: Refusal) -> Step | Refusal:
-        """Return the next step after a refusal, or the refusal that the client gets."""
-        step = ready.step
+    def next(self, prepared: Prepared, refusal: Refusal) -> Form | Refusal:
+        """Return the next form after a refusal, or the refusal that the client gets."""
+        form = prepared.form
         complaint = self._dialect.complaint(refusal.status, refusal.said())
-        carried = ready.additions or step.without & FORGIVING
+        carried = prepared.additions or form.without & FORGIVING
         if not carried:
             self._own = self._own or refusal
-        again = None if ready.rounds else step.after(complaint, carried, concerned=ready.concerned)
+        again = None if prepared.rounds else form.after(complaint, carried, concerned=prepared.concerned)
         if again is None:
             return refusal if complaint is Verdict.FINAL else self._own or refusal
-        planned = ready.planned
+        planned = prepared.planned
         if complaint is Verdict.OVERFLOW and planned is not None:
             lesson = partial(
                 self._known.too_long,
                 policy=planned.policy,
                 model=planned.request.model,
                 named=overflow.window(refusal.said()),
-                counted=planned.needs(ready.tokens, ready.limit),
+                counted=planned.needs(prepared.tokens, prepared.limit),
                 measured=planned.measured,
             )
             self._window = lesson(self._learner)
@@ -92,19 +92,19 @@ class Ladder:
             for lesson in self._lessons:
                 lesson(self._namespace)
 
-    def took_prompt(self, ready: Prepared, tokens: int) -> None:
+    def took_prompt(self, prepared: Prepared, tokens: int) -> None:
         """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
-        chat, policy, planned, ours = ready.chat, ready.tenant.policy, ready.planned, None
-        if not tokens or chat is None or self._dialect.counts:
+        request, policy, planned, ours = prepared.request, prepared.tenant.policy, prepared.planned, None
+        if not tokens or request is None or self._dialect.counts:
             return
-        if planned is not None and planned.measured and not ready.rounds:
-            ours = ready.prompt
-        counted = int(ready.tokens * self._known.factor(self._namespace, policy, chat.model))
-        self._known.took(self._namespace, policy, chat.model, tokens, counted, ours)
+        if planned is not None and planned.measured and not prepared.rounds:
+            ours = prepared.prompt
+        counted = int(prepared.tokens * self._known.factor(self._namespace, policy, request.model))
+        self._known.took(self._namespace, policy, request.model, tokens, counted, ours)
 
-    def took(self, ready: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
+    def took(self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
-        planned = ready.planned
+        planned = prepared.planned
         if planned is None:
             return
         self.refused = blamed

@@ -19,61 +19,61 @@ from proxy.plan.forecast import (
     unseen,
 )
 from proxy.plan.plan import OffloadEvent
-from proxy.plan.refusals import Addition
-from proxy.plan.turn import Usage
+from proxy.plan.turn import Addition, Usage
 from proxy.policy import Mode
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, StoreError
 
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
     from proxy.dialects.usage import Reported
     from proxy.requests.exchange import Exchange
-    from proxy.requests.prepare import PlannedRequest, RenderedRequest
+    from proxy.requests.planned import Planned
     from proxy.requests.prepared import Prepared
+    from proxy.requests.rendered import Rendered
     from proxy.requests.summary_writer import Spent, SummaryJob
 
 
 def of_chat(
-    ready: Prepared, client: Exchange, store_errors: Mapping[StoreError, int], refused: Iterable[Addition] = ()
+    prepared: Prepared, client: Exchange, store_errors: Mapping[StoreError, int], refused: Iterable[Addition] = ()
 ) -> Outcome:
     """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
-    tenant, chat, planned, costs = ready.tenant, ready.chat, ready.in_force, _costs(ready)
-    messages = len(planned.past) if planned else 0
+    tenant, request, planned, costs = prepared.tenant, prepared.request, prepared.in_force, _costs(prepared)
+    messages = len(planned.history) if planned else 0
     event = event_at(planned.plan, messages) if planned else None
-    spent = ready.turn.spent if ready.turn else _usage(ready.reported)
+    spent = prepared.turn.spent if prepared.turn else _usage(prepared.reported)
     mode = planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
         request_id=client.request_id,
         dialect=client.dialect,
         tenant=tenant.name,
         namespace=tenant.namespace,
-        kind=Kind.OFFLOADED if ready.turn else Kind.OBSERVED if ready.foreseen else Kind.UNTOUCHED,
+        kind=Kind.OFFLOADED if prepared.turn else Kind.OBSERVED if prepared.foreseen else Kind.UNTOUCHED,
         method=client.method,
         path=client.shown_path,
-        model=chat.model if chat else "",
-        stream=chat.stream if chat else False,
-        mode=(Mode.OBSERVE if ready.foreseen else mode).value,
-        reason=ready.reason,
-        obstacle=ready.obstacle,
+        model=request.model if request else "",
+        stream=request.stream if request else False,
+        mode=(Mode.OBSERVE if prepared.foreseen else mode).value,
+        reason=prepared.reason,
+        obstacle=prepared.obstacle,
         messages=messages,
-        left_alone=planned.past.irregular if planned and planned.past.fold else {},
+        left_alone=planned.history.irregular if planned and planned.history.fold else {},
         tokens_before=planned.whole(planned.tokens) if planned else 0,
-        tokens_after=ready.prompt if planned else 0,
+        tokens_after=prepared.prompt if planned else 0,
         cost_before=costs.before,
         cost_after=costs.after,
         usage=costs.basis,
-        holdout=planned.holdout if planned and not ready.observed else Holdout.NONE,
-        compacted=ready.compacted,
-        unfollowed=ready.unfollowed,
-        compressed=ready.compressed,
+        holdout=planned.holdout if planned and not prepared.observed else Holdout.NONE,
+        compacted=prepared.compacted,
+        unfollowed=prepared.unfollowed,
+        compressed=prepared.compressed,
         events=len(planned.plan.events) if planned else 0,
         new_event=planned is not None and bool(_cause(planned, event)),
         cause="" if planned is None else _cause(planned, event),
-        words=ready.words,
-        reinserted=len(ready.rendered.rounds) if ready.rendered else 0,
-        rounds=ready.rounds,
-        tool_uses=tuple(ready.uses),
+        words=prepared.words,
+        reinserted=len(prepared.rendered.rounds) if prepared.rendered else 0,
+        rounds=prepared.rounds,
+        tool_uses=tuple(prepared.uses),
         prompt_tokens=spent.prompt,
         completion_tokens=spent.completion,
         cached_tokens=spent.cached,
@@ -105,11 +105,11 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
     )
 
 
-def foreseen(planned: PlannedRequest, said: Reported | None = None) -> Forecast:
+def foreseen(planned: Planned, said: Reported | None = None) -> Forecast:
     """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
     head = planned.prompt(0) - OUR_TOOLS_TOKENS
-    return forecast(as_sent(planned.past), planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
+    return forecast(as_sent(planned.history), planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 
 class _Costs(NamedTuple):
@@ -120,40 +120,40 @@ class _Costs(NamedTuple):
     basis: Basis = Basis.NONE
 
 
-def _costs(ready: Prepared) -> _Costs:
+def _costs(prepared: Prepared) -> _Costs:
     """The client's own bytes have costs only where they were looked at: observed, or to be compared with a holdout."""
-    planned, said = ready.in_force, ready.reported
-    if ready.turn is not None and ready.rendered is not None:
-        return _costs_of_turn(ready, ready.rendered, ready.turn)
-    if ready.foreseen is not None:
-        return _Costs(ready.foreseen.before, ready.foreseen.after, _basis(said))
+    planned, said = prepared.in_force, prepared.reported
+    if prepared.turn is not None and prepared.rendered is not None:
+        return _costs_of_turn(prepared, prepared.rendered, prepared.turn)
+    if prepared.foreseen is not None:
+        return _Costs(prepared.foreseen.before, prepared.foreseen.after, _basis(said))
     if said is None or planned is None:
         return _Costs()
     came = cost(planned.policy.offload, said.prompt, said.cached or 0)
     return _Costs(came, came, _basis(said))
 
 
-def _costs_of_turn(ready: Prepared, rendered: RenderedRequest, turn: Turn) -> _Costs:
+def _costs_of_turn(prepared: Prepared, rendered: Rendered, turn: Turn) -> _Costs:
     """Return the cost of what was sent, and what the request would have cost as it came, in upstream's tokens. It is
     unknown if upstream did not say it of each round, as where the last one broke off: a part would look cheap."""
-    spent, planned = turn.spent, rendered.history
+    spent, planned = turn.spent, rendered.planned
     if spent.said <= turn.rounds:
         return _Costs(basis=Basis.UNKNOWN)
     offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
-    sent = head + rendered.tokens + sum(use.tokens for use in ready.uses)
+    sent = head + rendered.tokens + sum(use.tokens for use in prepared.uses)
     sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
-    warm = spent.cached > 0 or event_at(planned.plan, len(planned.past)) is not None
-    came = cost_as_it_came(planned.past.items, offload, head, spent.largest / sent, cached=warm)
+    warm = spent.cached > 0 or event_at(planned.plan, len(planned.history)) is not None
+    came = cost_as_it_came(planned.history.items, offload, head, spent.largest / sent, cached=warm)
     return _Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED)
 
 
-def _cause(planned: PlannedRequest, event: OffloadEvent | None) -> str:
+def _cause(planned: Planned, event: OffloadEvent | None) -> str:
     """Say in a word why something newly moved at this request; empty if nothing has."""
     if planned.relearned:
         return LEARNED
     if event:
         return event.cause.name.lower()
-    return UNSEEN if unseen(planned.past.items, planned.plan) else ""
+    return UNSEEN if unseen(planned.history.items, planned.plan) else ""
 
 
 def _usage(said: Reported | None) -> Usage:

@@ -1,8 +1,8 @@
 """A chat request with all that is known of it so far: ONE value, which each stage of its life fills in further.
 
-parse ──> chat, or why not ──plan──> planned ──render──> rendered, turn ──> it is sent as planned
-                  │                     ├──nothing to change, or refused──> it is sent as it came
-                  └──> unplanned        └──observe──> foreseen ──> it is sent as it came
+parse ──> request, or why not ──plan──> planned ──render──> rendered, turn ──> it is sent as planned
+                     │                     ├──nothing to change, or refused──> it is sent as it came
+                     └──> unplanned        └──observe──> foreseen ──> it is sent as it came
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.plan.forecast import Answers, newly_used, told, waiting
-from proxy.plan.reasons import Reason
-from proxy.plan.refusals import Addition, Step
+from proxy.plan.turn import Addition, Form, Reason
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
+from proxy.requests.planned import Planned
+from proxy.requests.rendered import Rendered
+from proxy.telemetry.outcome import Holdout
 
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
     from proxy.dialects.usage import Reported
     from proxy.plan.forecast import Forecast
-    from proxy.plan.request import Request
+    from proxy.plan.turn import Request
     from proxy.policies.tenants import Tenant
-    from proxy.requests.prepare import PlannedRequest, RenderedRequest
     from proxy.telemetry.outcome import ToolUse
     from proxy.upstream.headers import Header
 
@@ -40,7 +41,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """The client's own bytes."""
     tenant: Tenant
     """The tenant, with the policy for the request's model if the model is known."""
-    chat: Request | None = None
+    request: Request | None = None
     """What the body says."""
     continued: bytes | None = None
     """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
@@ -52,14 +53,14 @@ class Prepared(msgspec.Struct, frozen=True):
     """Why there is no plan."""
     obstacle: str = ""
     """The field that prevents a plan or has it wait, if that is the reason."""
-    planned: PlannedRequest | None = None
-    step: Step = Step()
+    planned: Planned | None = None
+    form: Form = Form()
     """How it is sent."""
-    rendered: RenderedRequest | None = None
+    rendered: Rendered | None = None
     """The request as planned, if that differs from what the client sent."""
     turn: Turn | None = None
     """The turn that sends it. It shows how far it got."""
-    uses: Sequence[ToolUse] = ()
+    uses: list[ToolUse] = []
     """The calls of our tools so far, likewise."""
     shortened: bytes | None = None
     """The body with a lower limit for the reply, if upstream would refuse the client's."""
@@ -70,17 +71,22 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def again(self, **changes: Any) -> Prepared:
         """Return the request before it was rendered, with these changes."""
-        before = {"rendered": None, "turn": None, "uses": (), "shortened": None}
+        before: dict[str, Any] = {"rendered": None, "turn": None, "uses": [], "shortened": None}
         return msgspec.structs.replace(self, **before | changes)
+
+    @property
+    def only_observed(self) -> bool:
+        """Whether it is sent as it came and its plan recorded: somebody wants that, or it is of a holdout's group."""
+        return self.observed or (self.planned is not None and self.planned.holdout is Holdout.KEPT)
 
     @property
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, without its plan."""
         held = Reason.FIELD if self.obstacle else Reason.NONE
-        return self.unplanned or held or (self.step.reason if self.concerned else Reason.NONE)
+        return self.unplanned or held or (self.form.reason if self.concerned else Reason.NONE)
 
     @property
-    def in_force(self) -> PlannedRequest | None:
+    def in_force(self) -> Planned | None:
         """The plan, unless the request is sent without it."""
         return None if self.reason else self.planned
 
@@ -95,8 +101,8 @@ class Prepared(msgspec.Struct, frozen=True):
         rendered, turn = self.rendered, self.turn
         if rendered is None or turn is None:
             return frozenset()
-        history = rendered.history
-        in_system = history.role is SnapshotRole.AUTO and history.transcript.leading > 0
+        planned = rendered.planned
+        in_system = planned.role is SnapshotRole.AUTO and planned.transcript.leading > 0
         carried = {
             Addition.ANY: True,
             Addition.TOOLS: rendered.injecting,
@@ -147,7 +153,7 @@ class Prepared(msgspec.Struct, frozen=True):
     @property
     def unfollowed(self) -> bool:
         """Whether something moved that the model may not read back, because the request did not fit whole."""
-        return self.rendered is not None and self.rendered.history.request.bound and self.compacted > 0
+        return self.rendered is not None and self.rendered.planned.request.bound and self.compacted > 0
 
     @property
     def words(self) -> str:
@@ -165,7 +171,7 @@ class Prepared(msgspec.Struct, frozen=True):
         offload, window = planned.policy.offload, planned.room.window
         if plan.empty and not answers:
             return waiting(plan, offload)
-        said = told(planned.past.items, plan, offload, window, late=late, answers=answers)
+        said = told(planned.history.items, plan, offload, window, late=late, answers=answers)
         if not planned.relearned or window is None:
             return said
         return f"Planned again for a context window of {window:,}, which was learned. {said}"
@@ -189,10 +195,10 @@ class Prepared(msgspec.Struct, frozen=True):
         ]
 
 
-def _answers(rendered: RenderedRequest) -> Answers | None:
+def _answers(rendered: Rendered) -> Answers | None:
     """Return the answers of our tools that became pointers at this request."""
     whole, sent = rendered.found, rendered.rounds
-    places = newly_used(rendered.history.past.items, rendered.plan)
+    places = newly_used(rendered.planned.history.items, rendered.plan)
     left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
     before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
     return Answers(len(left), before, after) if left else None

@@ -22,10 +22,9 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.plan.history import extend
-from proxy.plan.labels import digest_in
-from proxy.plan.preview import STEP
-from proxy.plan.recognition import Reply, Visible, contains, resembles
-from proxy.plan.turn import Continuation, HiddenRound
+from proxy.plan.preview import STEP, digest_in
+from proxy.plan.recognise import Reply, Visible, contains, resembles
+from proxy.plan.turn import Continuation, Hidden
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
@@ -59,7 +58,7 @@ PLACES = 4
 has several replies if it was sent several times. If the last place is taken, none is used: there may be more."""
 
 
-class _Hidden(msgspec.Struct, frozen=True):
+class _Record(msgspec.Struct, frozen=True):
     """A hidden round's record."""
 
     before: list[Raw]
@@ -70,12 +69,12 @@ class _Hidden(msgspec.Struct, frozen=True):
     visible: Visible | None = None
     """The reply as the client saw it."""
 
-    def round(self) -> HiddenRound:
+    def round(self) -> Hidden:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
-        return HiddenRound(before, instead, after, self.tokens, tuple(self.sizes))
+        return Hidden(before, instead, after, self.tokens, tuple(self.sizes))
 
-    def differs(self, other: _Hidden) -> bool:
+    def differs(self, other: _Record) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
 
     @property
@@ -130,7 +129,7 @@ class Records:
                 return winner
         return None
 
-    async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, HiddenRound]:
+    async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, Hidden]:
         """Return the hidden rounds of these replies, by their indexes.
 
         A reply is found by the history that ends with it, by the history before it, or by itself: a client may rewrite
@@ -139,8 +138,8 @@ class Records:
         names = {index: self._names(reply) for index, reply in replies.items()}
         asked = [name for ones in names.values() for name in ones]
         found = dict(zip(asked, await self._hidden(asked, model), strict=True))
-        rounds: dict[int, HiddenRound] = {}
-        used: list[_Hidden] = []
+        rounds: dict[int, Hidden] = {}
+        used: list[_Record] = []
         for index, (link, *placed) in sorted(names.items()):
             exact = found[link]
             firsts = [(name, first) for name in placed if (first := found[name]) is not None]
@@ -155,7 +154,7 @@ class Records:
         self,
         link: bytes,
         model: str,
-        hidden: HiddenRound,
+        hidden: Hidden,
         places: Collection[bytes] = (),
         visible: Visible | None = None,
         run: Run = at_once,
@@ -187,7 +186,7 @@ class Records:
             self._visit.note_put(self._hid_nothing(before, model))
 
     async def _contested(self, before: bytes, model: str, visible: Visible | None) -> None:
-        record = _Hidden([], Raw(b"null"), [], 0, visible=visible)
+        record = _Record([], Raw(b"null"), [], 0, visible=visible)
         await self._place(before, record, msgspec.json.encode(record), model, at_once)
 
     def _hid_nothing(self, before: bytes, model: str) -> str:
@@ -195,7 +194,7 @@ class Records:
         [key] = self._round_keys([extend(before, b"hid nothing").hex()], model)
         return key
 
-    async def _place(self, before: bytes, record: _Hidden, encoded: bytes, model: str, run: Run) -> None:
+    async def _place(self, before: bytes, record: _Record, encoded: bytes, model: str, run: Run) -> None:
         """Keep a round at the first free place of the history before it, unless it is at one already."""
         for name in _places(before):
             [key] = self._round_keys([name], model)
@@ -267,12 +266,12 @@ class Records:
     def _names(self, reply: Reply) -> list[str]:
         return [reply.link.hex(), *(_place(anchor, 0) for anchor in (reply.before, *reply.anchors()))]
 
-    async def _recognised(self, reply: Reply, firsts: Sequence[tuple[str, _Hidden]], model: str) -> list[_Hidden]:
+    async def _recognised(self, reply: Reply, firsts: Sequence[tuple[str, _Record]], model: str) -> list[_Record]:
         """Return the rounds of a reply of which, or of whose history, its client has made another one. `firsts` are the
         first records at its places."""
         if not firsts:
             return []
-        found, sent, at = list[_Hidden](), reply.visible(), dict(firsts)
+        found, sent, at = list[_Record](), reply.visible(), dict(firsts)
         if (first := at.get(_place(reply.before, 0))) is not None:
             one = await self._one(reply.before, first, lambda seen: resembles(seen, sent), model)
             found += [one] if one else []
@@ -282,7 +281,7 @@ class Records:
                 found += [one] if one and all(one.differs(other) for other in found) else []
         return found
 
-    async def _one(self, place: bytes, first: _Hidden, fits: Callable[[Visible], bool], model: str) -> _Hidden | None:
+    async def _one(self, place: bytes, first: _Record, fits: Callable[[Visible], bool], model: str) -> _Record | None:
         """Return the round at this place that fits the reply. If there may be several, none is the right one."""
         others = await self._hidden(_places(place)[1:], model, final=False)
         found = [one for one in (first, *others) if one is not None]
@@ -292,12 +291,12 @@ class Records:
         ambiguous = any(one.differs(rounds[0]) for one in rounds)
         return None if ambiguous or not rounds or rounds[0].empty else rounds[0]
 
-    async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Hidden | None]:
+    async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Record | None]:
         keys, found = self._round_keys(names, model), list[bytes | Missing]()
         for at in range(0, len(keys), MOST_LOOKUPS):
             found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
             await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
-        return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
+        return [None if isinstance(value, Missing) else _decoded(value, _Record) for value in found]
 
     def _round_keys(self, names: Sequence[str], model: str) -> list[str]:
         """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
@@ -305,9 +304,9 @@ class Records:
         return [self.key("rounds", f"{name}-{variant}") for name in names]
 
 
-def _record(hidden: HiddenRound, visible: Visible | None) -> tuple[_Hidden, bytes]:
+def _record(hidden: Hidden, visible: Visible | None) -> tuple[_Record, bytes]:
     """Return a hidden round's record, and as JSON."""
-    record = _Hidden(
+    record = _Record(
         before=[Raw(raw) for raw in hidden.before],
         instead=Raw(hidden.instead or b"null"),
         after=[Raw(raw) for raw in hidden.after],
@@ -318,14 +317,14 @@ def _record(hidden: HiddenRound, visible: Visible | None) -> tuple[_Hidden, byte
     return record, msgspec.json.encode(record)
 
 
-def _joined(records: Sequence[_Hidden]) -> HiddenRound:
+def _joined(records: Sequence[_Record]) -> Hidden:
     """Return the rounds of a reply that its client made of several, to be put before it."""
     if len(records) == 1:
         return records[0].round()
     rounds = [record.round() for record in records]
     before = tuple(raw for one in rounds for raw in one.before)
     sizes = tuple(size for one in rounds for size in one.sizes_of_each()[: len(one.before)])
-    return HiddenRound(before, None, (), sum(sizes), sizes)
+    return Hidden(before, None, (), sum(sizes), sizes)
 
 
 def _is_original(key: str, value: bytes) -> bool:

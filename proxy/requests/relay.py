@@ -1,22 +1,27 @@
-"""Relays a request and its reply byte for byte, as they arrive."""
+"""Relays a request and its reply byte for byte, as they arrive, and reads the replies that are no chat."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from proxy import sse
 from proxy.dialects.messages import MESSAGES
-from proxy.errors import BadEncoding, Fault, ProxyError, UpstreamFault
+from proxy.errors import BadEncoding, Fault, OffloadError, ProxyError, UpstreamBroken, UpstreamFault
+from proxy.plan.turn import Addition
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.upstream.client import UpstreamReply, UpstreamRequest
-from proxy.upstream.codings import ContentDecoder, reply_decoder
-from proxy.upstream.headers import Header, reply_headers, request_headers, url_for
+from proxy.upstream import codings
+from proxy.upstream.client import UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream.headers import Header, Headers, reply_headers, request_headers, url_for
 
 if TYPE_CHECKING:
+    from proxy.dialects import Dialect
     from proxy.policies.tenants import Tenant
     from proxy.settings import Settings
     from proxy.upstream.client import UpstreamClient
@@ -30,6 +35,20 @@ ENDING = 4 << 10
 
 DECODED = 2 << 20
 """The most bytes into which a chunk of a reply is decompressed to see its end. That takes a few milliseconds."""
+
+REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
+IDEMPOTENCY_KEY = b"idempotency-key"
+ANOTHER = (*REWRITTEN, IDEMPOTENCY_KEY)
+"""Headers that a second body must not have: upstream would take its idempotency key for the first body's."""
+
+WHOLE_LIMIT = 32 << 20
+"""Most bytes of a reply that is not a stream."""
+REFUSAL_SECONDS = 15.0
+"""Seconds for which we read a refusal's body. What it says comes first, and another try may serve the client."""
+REFUSAL_LIMIT = 128 << 10
+"""Most bytes of a refusal, compressed or not, that we read to understand it."""
+_BOUND = b"content-encoding", b"content-length"
+"""With one of these headers, a reply takes nothing behind what upstream sent of it."""
 
 Sink = Callable[[Outcome], None]
 """Gets the outcome of every request."""
@@ -67,6 +86,24 @@ class Relay:
             idle_timeout=upstream.idle_timeout,
         )
 
+    def changed(
+        self,
+        client: Exchange,
+        tenant: Tenant,
+        body: bytes,
+        dialect: Dialect,
+        without: frozenset[Addition],
+        *,
+        first: bool,
+    ) -> UpstreamRequest:
+        """Return the client's request with another body, and with the idempotency key only if it is the `first` one. If
+        it is to be sent without thinking, upstream is asked to drop what it would refuse."""
+        request = rewritten(self.request(client, tenant, body), body, REWRITTEN if first else ANOTHER)
+        if Addition.THINKING in without and body:
+            body, headers = dialect.forgiving(body, request.headers)
+            request = rewritten(replace(request, headers=Headers(headers)), body)
+        return request
+
     async def _exchange(self, client: Exchange, tenant: Tenant) -> None:
         request = self.request(client, tenant, await client.body(GATHERED))
         with client.present():
@@ -80,6 +117,13 @@ class Relay:
             return await self._upstream.send(request)
         except UpstreamFault as error:
             raise client.broken or error from error
+
+
+def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes] = REWRITTEN) -> UpstreamRequest:
+    """Return the client's own request with another body and without the headers in `dropped`."""
+    kept = request.headers.without(dropped)
+    headers = Headers((*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))))
+    return replace(request, content=body, headers=headers)
 
 
 async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:
@@ -111,75 +155,30 @@ async def pass_on(
     reply: UpstreamReply,
     client: Exchange,
     ours: Sequence[Header] = (),
+    error_event: Callable[[ProxyError], bytes] | None = None,
     watch: Callable[[bytes], object] = ignore,
     read: bytes = b"",
 ) -> None:
     """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to `watch`. `read` was
-    read of it before. Raises UpstreamFault if it breaks off."""
-    await client.start(reply.status, reply_headers(reply.headers, ours))
-    if read:
-        await client.write(read)
-    async for chunk in reply:
-        watch(chunk)
-        if reply.ended:
-            await client.finish(chunk)
-            return
-        await client.write(chunk)
-    await client.finish()
-
-
-class ReplyEnds:
-    """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
-    upstream says what the request cost."""
-
-    def __init__(self, reply: UpstreamReply | None = None) -> None:
-        """With `reply`, both are also kept decompressed."""
-        self.first = self.last = b""
-        self._decoded = None if reply is None else DecodedEnds(reply)
-
-    @property
-    def clear(self) -> bytes:
-        """`both`, decompressed; empty if that was not asked for, or is not possible."""
-        return self._decoded.both if self._decoded else b""
-
-    @property
-    def both(self) -> bytes:
-        """The beginning and the end, on lines of their own."""
-        return self.first + b"\n" + self.last
-
-    def take(self, chunk: bytes) -> None:
-        """Take the reply's next chunk."""
-        if len(self.first) < ENDING:
-            self.first += chunk[: ENDING - len(self.first)]
-        self.last = (self.last + chunk[-ENDING:])[-ENDING:]
-        if self._decoded:
-            self._decoded.take(chunk)
-
-
-class DecodedEnds(ReplyEnds):
-    """Keeps the beginning and the end of a reply that is relayed, decompressed. They are empty if that is not possible.
-
-    Some streams say at their beginning what the prompt cost, and at their end what the reply did.
-    """
-
-    def __init__(self, reply: UpstreamReply) -> None:
-        super().__init__()
-        self._decoder: ContentDecoder | None = None
-        codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
-        with suppress(BadEncoding):
-            self._decoder = reply_decoder(codings)
-
-    def take(self, chunk: bytes) -> None:
-        """Take the reply's next chunk."""
-        size = 0
-        try:
-            for piece in self._decoder.feed(chunk) if self._decoder else ():
-                super().take(piece)
-                size += len(piece)
-                if size > DECODED:
-                    raise BadEncoding("too large to be decompressed on the event loop")
-        except BadEncoding:
-            self._decoder, self.first, self.last = None, b"", b""
+    read of it before. Raises UpstreamFault if it breaks off; an uncompressed stream then ends with an `error_event`."""
+    client.error_event = None
+    if error_event is not None and is_stream(reply) and not any(map(reply.headers.get_all, _BOUND)):
+        client.error_event = lambda error: b"\n\n" + error_event(error)
+    try:
+        await client.start(reply.status, reply_headers(reply.headers, ours))
+        if read:
+            await client.write(read)
+        async for chunk in reply:
+            watch(chunk)
+            if reply.ended:
+                await client.finish(chunk)
+                return
+            await client.write(chunk)
+        await client.finish()
+    except UpstreamFault as fault:
+        if client.status:
+            await client.break_off(fault)
+        raise
 
 
 async def _report(client: Exchange, error: ProxyError) -> Fault:
@@ -189,3 +188,110 @@ async def _report(client: Exchange, error: ProxyError) -> Fault:
     if not client.status:
         await client.fail(error)
     return error.fault
+
+
+class ReplyEnds:
+    """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
+    upstream says what the request cost. Some streams say at their beginning what the prompt cost."""
+
+    def __init__(self, reply: UpstreamReply | None = None) -> None:
+        """With `reply`, both are kept decompressed; they are empty if that is not possible."""
+        self.first = self.last = b""
+        self._pieces: Callable[[bytes], Iterable[bytes]] = lambda chunk: (chunk,)
+        if reply is not None:
+            self._pieces = _nothing
+            with suppress(BadEncoding):
+                encoding = b",".join(reply.headers.get_all(b"content-encoding"))
+                self._pieces = codings.reply_decoder(encoding.decode("latin-1")).feed
+
+    @property
+    def both(self) -> bytes:
+        """The beginning and the end, on lines of their own."""
+        return self.first + b"\n" + self.last
+
+    def take(self, chunk: bytes) -> None:
+        """Take the reply's next chunk."""
+        size = 0
+        try:
+            for piece in self._pieces(chunk):
+                if len(self.first) < ENDING:
+                    self.first += piece[: ENDING - len(self.first)]
+                self.last = (self.last + piece[-ENDING:])[-ENDING:]
+                size += len(piece)
+                if size > max(DECODED, len(chunk)):
+                    raise BadEncoding("too large to be decompressed on the event loop")
+        except BadEncoding:
+            self._pieces, self.first, self.last = _nothing, b"", b""
+
+
+def _nothing(_: bytes) -> Iterable[bytes]:
+    return ()
+
+
+# -- replies that are read --------------------------------------------------------------------------------------------
+
+
+class Refusal(OffloadError):
+    """Upstream did not answer 200, or it sent an `error` in the place of a reply. `body` is as it came."""
+
+    def __init__(
+        self, status: int, headers: Headers, body: bytes, error: bytes | None = None, *, whole: bool = True
+    ) -> None:
+        super().__init__(f"upstream answered {status}")
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.whole = whole
+        """Whether `body` is all of it. One that is very long or slow, or that breaks off, is read only in part."""
+        self._error = error
+
+    def said(self) -> bytes:
+        """Return the error, or the beginning of the body decompressed, or the body as it came if that fails."""
+        if self._error is not None:
+            return self._error
+        encoding = b",".join(self.headers.get_all(b"content-encoding"))
+        try:
+            return codings.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
+        except BadEncoding:
+            return self.body
+
+
+async def refusal(reply: UpstreamReply) -> Refusal:
+    """Read a reply whose status is not 200, as it came and as far as that is possible within our bounds. Reading
+    `reply` then goes on where we stopped."""
+    read, whole = bytearray(), False
+    with suppress(TimeoutError, UpstreamFault):
+        async with asyncio.timeout(REFUSAL_SECONDS):
+            async for chunk in reply:
+                read += chunk
+                if len(read) > WHOLE_LIMIT:
+                    break
+            else:
+                whole = True
+    return Refusal(reply.status, reply.headers, bytes(read), whole=whole)
+
+
+async def body(reply: UpstreamReply) -> bytes:
+    """Return a whole reply, decompressed. Raises UpstreamFault if it breaks off or is too large."""
+    whole = bytearray()
+    async with aclosing(decoded(reply)) as chunks:
+        async for chunk in chunks:
+            whole += chunk
+            if len(whole) > WHOLE_LIMIT:
+                raise UpstreamBroken(f"Upstream's reply is larger than {WHOLE_LIMIT} bytes")
+    return bytes(whole)
+
+
+def is_stream(reply: UpstreamReply, otherwise: bool = False) -> bool:
+    """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
+    kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
+    return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
+
+
+def first_data(reply: UpstreamReply, beginning: bytes) -> bytes:
+    """Return the data of a stream's first event, or the beginning of another reply, decompressed, as far as it came."""
+    said = Refusal(reply.status, reply.headers, beginning).said()
+    if not is_stream(reply):
+        return said
+    decoder = sse.EventDecoder()
+    return next((event.data for event in decoder.feed(said) + decoder.flush() if event.data is not None), b"")

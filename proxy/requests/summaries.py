@@ -28,23 +28,23 @@ from proxy.dialects import render
 from proxy.dialects.render import ActiveSnapshot
 from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
-from proxy.plan.conversation import beginning
-from proxy.plan.history import moved_pieces
+from proxy.plan.history import beginning
+from proxy.plan.message import moved_pieces
 from proxy.plan.plan import SummaryBoundary, live
-from proxy.plan.refusals import Addition
 from proxy.plan.summary import SummaryAnswer, shares
-from proxy.plan.turn import HiddenRound
+from proxy.plan.turn import Addition, Hidden
 from proxy.policy import Compress, Inject, Wait
 from proxy.requests import outcome
-from proxy.requests.prepare import PlannedRequest, RenderedRequest, our_definitions, rendered, shrunk
+from proxy.requests.planned import Planned
 from proxy.requests.records import Records
+from proxy.requests.rendered import Rendered, our_definitions, shrunk
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
 from proxy.telemetry import logs
 from proxy.threads import nobody_waits
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.message_cache import MessageCache
+    from proxy.requests.cache import MessageCache
     from proxy.requests.windows import Known
     from proxy.stores.guarded import Guarded
     from proxy.telemetry.outcome import Outcome
@@ -110,38 +110,38 @@ class Summaries:
 
     # -- for a request --
 
-    async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
+    async def existing(self, planned: Planned, records: Records) -> ActiveSnapshot | None:
         """Return the snapshot of the latest boundary that has a record, or None."""
-        boundaries = history.plan.boundaries
-        names = [history.snapshot_name(boundary) for boundary in boundaries]
+        boundaries = planned.plan.boundaries
+        names = [planned.snapshot_name(boundary) for boundary in boundaries]
         found = await records.snapshots(names) if names else []
         for boundary, snapshot in reversed(list(zip(boundaries, found, strict=True))):
             if snapshot is not None:
-                self._unused.discard(_begins(history, records))
-                return _shown(history, boundary, snapshot)
+                self._unused.discard(_begins(planned, records))
+                return _shown(planned, boundary, snapshot)
         return None
 
-    def waits(self, ready: RenderedRequest) -> bool:
+    def waits(self, rendered: Rendered) -> bool:
         """Whether the request waits for a snapshot that is missing."""
-        compress, room = ready.history.policy.offload.compress, ready.history.room
-        return compress.wait is Wait.ALWAYS or not room.holds(ready.tokens)
+        compress, room = rendered.planned.policy.offload.compress, rendered.planned.room
+        return compress.wait is Wait.ALWAYS or not room.holds(rendered.tokens)
 
     async def complete(
-        self, ready: RenderedRequest, records: Records, tenant: Tenant, ask: Ask, *, waits: bool | None = None
-    ) -> RenderedRequest:
+        self, rendered: Rendered, records: Records, tenant: Tenant, ask: Ask, *, waits: bool | None = None
+    ) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it.
 
         If it waits and gets none, it shows everything that its event moves at once.
         """
-        waits = self.waits(ready) if waits is None else waits
-        history = ready.history
-        boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
-        if boundary is None or (ready.shown and ready.shown.boundary == boundary):
-            return ready
+        waits = self.waits(rendered) if waits is None else waits
+        planned = rendered.planned
+        boundary = planned.plan.boundaries[-1] if planned.plan.boundaries else None
+        if boundary is None or (rendered.shown and rendered.shown.boundary == boundary):
+            return rendered
         snapshot = None
         try:
             async with asyncio.timeout(LONGEST_WAIT):
-                flight = await self._flight(ready, boundary, records, tenant, ask, waits=waits)
+                flight = await self._flight(rendered, boundary, records, tenant, ask, waits=waits)
                 if flight is not None and waits:
                     snapshot = await asyncio.shield(flight)
         except (Overloaded, TimeoutError):
@@ -149,14 +149,14 @@ class Summaries:
         except Exception:
             log.exception("A summary failed because of a fault of the proxy")
         if not waits:
-            return ready
+            return rendered
         if snapshot is None:
-            return rendered(history, ready.shown, ready.found, self._reader, history.plan)
-        return rendered(history, _shown(history, boundary, snapshot), ready.found, self._reader)
+            return Rendered.of(planned, rendered.shown, rendered.found, self._reader, planned.plan)
+        return Rendered.of(planned, _shown(planned, boundary, snapshot), rendered.found, self._reader)
 
-    async def adopt(self, history: PlannedRequest, made: Records, records: Records) -> None:
+    async def adopt(self, planned: Planned, made: Records, records: Records) -> None:
         """Store a snapshot that was `made` before upstream took the request for the client's other requests."""
-        name = history.snapshot_name(history.plan.boundaries[-1])
+        name = planned.snapshot_name(planned.plan.boundaries[-1])
         if record := await made.snapshot(made.key("snapshots", name)):
             await records.keep_snapshot(records.key("snapshots", name), record)
 
@@ -180,7 +180,7 @@ class Summaries:
 
     async def _flight(
         self,
-        ready: RenderedRequest,
+        rendered: Rendered,
         boundary: SummaryBoundary,
         records: Records,
         tenant: Tenant,
@@ -190,18 +190,18 @@ class Summaries:
     ) -> Flight | None:
         """Return the flight for this boundary's record, which is started if it may. If the request `waits`, one for an
         earlier boundary of the conversation is waited for first."""
-        history = ready.history
-        *earlier, key = (records.key("snapshots", history.snapshot_name(one)) for one in history.plan.boundaries)
+        planned = rendered.planned
+        *earlier, key = (records.key("snapshots", planned.snapshot_name(one)) for one in planned.plan.boundaries)
         while key not in self._flights and (before := self._flights.keys() & set(earlier)):
             if not waits:
                 return None
             await asyncio.wait([self._flights[one] for one in before])
-        begins = _begins(history, records)
+        begins = _begins(planned, records)
         if key not in self._flights and not self._pauses([*earlier, key], begins, tenant.name):
-            measure = partial(_measured, history, boundary, ready.shown)
-            measured = await self._reader.pool.run(tenant.namespace, measure, history.request.size)
+            measure = partial(_measured, planned, boundary, rendered.shown)
+            measured = await self._reader.pool.run(tenant.namespace, measure, planned.request.size)
             if key not in self._flights:
-                job = self._job(ready, boundary, measured, tenant, ask)
+                job = self._job(rendered, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1
                 with nullcontext() if waits else nobody_waits():
                     self._flights[key] = asyncio.create_task(self._fly(job, key, earlier, begins))
@@ -272,43 +272,43 @@ class Summaries:
 
     def _job(
         self,
-        ready: RenderedRequest,
+        rendered: Rendered,
         boundary: SummaryBoundary,
         measured: _Measured,
         tenant: Tenant,
         ask: Ask,
     ) -> SummaryJob:
-        history, shown = ready.history, ready.shown
-        offload, model, asked = history.policy.offload, history.summary_model, history.request
+        planned, shown = rendered.planned, rendered.shown
+        offload, model, asked = planned.policy.offload, planned.summary_model, planned.request
         snapshot_tokens = offload.compress.snapshot_tokens
-        left = history.summary_limit
-        limit, reply = group_limits(offload.compress, history.room.window, left)
-        if history.room.window:
-            left = history.room.left(measured.tokens) + history.room.reply
-        refusable = history.refusable(tenant.namespace, Addition.SUMMARY)
+        left = planned.summary_limit
+        limit, reply = group_limits(offload.compress, planned.room.window, left)
+        if planned.room.window:
+            left = planned.room.left(measured.tokens) + planned.room.reply
+        refusable = planned.refusable(tenant.namespace, Addition.SUMMARY)
         rides = model == asked.model and left >= 2 * snapshot_tokens and not self._known.refuses(refusable)
-        riding = partial(summary_on_prefix, history, boundary, shown, ready.found, min(left, history.summary_limit))
+        riding = partial(summary_on_prefix, planned, boundary, shown, rendered.found, min(left, planned.summary_limit))
         return SummaryJob(
             namespace=tenant.namespace,
-            name=history.snapshot_name(boundary),
+            name=planned.snapshot_name(boundary),
             tenant=tenant.name,
             model=model,
-            dialect=history.dialect.name,
+            dialect=planned.dialect.name,
             snapshot_tokens=snapshot_tokens,
             replaced_tokens=measured.replaced,
             store_dir=offload.store_dir,
-            timeout=history.policy.upstream.idle_timeout,
+            timeout=planned.policy.upstream.idle_timeout,
             group_tokens=limit,
             max_calls=offload.compress.max_calls,
             riding=riding if rides else None,
-            alone=lambda text: history.dialect.summary_request(text, model, asked, min(reply, history.summary_limit)),
+            alone=lambda text: planned.dialect.summary_request(text, model, asked, min(reply, planned.summary_limit)),
             history=lambda: render.originals(
-                history.dialect, history.transcript, boundary, shown.boundary if shown else None
+                planned.dialect, planned.transcript, boundary, shown.boundary if shown else None
             ),
             earlier=shown.text if shown else "",
-            originals=f"{offload.store_dir}/" if len(history.plan.boundaries) > 1 else history.originals_path(boundary),
-            taken=lambda: render.originals(history.dialect, history.transcript, boundary),
-            references=lambda: _references(history, boundary),
+            originals=f"{offload.store_dir}/" if len(planned.plan.boundaries) > 1 else planned.originals_path(boundary),
+            taken=lambda: render.originals(planned.dialect, planned.transcript, boundary),
+            references=lambda: _references(planned, boundary),
             stored=measured.stored,
             ask=ask,
             prices=offload,
@@ -317,10 +317,10 @@ class Summaries:
 
 
 def summary_on_prefix(
-    history: PlannedRequest,
+    planned: Planned,
     boundary: SummaryBoundary,
     shown: ActiveSnapshot | None,
-    rounds: Mapping[int, HiddenRound],
+    rounds: Mapping[int, Hidden],
     most: int,
     task: str,
 ) -> bytes:
@@ -329,27 +329,27 @@ def summary_on_prefix(
     The prefix is the conversation up to the boundary, byte for byte as it was sent before the boundary's event, and
     the task follows it. Any thread may call this, because it does not touch the reader's caches.
     """
-    dialect, transcript, shape = history.dialect, history.transcript, history.reading.shape
+    dialect, transcript, shape = planned.dialect, planned.transcript, planned.reading.shape
 
     def compacted(index: int, first_preview: bool) -> bytes:
         return render.compact(
             dialect, transcript.raws[index], transcript.messages[index], shape, first_preview=first_preview
         )
 
-    before = history.plan.before(boundary.event)
+    before = planned.plan.before(boundary.event)
     entries = render.render(
         dialect,
         transcript,
         before,
         compacted,
         shown=shown,
-        role=history.role,
-        rounds=shrunk(history, before, rounds),
+        role=planned.role,
+        rounds=shrunk(planned, before, rounds),
         end=boundary.end,
     )
-    offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
-    definitions = our_definitions(history) if offered else []
-    return dialect.summary_on_prefix(task, history.request, entries, definitions, most, boundary.end)
+    offered = not before.empty or planned.policy.tools.inject is Inject.ALWAYS
+    definitions = our_definitions(planned) if offered else []
+    return dialect.summary_on_prefix(task, planned.request, entries, definitions, most, boundary.end)
 
 
 class _Measured(NamedTuple):
@@ -363,26 +363,24 @@ class _Measured(NamedTuple):
     """The paths of all files that exist at the boundary."""
 
 
-def _measured(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> _Measured:
+def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> _Measured:
     """Measure each message as it was sent before the boundary's event. Of those that an earlier snapshot replaces, the
     first one counts as the snapshot and the others as 0."""
-    moves = history.plan.before(boundary.event).moves
-    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: boundary.end])}
-    before = render.taken(history.transcript, shown.boundary) if shown else []
+    moves = planned.plan.before(boundary.event).moves
+    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(planned.history.items[: boundary.end])}
+    before = render.taken(planned.transcript, shown.boundary) if shown else []
     sizes |= dict.fromkeys(before, 0)
-    sizes |= dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)
-    replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, boundary))
-    moved = _references(history, boundary, range(boundary.end))
-    groups = {history.originals_path(one) for one in history.plan.boundaries if one.end <= boundary.end}
+    sizes |= dict.fromkeys(before[:1], planned.policy.offload.compress.snapshot_tokens)
+    replaced = sum(sizes.get(index, 0) for index in render.taken(planned.transcript, boundary))
+    moved = _references(planned, boundary, range(boundary.end))
+    groups = {planned.originals_path(one) for one in planned.plan.boundaries if one.end <= boundary.end}
     return _Measured(sum(sizes.values()), replaced, frozenset(moved.keys() | groups))
 
 
-def _references(
-    history: PlannedRequest, boundary: SummaryBoundary, indexes: Sequence[int] | None = None
-) -> Mapping[str, str]:
+def _references(planned: Planned, boundary: SummaryBoundary, indexes: Sequence[int] | None = None) -> Mapping[str, str]:
     """Return what each moved result is, by path, the newest first: those that the boundary's snapshot replaces, or
     those at `indexes`."""
-    transcript, store_dir, moves = history.transcript, history.policy.offload.store_dir, history.plan.moves
+    transcript, store_dir, moves = planned.transcript, planned.policy.offload.store_dir, planned.plan.moves
     return {
         f"{store_dir}/{piece.name}": piece.label.about
         for index in reversed(render.taken(transcript, boundary) if indexes is None else indexes)
@@ -402,15 +400,15 @@ def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tupl
     return compress.group_token_threshold or history, reply
 
 
-def _begins(history: PlannedRequest, records: Records) -> str:
-    return records.key(history.summary_model, beginning(history.past.measured).hex())
+def _begins(planned: Planned, records: Records) -> str:
+    return records.key(planned.summary_model, beginning(planned.history.measured).hex())
 
 
-def _shown(history: PlannedRequest, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
-    before = [one for one in history.plan.boundaries if one.end < boundary.end]
-    earlier = tuple(history.originals_path(one) for one in before)
+def _shown(planned: Planned, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
+    before = [one for one in planned.plan.boundaries if one.end < boundary.end]
+    earlier = tuple(planned.originals_path(one) for one in before)
     return ActiveSnapshot(
-        boundary, snapshot.text, history.originals_path(boundary), before[-1] if before else None, earlier
+        boundary, snapshot.text, planned.originals_path(boundary), before[-1] if before else None, earlier
     )
 
 

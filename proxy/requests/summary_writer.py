@@ -6,18 +6,24 @@ on the conversation, whose prefix is cached ──too long, or refused──> fr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from proxy.dialects import Dialect, refusals
 from proxy.errors import OffloadError
-from proxy.plan import facts, record, summary
+from proxy.plan import record, summary
 from proxy.plan.record import Unusable
 from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan.turn import Verdict
 from proxy.policy import Offload
 from proxy.rawjson import encodable
+from proxy.requests import relay
 from proxy.threads import WorkPool
+from proxy.upstream.client import UpstreamClient, UpstreamRequest
 
 T = TypeVar("T")
 
@@ -254,7 +260,7 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
     said = [turn for turn in job.taken() if not turn.part]
-    return record.completed(text, facts.section(said, text, room, count), lines)
+    return record.completed(text, record.section(said, text, room, count), lines)
 
 
 def _room(job: SummaryJob, window: int | None) -> int:
@@ -275,3 +281,23 @@ def _smaller(job: SummaryJob, limit: int, window: int | None) -> int:
 def _group_body(job: SummaryJob, group: list[Section], earlier: str, fault: str) -> bytes:
     task = summary.task(job.snapshot_tokens, job.store_dir, fault)
     return job.alone(summary.fenced(summary.originals(group), earlier, task))
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+
+
+async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
+    """Send a summary call and return the answer. Raises UpstreamFault."""
+    answer = await _answer(upstream, request, dialect)
+    if answer.again is None or not isinstance(request.content, bytes):
+        return answer
+    return await _answer(upstream, relay.rewritten(request, answer.again(request.content)), dialect)
+
+
+async def _answer(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
+    async with aclosing(await upstream.send(request)) as reply:
+        said = await relay.body(reply)
+        answer = dialect.summary_answer(reply.status, said)
+        if answer.text or answer.too_long or (reply.status == 200 and not refusals.is_error(said)):
+            return answer
+        return replace(answer, refused=dialect.complaint(reply.status, said) is not Verdict.FINAL)

@@ -27,7 +27,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.errors import ProxyError, UpstreamBroken
 from proxy.lru import Lru
 from proxy.plan.plan import WINDOW_MARGIN
-from proxy.plan.refusals import Addition
+from proxy.plan.turn import Addition
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
 from proxy.telemetry import logs
@@ -36,8 +36,7 @@ from proxy.upstream.client import UpstreamRequest, decoded
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
-    from proxy.requests.background import Background
-    from proxy.threads import WorkPool
+    from proxy.threads import Background, WorkPool
     from proxy.upstream.client import UpstreamClient
 
 log = logging.getLogger(__name__)

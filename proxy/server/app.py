@@ -26,14 +26,13 @@ from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader, identity
 from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identify, retention
 from proxy.requests.advice import Adviser
-from proxy.requests.background import Background
-from proxy.requests.captures import Captures
+from proxy.requests.cache import MessageCache
+from proxy.requests.capture import Captures
+from proxy.requests.conversation import Services
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.kept import KeptReplies
-from proxy.requests.message_cache import MessageCache
 from proxy.requests.relay import GATHERED, Relay
-from proxy.requests.services import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
@@ -45,7 +44,7 @@ from proxy.stores.retention import Sweeper
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.threads import WorkPool
+from proxy.threads import Background, WorkPool
 from proxy.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
 
@@ -286,13 +285,13 @@ class App:
         """Write the metrics and log lines of the requests so far."""
         self._ledger.flush()
 
-    def _watch(self, outcome: Outcome, ready: Prepared) -> None:
+    def _watch(self, outcome: Outcome, prepared: Prepared) -> None:
         """Keep what dashboard and captures show of a chat request, and what it says of prices."""
-        policy = ready.tenant.policy
+        policy = prepared.tenant.policy
         self._adviser.note(outcome, policy.upstream.base_url, policy.offload)
         if self._shows_requests:
-            self._dashboard.watch(outcome.request_id, ready)
-        self._captures.take(outcome, ready.tenant.policy, ready.chat)
+            self._dashboard.watch(outcome.request_id, prepared)
+        self._captures.take(outcome, prepared.tenant.policy, prepared.request)
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)

@@ -13,8 +13,7 @@ import msgspec
 
 from proxy.errors import Fault
 from proxy.plan.pairing import Irregular
-from proxy.plan.reasons import Reason
-from proxy.plan.refusals import Addition
+from proxy.plan.turn import Addition, Reason
 
 DECIMALS = 6
 """Times are rounded to the microsecond."""

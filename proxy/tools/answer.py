@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.plan import summary
-from proxy.plan.labels import EARLIER
+from proxy.plan.preview import EARLIER
 from proxy.tools import pages
 from proxy.tools.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
 from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from proxy.plan.labels import DIGITS, RESULT_OF, Label
+from proxy.plan.preview import DIGITS, RESULT_OF, Label
 
 Parts = tuple[str, ...]
 """The components of a path, in lower case."""

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.answers import OurTools
+from proxy.requests.cache import MessageCache
 from proxy.requests.records import Records
-from proxy.requests.turn_io import RequestTurnIO
 from proxy.server.app import build
 from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
@@ -143,7 +143,7 @@ LEAVING: dict[str, tuple[type | None, str, list[Reply]]] = {
     "mid-stream": (None, "", [LONG]),
     "before a hidden round's head": (None, "", [calls(GREP), hang()]),
     "in a later round": (None, "", [calls(GREP), LONG]),
-    "while tools answer": (RequestTurnIO, "resolve", [calls(GREP)]),
+    "while tools answer": (OurTools, "resolve", [calls(GREP)]),
     "while rounds are remembered": (Records, "remember", [calls(GREP), text("Yes.")]),
 }
 

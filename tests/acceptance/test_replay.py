@@ -15,10 +15,11 @@ import httpx
 import pytest
 
 from proxy.dialects.chat.messages import read
-from proxy.plan.history import History, Reading, Terms
+from proxy.plan.history import History, Terms
+from proxy.plan.message import Reading
 from proxy.plan.plan import Plan, Room
 from proxy.policy import Offload
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.fake_upstream import Recorded, StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, spawned

@@ -11,7 +11,7 @@ import pytest
 from bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, homes, table, unread, visible
 from bench.visibility import Sent, replay, synthetic
 from proxy.policy import Policy
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
 
 TOKENS = Tokens()

@@ -32,7 +32,7 @@ from bench.replay import (
 from bench.strategies import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
 from proxy.plan.plan import Item, Role
 from proxy.policy import Compress, Inject, Mode, Offload, Wait
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests import written
 from tests.transcripts import load, needed

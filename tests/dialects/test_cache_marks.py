@@ -11,12 +11,12 @@ from proxy.dialects import Dialect, cache_marks
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import Reading
+from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
 from proxy.policy import Mode, Policy
-from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import rendered
+from proxy.requests.cache import MessageCache
+from proxy.requests.planned import plan
+from proxy.requests.rendered import Rendered
 from tests import written
 from tests.requests.planning import Counting
 
@@ -63,9 +63,9 @@ def anthropic(sizes: list[int], system: Json | None = MARK, end: Json | None = M
 async def sent(dialect: Dialect, body: Json, policy: Policy = POLICY) -> Json:
     reader = MessageCache(Counting())
     asked = dialect.parse(json.dumps(body).encode())
-    planned = await prepare.plan(dialect, asked, policy, None, reader)
+    planned = await plan(dialect, asked, policy, None, reader)
     assert planned is not None and planned.plan.moves
-    found: Json = json.loads(rendered(planned, None, {}, reader).turn().request())
+    found: Json = json.loads(Rendered.of(planned, None, {}, reader).turn().request())
     return found
 
 

@@ -16,7 +16,8 @@ from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan import summary
-from proxy.plan.history import History, Reading, Terms, Transcript
+from proxy.plan.history import History, Terms, Transcript
+from proxy.plan.message import Reading
 from proxy.plan.plan import Plan, Role, Room
 from proxy.policy import Compress, Mode, Offload, SnapshotRole
 from tests import written

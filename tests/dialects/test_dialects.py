@@ -9,7 +9,8 @@ import pytest
 
 import proxy.dialects
 from proxy.dialects import DIALECTS, Dialect, for_request
-from proxy.plan.history import Reading, Unplannable
+from proxy.plan.message import Reading
+from proxy.plan.turn import Unplannable
 from proxy.policy import Offload
 
 

@@ -14,9 +14,10 @@ from proxy.dialects import render
 from proxy.dialects.chat import CHAT, messages
 from proxy.dialects.files import Files, moved_files
 from proxy.plan import preview, summary
-from proxy.plan.history import BEGINNING, Naming, Reading, Transcript, links
-from proxy.plan.labels import DIGITS
+from proxy.plan.history import BEGINNING, Naming, Transcript, links
+from proxy.plan.message import Reading
 from proxy.plan.plan import Move, OffloadEvent, Plan, SummaryBoundary
+from proxy.plan.preview import DIGITS
 from tests import written
 from tests.doubling import assert_linear
 

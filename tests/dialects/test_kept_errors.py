@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.plan.results import reports_error
+from proxy.plan.texts import reports_error
 from proxy.policy import Mode
 from tests.dialects.test_known import APIS, MODES, Api, Json, sent
 

@@ -30,7 +30,8 @@ from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses import request as responses
 from proxy.plan import summary
-from proxy.plan.history import History, Reading, Terms
+from proxy.plan.history import History, Terms
+from proxy.plan.message import Reading
 from proxy.plan.plan import Room
 from proxy.policy import Compress, Mode, SnapshotRole
 from proxy.tools.answer import Material, answer

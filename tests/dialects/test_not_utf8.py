@@ -14,9 +14,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.turn import Turn
-from proxy.plan.history import Unplannable
-from proxy.plan.reasons import Reason
-from proxy.plan.turn import Broken, State
+from proxy.plan.turn import Broken, Reason, State, Unplannable
 from proxy.rawjson import NotJson
 from tests.dialects.chat import turns as chat
 from tests.dialects.messages import turns as messages

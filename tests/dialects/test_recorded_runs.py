@@ -12,11 +12,13 @@ from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import History, Reading, Terms
+from proxy.plan.history import History, Terms
+from proxy.plan.message import Reading
 from proxy.plan.plan import Room
 from proxy.policy import Mode, Offload, Policy
-from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.cache import MessageCache
+from proxy.requests.planned import plan
+from proxy.requests.rendered import Rendered
 from proxy.tokens import Tokens
 from tests import transcripts, written
 from tests.dialects.messages import converting as messages
@@ -74,9 +76,9 @@ async def assert_taken(dialect: Dialect, run: Run, policy: Policy) -> int:
         except RefusedMessage:
             continue
         request = dialect.parse(raw)
-        planned = await prepare.plan(dialect, request, policy, None, _reader)
+        planned = await plan(dialect, request, policy, None, _reader)
         assert planned is not None
-        ready = prepare.rendered(planned, None, {}, _reader)
+        ready = Rendered.of(planned, None, {}, _reader)
         sent = ready.turn().request() if ready.changed else request.body
         api.checked(json.loads(sent))
         entries = b",".join([*map(bytes, ready.entries), b""])  # one entry may be several items with commas between

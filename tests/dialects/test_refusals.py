@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects.chat import CHAT
 from proxy.dialects.refusals import MOST, complaint, error_status, told
-from proxy.plan.refusals import Addition, Complaint, Verdict
+from proxy.plan.turn import Addition, Complaint, Verdict
 from tests.doubling import assert_linear
 
 FINAL, GENERATION = Verdict.FINAL, Verdict.GENERATION

@@ -13,7 +13,7 @@ import pytest
 from proxy.dialects import Dialect
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.refusals import Addition, Complaint, Verdict
+from proxy.plan.turn import Addition, Complaint, Verdict
 
 OVERFLOW, FINAL, ANY, TOOLS = Verdict.OVERFLOW, Verdict.FINAL, Addition.ANY, Addition.TOOLS
 INVALID = "invalid_request_error"

@@ -16,11 +16,12 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.files import moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan import summary
-from proxy.plan.history import BEGINNING, Message, Naming, Reading, Transcript, items, links, moved_pieces, places
+from proxy.plan.history import BEGINNING, Naming, Transcript, items, links, places
+from proxy.plan.message import Message, Reading, moved_pieces
 from proxy.plan.pairing import Pairing
 from proxy.plan.plan import Plan, Role, Room
 from proxy.plan.planner import fold
-from proxy.plan.turn import HiddenRound
+from proxy.plan.turn import Hidden
 from proxy.policy import Compress, Mode, Offload, SnapshotRole
 from proxy.tools.answer import OTHER_NAMES
 from tests import written
@@ -72,7 +73,7 @@ class Case:
         boundary = self.plan.boundaries[-1]
         return ActiveSnapshot(boundary, text, f"/store/{summary.file_name(self.chain[boundary.end])}")
 
-    def render(self, rounds: dict[int, HiddenRound] | None = None, **how: Any) -> list[bytes]:
+    def render(self, rounds: dict[int, Hidden] | None = None, **how: Any) -> list[bytes]:
         how["rounds"] = render.shrunk(CHAT, self.plan, rounds or {}, self.offload.max_tool_message_tokens)
         return [bytes(one) for one in render.render(CHAT, self.transcript, self.plan, self.compacted, **how)]
 
@@ -164,11 +165,9 @@ def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() ->
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
 
 CALL = {"id": "h1", "type": "function", "function": {"name": "read_file", "arguments": '{"path":"/store/x"}'}}
-HIDDEN = HiddenRound(
-    (raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500
-)
+HIDDEN = Hidden((raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500)
 THEIRS = json.loads(step(3, 10, 40)[0])["tool_calls"]
-MIXED = HiddenRound(
+MIXED = Hidden(
     (), raw("assistant", "whole", tool_calls=[CALL, *THEIRS]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500
 )
 SMALL = msgspec.structs.replace(MIXED, tokens=90, sizes=(90,))
@@ -203,7 +202,7 @@ def test_a_shrunk_round_counts_as_what_it_became() -> None:
     assert (mixed.instead, mixed.before) == (MIXED.instead, ()) and mixed.after == shrunk.before[1:]
     renamed = CHAT.shrunk(MIXED, 300, OTHER_NAMES)
     assert "call offload_read_file with" in json.loads(renamed.after[0])["content"], "the client has a read_file now"
-    unknown = HiddenRound((raw("tool", "z" * 500, tool_call_id="other"),), None, (), 500)
+    unknown = Hidden((raw("tool", "z" * 500, tool_call_id="other"),), None, (), 500)
     assert CHAT.shrunk(unknown, 300).before == unknown.before
 
 

@@ -11,9 +11,9 @@ from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import Reading
+from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
-from proxy.plan.results import PRESETS, Carries, ResultPreset
+from proxy.plan.texts import PRESETS, Carries, ResultPreset
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
 READING = Reading(SHAPE, 20_000, PRESETS[ResultPreset.SMOLAGENTS])

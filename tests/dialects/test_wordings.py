@@ -14,7 +14,7 @@ import pytest
 
 from proxy.dialects.overflow import window
 from proxy.dialects.refusals import complaint
-from proxy.plan.refusals import Addition, Complaint, Verdict
+from proxy.plan.turn import Addition, Complaint, Verdict
 
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
 TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY

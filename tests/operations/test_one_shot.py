@@ -16,7 +16,7 @@ from proxy.operations import one_shot, schema
 from proxy.operations.one_shot import Offloaded
 from proxy.operations.schema import OffloadParameters
 from proxy.plan import summary
-from proxy.plan.history import Message
+from proxy.plan.message import Message
 from proxy.plan.plan import Role
 from proxy.policy import SnapshotRole
 

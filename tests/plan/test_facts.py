@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan import facts
-from proxy.plan.facts import FactKind
+from proxy.plan import record
 from proxy.plan.plan import Role
+from proxy.plan.record import FactKind
 from proxy.plan.summary import Section
 from tests.doubling import assert_linear
 
@@ -18,7 +18,7 @@ def tool(text: str) -> Section:
 
 
 def shown(*texts: str, known: str = "", room: int = 10_000) -> list[str]:
-    return facts.section([tool(text) for text in texts], known, room, len).split("\n")
+    return record.section([tool(text) for text in texts], known, room, len).split("\n")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_newest_and_the_most_frequent_come_first() -> None:
 def test_what_somebody_said_counts_more_than_what_a_tool_printed() -> None:
     said = Section("2 assistant", "It is alpha-1001.", Role.ASSISTANT)
     texts = [said, *[tool(f"gamma-3{n:03}") for n in range(300)]]
-    assert "alpha-1001" in facts.section(texts, "", 100, len)
+    assert "alpha-1001" in record.section(texts, "", 100, len)
 
 
 def test_a_log_does_not_push_out_the_rest() -> None:
@@ -74,7 +74,7 @@ def test_what_the_record_has_is_left_out() -> None:
 
 
 def test_kinds_are_grouped() -> None:
-    found = facts.found([tool("OPS-4711 took 5 ms\nfailed: x1\n/var/log/a.log")])
+    found = record.found([tool("OPS-4711 took 5 ms\nfailed: x1\n/var/log/a.log")])
     assert {fact.kind for fact in found.values()} == set(FactKind)
     assert shown("OPS-4711\nfailed: it\n/var/log/a.log") == ["- failed: it", "- OPS-4711", "- /var/log/a.log"]
 
@@ -85,10 +85,10 @@ texts = st.lists(st.text(alphabet='ab7-/.: =\n%{"mse', max_size=120), max_size=6
 @given(texts, st.integers(0, 200))
 def test_any_texts_give_the_same_facts_within_the_room(some: list[str], room: int) -> None:
     sections = [tool(text) for text in some]
-    made = facts.section(sections, "", room, len)
+    made = record.section(sections, "", room, len)
     assert len(made) <= room
-    assert made == facts.section(sections, "", room, len)
-    for fact in facts.found(sections).values():
+    assert made == record.section(sections, "", room, len)
+    for fact in record.found(sections).values():
         assert len(fact.exact) < 400
 
 
@@ -115,9 +115,9 @@ REPEATED = [
 
 @pytest.mark.parametrize("text", REPEATED)
 def test_finding_facts_is_linear(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(facts, "LINE_CHARS", 10_000_000)
+    monkeypatch.setattr(record, "LINE_CHARS", 10_000_000)
 
     def work(number: int) -> None:
-        facts.found([tool(text * number)])
+        record.found([tool(text * number)])
 
     assert_linear(work, 30_000 // len(text), 60_000 // len(text))

@@ -13,7 +13,7 @@ from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import fold
 from proxy.policies.loader import defaults
 from proxy.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written
 
 HEAD, OURS = 700, OUR_TOOLS_TOKENS

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan import labels
-from proxy.plan.history import Message, Naming, Piece
-from proxy.plan.labels import Label
+from proxy.plan import preview
+from proxy.plan.history import Naming
+from proxy.plan.message import Message, Piece
 from proxy.plan.plan import Item, Role
+from proxy.plan.preview import Label
 from proxy.stores import is_part
 from tests.doubling import assert_linear
 
 
 def label(tool: str, **arguments: Any) -> Label:
-    return labels.of_call(tool, json.dumps(arguments), len)
+    return preview.of_call(tool, json.dumps(arguments), len)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_the_paths_in_a_command_are_words_for_its_result() -> None:
 
 @pytest.mark.parametrize("arguments", ["not json at all", "cat /var/log/a.log", '["a.log", ["b.log"]]', '"a.log"', ""])
 def test_arguments_need_not_be_an_object(arguments: str) -> None:
-    assert labels.of_call("t", arguments, len).stem in ("not_json_at", "a.log", "t")
+    assert preview.of_call("t", arguments, len).stem in ("not_json_at", "a.log", "t")
 
 
 @given(
@@ -85,18 +86,18 @@ def test_arguments_need_not_be_an_object(arguments: str) -> None:
     st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
 )
 def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
-    made = labels.of_call(tool, json.dumps(arguments), len)
-    name = labels.file_name(made, "0" * 32, 32)
-    assert is_part(name) and len(name) <= labels.STEM_CHARS + 40
+    made = preview.of_call(tool, json.dumps(arguments), len)
+    name = preview.file_name(made, "0" * 32, 32)
+    assert is_part(name) and len(name) <= preview.STEM_CHARS + 40
     assert not re.match(r"(?i)(con|prn|aux|nul|com\d|lpt\d)\.", name)
-    assert len(made.said) <= labels.SAID + 1 and all(len(word) <= labels.SAID_CHARS for word in made.said)
+    assert len(made.said) <= preview.SAID + 1 and all(len(word) <= preview.SAID_CHARS for word in made.said)
     assert len(made.about) < 200 and "\n" not in made.about
 
 
 @pytest.mark.parametrize("text", ["a", "a.1", "a/", "/", ".", "~", "a~", "a.b ", "-", "@"])
 def test_looking_for_paths_is_linear(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(labels, "_TEXT_CHARS", 10_000_000)
-    assert_linear(labels.paths, text * (30_000 // len(text)), text * (60_000 // len(text)))
+    monkeypatch.setattr(preview, "_TEXT_CHARS", 10_000_000)
+    assert_linear(preview.paths, text * (30_000 // len(text)), text * (60_000 // len(text)))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_looking_for_paths_is_linear(monkeypatch: pytest.MonkeyPatch, text: str)
     ],
 )
 def test_the_paths_in_a_text(text: str, found: list[str]) -> None:
-    assert [path for path in labels.paths(text) if path != "e.g"] == found
+    assert [path for path in preview.paths(text) if path != "e.g"] == found
 
 
 def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
@@ -122,15 +123,17 @@ def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
         calls += len(text)
         return 1
 
-    made = labels.of_call("t", json.dumps({"path": "a.log", "data": "/x" * 1_000_000, "more": [["y"]] * 10_000}), count)
-    assert len(made.said) <= labels.SAID + 1 and calls < 200
+    made = preview.of_call(
+        "t", json.dumps({"path": "a.log", "data": "/x" * 1_000_000, "more": [["y"]] * 10_000}), count
+    )
+    assert len(made.said) <= preview.SAID + 1 and calls < 200
 
 
 # -- the names of a history -------------------------------------------------------------------------------------------
 
 
 def message(role: Role, *, calls: dict[str, Label] | None = None, answers: str = "", digest: str = "") -> Message:
-    pieces = (Piece(None, digest, 1000, 50, 1000, 3000, labels.of_kind("tool result", len)),) if digest else ()
+    pieces = (Piece(None, digest, 1000, 50, 1000, 3000, preview.of_kind("tool result", len)),) if digest else ()
     made = calls or {}
     item = Item(role, 1000, 1000, 50)
     ids = tuple((id, "t") for id in made)
@@ -206,9 +209,9 @@ NAME = "a.log-0123456789abcdef.txt"
     ],
 )
 def test_names_that_a_body_quotes(body: str, found: set[str]) -> None:
-    assert labels.names_in(body.encode(), "/context_store") == found
+    assert preview.names_in(body.encode(), "/context_store") == found
 
 
 def test_a_long_body_is_looked_at_in_linear_time() -> None:
     begin, words = b"context_store ", b"some-words_in.a-text " * 20_000
-    assert_linear(lambda body: labels.names_in(body, "/context_store"), begin + words, begin + 2 * words)
+    assert_linear(lambda body: preview.names_in(body, "/context_store"), begin + words, begin + 2 * words)

@@ -15,7 +15,7 @@ from proxy.dialects.chat.chunks import CallDelta, ReplyMessage
 from proxy.dialects.chat.request import MAX_MESSAGES
 from proxy.dialects.chat.tool_calls import ToolCalls
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
-from proxy.plan.history import Unplannable
+from proxy.plan.turn import Unplannable
 from tests.doubling import assert_linear
 from tests.sampling import sample
 

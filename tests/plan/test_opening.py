@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.plan.history import BEGINNING, History, Message, Reading, Terms, links
-from proxy.plan.opening import START
+from proxy.plan.history import BEGINNING, START, History, Terms, links
+from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role, Room
-from proxy.plan.results import After, ResultPreset, ResultRole, ResultRule
+from proxy.plan.texts import After, ResultPreset, ResultRole, ResultRule
 from proxy.policy import Offload
 
 Json = dict[str, Any]

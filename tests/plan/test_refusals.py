@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan.reasons import Reason
-from proxy.plan.refusals import FORGIVING, Addition, Complaint, Step, Verdict
+from proxy.plan.turn import FORGIVING, Addition, Complaint, Form, Reason, Verdict
 
 TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY
 THINKING = Addition.THINKING
@@ -17,7 +16,7 @@ ALL = frozenset((TOOLS, USAGE, PLACE, ANY))
 
 def course(*complaints: Complaint, carried: frozenset[Addition] = ALL) -> list[str]:
     """How a request is sent, one after another, if upstream complains like this."""
-    tries: Step | None = Step()
+    tries: Form | None = Form()
     sent = []
     for complaint in complaints:
         assert tries is not None
@@ -51,7 +50,7 @@ def test_what_is_not_in_the_request_is_not_left_out() -> None:
 
 
 def test_overflow_of_the_clients_own_bytes_is_planned_anew_and_they_are_not_sent_again() -> None:
-    tries = Step().after(OVERFLOW, frozenset())
+    tries = Form().after(OVERFLOW, frozenset())
     assert tries is not None and tries.replanned == 1
     assert tries.after(TOOLS, ALL) is None
     assert tries.after(FINAL, ALL) is None
@@ -61,7 +60,7 @@ def test_overflow_of_the_clients_own_bytes_is_planned_anew_and_they_are_not_sent
 
 @pytest.mark.parametrize("carried", [ALL, frozenset()], ids=["changed", "own"])
 def test_thinking_that_no_longer_fits_is_dropped_once(carried: frozenset[Addition]) -> None:
-    tries = Step().after(THINKING, carried)
+    tries = Form().after(THINKING, carried)
     assert tries is not None and tries.without == tries.blamed == {THINKING} and not tries.reason
     again = tries.after(THINKING, carried)
     assert again is None if not carried else again is not None and again.reason is Reason.REFUSED
@@ -71,7 +70,7 @@ def test_thinking_that_no_longer_fits_is_dropped_once(carried: frozenset[Additio
 def test_where_dropping_thinking_is_in_vain_the_clients_own_bytes_follow_and_nothing_is_learned_of_it(
     complaint: Complaint,
 ) -> None:
-    tries = Step().after(THINKING, ALL)
+    tries = Form().after(THINKING, ALL)
     assert tries is not None
     again = tries.after(complaint, ALL)
     assert again is not None
@@ -82,12 +81,12 @@ def test_where_dropping_thinking_is_in_vain_the_clients_own_bytes_follow_and_not
 
 
 def test_a_client_that_changes_its_history_itself_is_told() -> None:
-    assert Step().after(THINKING, frozenset(), concerned=False) is None
+    assert Form().after(THINKING, frozenset(), concerned=False) is None
 
 
 @pytest.mark.parametrize("complaint", [OVERFLOW, GENERATION])
 def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
-    tries: Step | None = Step()
+    tries: Form | None = Form()
     while tries is not None and not tries.reason:
         tries = tries.after(complaint, ALL)
     assert tries is not None and tries.reason is Reason.REFUSED and tries.blamed == frozenset()
@@ -97,7 +96,7 @@ def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
 def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_would_help(
     complaints: list[Complaint], carried: set[Addition]
 ) -> None:
-    tries, own = Step(), False
+    tries, own = Form(), False
     for number, complaint in enumerate([*complaints, *[ANY] * 3]):
         rest = tries.without & FORGIVING if tries.reason else frozenset((ANY, *carried)) - tries.without
         own = own or not rest

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.plan import said
+from proxy.plan import texts
 from proxy.policy import Mode
 from tests.dialects.test_known import APIS, MODES, Api, Json, sent
 
@@ -85,7 +85,7 @@ def test_the_rest_of_such_a_result_moves(name: str, mode: Mode) -> None:
 
 def test_a_span_ends_with_its_tag_or_with_the_text() -> None:
     def found(text: str) -> list[str]:
-        return [text[start:end] for start, end in said.spans(text)]
+        return [text[start:end] for start, end in texts.spans(text)]
 
     assert found(f"x\n{QUEUED}\ny") == [QUEUED]
     assert found(f"{REJECTED}\nand\n") == [f"{REJECTED}\nand\n"]
@@ -98,11 +98,11 @@ def test_a_span_ends_with_its_tag_or_with_the_text() -> None:
 
 
 def test_a_text_that_quotes_many_is_none() -> None:
-    assert said.spans("<feedback>no</feedback>\n" * said.MOST)
-    assert not said.spans("<feedback>no</feedback>\n" * (said.MOST + 1))
+    assert texts.spans("<feedback>no</feedback>\n" * texts.MOST)
+    assert not texts.spans("<feedback>no</feedback>\n" * (texts.MOST + 1))
 
 
 def test_spans_behind_the_preview_are_added_once() -> None:
     text = "ab " + "<answer>c</answer>"
-    assert list(said.quoted(text, ((3, 21),), 3)) == ["<answer>c</answer>"]
-    assert list(said.quoted(text, ((3, 21),), 21)) == []
+    assert list(texts.quoted(text, ((3, 21),), 3)) == ["<answer>c</answer>"]
+    assert list(texts.quoted(text, ((3, 21),), 21)) == []

@@ -19,7 +19,7 @@ from proxy.dialects import DIALECTS, Dialect
 from proxy.plan.history import History, Terms
 from proxy.plan.plan import Room
 from proxy.policy import Offload
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
 
 SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Enum, bool, type(None))
@@ -54,9 +54,9 @@ def taken(root: Any, seen: dict[int, Any]) -> int:
 async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int, Any]]:
     """A history, and the objects that it shares with others."""
     terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
-    for known in (terms, await MessageCache(Tokens()).past(dialect, [], terms)):
+    for known in (terms, await MessageCache(Tokens()).history(dialect, [], terms)):
         taken(known, shared)
-    return await MessageCache(Tokens()).past(
+    return await MessageCache(Tokens()).history(
         dialect, [Raw(json.dumps(one).encode()) for one in messages], terms
     ), shared
 

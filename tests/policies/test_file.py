@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import PolicyError
-from proxy.plan.results import After, ResultPreset, ResultRole, ResultRule
+from proxy.plan.texts import After, ResultPreset, ResultRole, ResultRule
 from proxy.policies.file import overlay, parse
 from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, reference, schema
 from proxy.policy import (

@@ -7,11 +7,10 @@ from typing import Any
 
 from proxy.dialects.chat import CHAT
 from proxy.policy import Compress, Inject, Mode, Policy, Tools
-from proxy.requests import prepare
-from proxy.requests.background import Background
-from proxy.requests.message_cache import Counter, MessageCache
-from proxy.requests.prepare import PlannedRequest
+from proxy.requests.cache import Counter, MessageCache
+from proxy.requests.planned import Planned, plan
 from proxy.requests.windows import Known
+from proxy.threads import Background
 from tests import written
 
 Json = dict[str, Any]
@@ -77,10 +76,10 @@ async def planned(
     window: int | None = None,
     counter: Counter | None = None,
     **members: Any,
-) -> tuple[PlannedRequest, MessageCache]:
+) -> tuple[Planned, MessageCache]:
     """The plan for a request of these messages, and the cache that read them."""
     reader = MessageCache(counter or Counting())
     body = json.dumps({"model": "m", "messages": messages, **members}).encode()
-    made = await prepare.plan(CHAT, CHAT.parse(body), policy, window, reader)
+    made = await plan(CHAT, CHAT.parse(body), policy, window, reader)
     assert made is not None
     return made, reader

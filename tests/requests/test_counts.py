@@ -10,9 +10,9 @@ import pytest
 
 from proxy.dialects.chat import CHAT
 from proxy.policy import Policy
-from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import rendered
+from proxy.requests.cache import MessageCache
+from proxy.requests.planned import plan
+from proxy.requests.rendered import Rendered
 from proxy.tokens import Tokens
 from tests import written
 from tests.sampling import sample
@@ -57,12 +57,12 @@ async def test_tokens_before_and_after_are_those_of_the_bodies(name: str) -> Non
     run, checked = one(name), 0
     for messages, _ in requests_of(run):
         request = CHAT.parse(json.dumps({"model": MODEL, "messages": messages, "tools": run.tools}).encode())
-        history = await prepare.plan(CHAT, request, policy, None, reader)
+        history = await plan(CHAT, request, policy, None, reader)
         assert history is not None
         assert history.tokens == pytest.approx(counted(messages), rel=WITHIN)
         if history.plan.empty:
             continue
-        ready = rendered(history, None, {}, reader)
+        ready = Rendered.of(history, None, {}, reader)
         sent = json.loads(ready.turn().request())["messages"]
         assert ready.tokens == pytest.approx(counted(sent), rel=WITHIN)
         checked += 1

@@ -23,19 +23,18 @@ from proxy.policy import Mode, Policy
 from proxy.policy import Tools as ToolsPolicy
 from proxy.policy import Upstream as Where
 from proxy.requests import summaries
-from proxy.requests.background import Background
+from proxy.requests.cache import MessageCache
+from proxy.requests.conversation import Services
 from proxy.requests.handler import Chat
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import PlannedRequest
+from proxy.requests.planned import Planned
 from proxy.requests.relay import Relay
-from proxy.requests.services import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.settings import Settings
 from proxy.stores import Entry
 from proxy.stores.guarded import Guarded
 from proxy.telemetry.outcome import Outcome, StoreError
-from proxy.threads import WorkPool
+from proxy.threads import Background, WorkPool
 from tests import written
 from tests.asgi import Headers, ScriptedClient
 from tests.dialects.chat.turns import ANSWER, called, calls, events, folded, read, text, usage, whole
@@ -531,7 +530,7 @@ async def test_long_histories_are_looked_at_off_the_loop(
     body = json.dumps({"model": "m", "messages": messages}).encode()
     note(rawjson, "members", lambda raw, *_: len(memoryview(raw)) == len(body))
     note(History, "plan")
-    note(PlannedRequest, "replies")
+    note(Planned, "replies")
     note(summaries, "_measured")
     await world.ask(body, *[ScriptedReply(HELLO)] * 9)  # summaries are asked for as well
     assert threads.keys() >= {"members", "plan", "replies", "_measured"}

@@ -16,7 +16,7 @@ from proxy.dialects.responses import RESPONSES
 from proxy.dialects.usage import reported
 from proxy.errors import Overloaded, UpstreamBroken
 from proxy.policy import Mode, Policy, Rule
-from proxy.requests import prepare
+from proxy.requests import handler
 from proxy.requests.handler import Chat
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Outcome
@@ -260,7 +260,7 @@ async def test_what_is_only_observed_is_not_refused_for_want_of_a_plan(
     async def busy(*_: Any) -> None:
         raise Overloaded("too much work")
 
-    monkeypatch.setattr(prepare, "plan", busy)
+    monkeypatch.setattr(handler, "plan", busy)
     client, outcome = await world.ask(LONG, ScriptedReply(REPLY))
     assert world.sent == [LONG] and (client.status, client.body) == (200, REPLY)
     assert seen(outcome) == ("untouched", "off", "", "busy") and not outcome.fault

@@ -15,9 +15,9 @@ from proxy.errors import StoreFault
 from proxy.plan.summary import SummaryAnswer
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Wait
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import rendered
+from proxy.requests.cache import MessageCache
 from proxy.requests.records import Records
+from proxy.requests.rendered import Rendered
 from proxy.requests.summaries import Summaries
 from proxy.stores import Store, open_store
 from proxy.stores.guarded import Guarded
@@ -63,7 +63,7 @@ class Process:
         """Make one request of a conversation. Returns whether it shows a snapshot."""
         history, reader = await planned(messages, policy(wait))
         records = self.records("ns")
-        ready = rendered(history, await self.summaries.existing(history, records), {}, reader)
+        ready = Rendered.of(history, await self.summaries.existing(history, records), {}, reader)
         ready = await self.summaries.complete(ready, records, TENANT, self.ask)
         return ready.shown is not None
 

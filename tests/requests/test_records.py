@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.plan.history import ToolCall
-from proxy.plan.recognition import Reply, Visible
-from proxy.plan.turn import HiddenRound
+from proxy.plan.message import ToolCall
+from proxy.plan.recognise import Reply, Visible
+from proxy.plan.turn import Hidden
 from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores import open_store
@@ -40,8 +40,8 @@ def records(store: Guarded) -> Records:
     return Records(store.visit(), "tenant-caller")
 
 
-def hidden(number: int, instead: bytes | None = None) -> HiddenRound:
-    return HiddenRound((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), number)
+def hidden(number: int, instead: bytes | None = None) -> Hidden:
+    return Hidden((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), number)
 
 
 async def remember(records: Records, *indexes: int) -> None:
@@ -317,7 +317,7 @@ ASSISTANT = (
     b'"function":{"name":"grep","arguments":"{}"}}]}'
 )
 ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
-TURN = HiddenRound((ASSISTANT, ANSWER), None, (), 7)
+TURN = Hidden((ASSISTANT, ANSWER), None, (), 7)
 ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
 STORED = msgspec.json.encode(SNAPSHOT)
 
@@ -352,7 +352,7 @@ def damaged(value: bytes, where: float, bits: int | None) -> bytes:
 DAMAGE = given(where=st.floats(0, 1), bits=st.none() | st.integers(1, 255))
 
 
-async def read_round(guarded: Guarded) -> dict[int, HiddenRound]:
+async def read_round(guarded: Guarded) -> dict[int, Hidden]:
     return await Records(guarded.visit(30), "tenant-caller").rounds({2: REPLIES[2]}, "m")
 
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from proxy.plan.plan import WINDOW_MARGIN
 from proxy.policy import Mode, Policy, Upstream
-from proxy.requests import prepare
-from proxy.requests.prepare import rendered
+from proxy.requests.planned import OUR_TOOLS_TOKENS
+from proxy.requests.rendered import Rendered
 from tests.requests.planning import LAST, MOVING, OFFLOAD, POLICY, SHORT, USER, Json, planned, step
 
 
@@ -73,15 +73,15 @@ async def test_a_system_prompt_that_changes_changes_no_decision(mode: Mode, wind
 
 async def limit_sent(messages: list[Json], window: int | None, **limits: int) -> tuple[int | None, dict[str, Any]]:
     history, reader = await planned(messages, POLICY, window, **limits)
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     return history.reply_limit(ready.tokens), json.loads(ready.turn().request())
 
 
 async def test_a_limit_that_does_not_fit_beside_the_planned_prompt_is_lowered() -> None:
     window = 20_000
     history, reader = await planned(MOVING, POLICY, window, max_tokens=19_000)
-    tokens = rendered(history, None, {}, reader).tokens
-    left = int(window * (1 - WINDOW_MARGIN)) - tokens - prepare.OUR_TOOLS_TOKENS
+    tokens = Rendered.of(history, None, {}, reader).tokens
+    left = int(window * (1 - WINDOW_MARGIN)) - tokens - OUR_TOOLS_TOKENS
     assert history.room.reply < left < 19_000
     for field in ("max_tokens", "max_completion_tokens"):
         limit, sent = await limit_sent(MOVING, window, **{field: 19_000})
@@ -99,7 +99,7 @@ async def test_limits_are_in_the_tokens_that_upstream_counts() -> None:
     assert left is not None and history.exceeds(refused=False)
     assert double.reply_left(history.tokens) == 2 * left
     assert not double.exceeds(refused=False) and double.reply_limit(history.tokens) is None
-    assert double.needs(100) == 2 * (100 + prepare.OUR_TOOLS_TOKENS) + 15_000
+    assert double.needs(100) == 2 * (100 + OUR_TOOLS_TOKENS) + 15_000
 
 
 async def test_a_request_that_is_not_changed_is_lowered_only_if_upstream_would_refuse_it() -> None:

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from proxy.dialects.render import originals
 from proxy.plan.plan import Role
-from proxy.plan.results import ResultPreset
+from proxy.plan.texts import ResultPreset
 from proxy.policy import Mode, Offload, Policy
-from proxy.requests.prepare import PlannedRequest, rendered
+from proxy.requests.planned import Planned
+from proxy.requests.rendered import Rendered
 from tests.requests.planning import LAST, OFFLOAD, SYSTEM, USER, Json, planned, step
 
 
@@ -20,8 +21,8 @@ def policy(**changes: Any) -> Policy:
     return Policy(offload=replace(OFFLOAD, **changes))
 
 
-def messages_of(history: PlannedRequest, reader: Any) -> list[Json]:
-    ready = rendered(history, None, {}, reader, history.plan)
+def messages_of(history: Planned, reader: Any) -> list[Json]:
+    ready = Rendered.of(history, None, {}, reader, history.plan)
     sent: list[Json] = json.loads(ready.turn().request())["messages"]
     return sent
 
@@ -53,7 +54,7 @@ async def test_a_large_later_system_message_is_moved_in_its_place() -> None:
     sent = messages_of(history, reader)
     assert [one["role"] for one in sent] == [one["role"] for one in gptme(result)]
     assert sent[3]["content"].startswith("line 0\n") and "/store/system_message-" in sent[3]["content"]
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     assert list(ready.files().values()) == [result]
 
 
@@ -89,7 +90,7 @@ async def test_an_older_large_user_message_is_moved_and_can_be_read_back(mode: M
     assert sent[3]["role"] == "user"
     assert sent[3]["content"].startswith(FILES[:100])
     assert "(detailed result is stored in /store/user_message-" in sent[3]["content"]
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     [name] = [name for name in ready.files() if "user_message" in name]
     assert ready.files()[name] == FILES
     assert all(3 in boundary.pins for boundary in history.plan.boundaries)
@@ -130,7 +131,7 @@ async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
     moved = [json.dumps(sent[index]["content"][0]["text"]) for index in history.plan.moves]
     assert len(moved) > 5
     assert all(text.startswith('"Observation:') and "/store/tool_result-" in text for text in moved)
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     texts = {SMOL[index]["content"][0]["text"] for index in history.plan.moves}
     assert set(ready.files().values()) == texts
 

@@ -15,8 +15,9 @@ from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.summary import SummaryAnswer
 from proxy.policies.tenants import Tenant
 from proxy.policy import Compress, Policy, Upstream, Wait
-from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered
+from proxy.requests.planned import Planned
 from proxy.requests.records import Records, sealed
+from proxy.requests.rendered import Rendered
 from proxy.requests.summaries import (
     FIRST_PAUSE,
     FLIGHTS_PER_TENANT,
@@ -29,7 +30,7 @@ from proxy.requests.summaries import (
     group_limits,
 )
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob
-from proxy.requests.turn_io import ask as asked_upstream
+from proxy.requests.summary_writer import ask as asked_upstream
 from proxy.requests.windows import FORGOTTEN_AFTER
 from proxy.stores.guarded import Guarded
 from proxy.telemetry.outcome import Outcome
@@ -107,11 +108,11 @@ class World:
         window: int | None = None,
         tenant: Tenant = TENANT,
         **members: Any,
-    ) -> RenderedRequest:
+    ) -> Rendered:
         """Make one request of a conversation. By default it waits for its summary."""
         self.history, self._reader = await planned(messages, policy or globals()["policy"](), window, **members)
         records = self.records()
-        ready = rendered(self.history, await self.summaries.existing(self.history, records), {}, self._reader)
+        ready = Rendered.of(self.history, await self.summaries.existing(self.history, records), {}, self._reader)
         return await self.summaries.complete(ready, records, tenant, self.ask)
 
     async def shows(self, *args: Any, **members: Any) -> bool:
@@ -373,7 +374,7 @@ async def test_one_use_shows_that_more_are_worth_making(world: World) -> None:
 # -- the job ----------------------------------------------------------------------------------------------------------
 
 
-async def job(world: World, *args: Any, **members: Any) -> tuple[PlannedRequest, SummaryJob]:
+async def job(world: World, *args: Any, **members: Any) -> tuple[Planned, SummaryJob]:
     """The job of a request for its summary."""
     made: list[SummaryJob] = []
     build = world.summaries._job

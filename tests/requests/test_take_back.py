@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
-from proxy.plan.refusals import Verdict
+from proxy.plan.turn import Verdict
 from proxy.policies.tenants import Tenant
 from proxy.policy import Inject, Tools
-from proxy.requests import tool_loop
+from proxy.requests import relay
 from proxy.requests.handler import Chat
 from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text, usage
@@ -230,8 +230,8 @@ ENDLESS: dict[str, list[Any]] = {
 async def test_refusal_that_cannot_be_read_whole_costs_the_client_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, steps: list[Any]
 ) -> None:
-    monkeypatch.setattr(tool_loop, "WHOLE_LIMIT", 200 if len(steps) < 8 else 1 << 20)
-    monkeypatch.setattr(tool_loop, "REFUSAL_SECONDS", 0.15)
+    monkeypatch.setattr(relay, "WHOLE_LIMIT", 200 if len(steps) < 8 else 1 << 20)
+    monkeypatch.setattr(relay, "REFUSAL_SECONDS", 0.15)
     client, _ = await world.ask(LONG, Resumed(*steps, status=400), ScriptedReply(HELLO))
     assert world.sent[-1] == LONG and client.body == HELLO
     client, _ = await world.ask(LONG, Resumed(*steps, status=429))

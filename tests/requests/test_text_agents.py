@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.plan.results import ResultPreset
+from proxy.plan.texts import ResultPreset
 from proxy.policy import Inject, Offload, Policy
 from proxy.policy import Tools as ToolsPolicy
-from proxy.requests.prepare import rendered
+from proxy.requests.rendered import Rendered
 from proxy.tokens import Tokens
 from tests.dialects.chat.turns import DONE, ROLE, called, calls, chunk, folded, read, stream, text, usage, whole
 from tests.requests.planning import Json, planned
@@ -79,7 +79,11 @@ async def test_other_policies_leave_such_requests_as_they_come(policy: Policy, w
 async def test_a_client_that_defines_its_tools_gets_names_beside_these() -> None:
     tools = [{"type": "function", "function": {"name": "search"}}]
     history, reader = await planned(TASK, AGENTS, tools=tools)
-    assert names_of(json.loads(rendered(history, None, {}, reader).turn().request())) == ["search", "grep", "read_file"]
+    assert names_of(json.loads(Rendered.of(history, None, {}, reader).turn().request())) == [
+        "search",
+        "grep",
+        "read_file",
+    ]
 
 
 async def test_results_move_early_with_our_tools_from_the_start() -> None:
@@ -170,7 +174,7 @@ async def test_recorded_runs_in_text_keep_their_tools_and_their_prefix_between_e
     counter, sent, events = Tokens(), list[Json](), list[int]()
     for messages, _ in in_text(run):
         history, reader = await planned(messages, AGENTS, counter=counter)
-        sent.append(json.loads(rendered(history, None, {}, reader).turn().request()))
+        sent.append(json.loads(Rendered.of(history, None, {}, reader).turn().request()))
         events.append(len(history.plan.events))
     assert all(names_of(one) == OURS for one in sent) and all(one["tools"] == sent[0]["tools"] for one in sent)
     for (one, other), (before, after) in zip(pairwise(sent), pairwise(events), strict=True):

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from proxy.dialects import overflow
 from proxy.errors import UpstreamUnreachable
 from proxy.plan.plan import WINDOW_MARGIN, Room
-from proxy.plan.refusals import Addition
+from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Upstream
 from proxy.requests import windows
-from proxy.requests.background import Background
 from proxy.requests.windows import FALLS_AFTER, FORGOTTEN_AFTER, LEAST, LIST_AGAIN, MOST, Known, Refusable, Window
-from proxy.threads import WorkPool
+from proxy.threads import Background, WorkPool
 from proxy.upstream import models
 from proxy.upstream.headers import Headers
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream

@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.errors import Fault
 from proxy.plan.pairing import Irregular
-from proxy.plan.reasons import Reason
-from proxy.plan.refusals import Addition
+from proxy.plan.turn import Addition, Reason
 from proxy.telemetry.metrics import OBSERVED, STATUSES, SUMS, TENANTS, WAITED, Metrics, prepare_multiprocess
 from proxy.telemetry.outcome import Basis, Kind, Outcome, StoreError, StoreMiss, StoreOperation, ToolUse
 from tests.doubling import cpu

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.plan import labels
-from proxy.plan.labels import Label
+from proxy.plan import preview
+from proxy.plan.preview import Label
 from proxy.tools.answer import NAMES, Material, Tool, answer, meaning
 from proxy.tools.find import Index
 from tests import transcripts
@@ -30,7 +30,7 @@ CALLS = {
     CODE: ("view", '{"path": "app/settings.py"}'),
     TODO: ("todo", "{}"),
 }
-INDEX = Index(FILES, {path: labels.of_call(*call, len) for path, call in CALLS.items()}, STORE)
+INDEX = Index(FILES, {path: preview.of_call(*call, len) for path, call in CALLS.items()}, STORE)
 
 
 def told(tool: Tool, arguments: Any, budget: int = 100_000) -> str:
@@ -154,7 +154,7 @@ def spellings(tool: str, arguments: Any, path: str, label: Label, call: str) -> 
     yield "our words", label.about
     yield "its id", call
     for value in arguments.values() if isinstance(arguments, dict) else ():
-        if not isinstance(value, str) or not value.strip() or len(value) > labels.SAID_CHARS:
+        if not isinstance(value, str) or not value.strip() or len(value) > preview.SAID_CHARS:
             continue
         last = re.split(r"[?#]", value)[0].rstrip("/").rpartition("/")[2]
         if re.fullmatch(r"[\w./~@+:-]*/[\w./~@+?=#&-]+|[\w@+-]+\.\w{1,5}", value) and re.search(r"\w", last):
@@ -182,8 +182,8 @@ def test_recorded_calls_are_found_by_at_least_95_percent_of_their_names() -> Non
             call = message.get("tool_call_id", "")
             if call in calls and len(str(message["content"])) > 800:
                 tool, arguments = calls[call]["name"], calls[call]["arguments"]
-                label = labels.of_call(tool, arguments, len)
-                path = f"{STORE}/{labels.file_name(label, f'{len(known):08x}')}"
+                label = preview.of_call(tool, arguments, len)
+                path = f"{STORE}/{preview.file_name(label, f'{len(known):08x}')}"
                 label = msgspec.structs.replace(label, said=(*label.said, call))
                 known[path] = (tool, arguments, label, call)
         index = Index(known, {path: label for path, (_, _, label, _) in known.items()}, STORE)

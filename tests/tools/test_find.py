@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan import labels
-from proxy.plan.labels import Label
+from proxy.plan import preview
+from proxy.plan.preview import Label
 from proxy.tools.find import Index
 from tests.doubling import assert_linear
 
@@ -30,8 +30,8 @@ CALLS = {
 """What the client's own tools were called with."""
 
 DIGESTS = {name: f"{number}a5c0ffee{number}" + "0" * 22 for number, name in enumerate(CALLS)}
-LABELS = {name: labels.of_call(tool, json.dumps(arguments), len) for name, (tool, arguments) in CALLS.items()}
-PATHS = {name: f"{STORE}/{labels.file_name(LABELS[name], DIGESTS[name])}" for name in CALLS}
+LABELS = {name: preview.of_call(tool, json.dumps(arguments), len) for name, (tool, arguments) in CALLS.items()}
+PATHS = {name: f"{STORE}/{preview.file_name(LABELS[name], DIGESTS[name])}" for name in CALLS}
 FILES = {
     path: msgspec.structs.replace(LABELS[name], said=(*LABELS[name].said, f"call_{name}"))
     for name, path in PATHS.items()
@@ -213,7 +213,7 @@ def test_globs_also_fit_what_the_calls_named() -> None:
 def test_looking_up_is_linear_in_the_words() -> None:
     def work(files: int) -> None:
         known = {
-            f"{STORE}/f-{number:08x}.txt": labels.of_call("t", json.dumps({"path": "a/" * 90 + "b", "n": number}), len)
+            f"{STORE}/f-{number:08x}.txt": preview.of_call("t", json.dumps({"path": "a/" * 90 + "b", "n": number}), len)
             for number in range(files)
         }
         index = Index(known, known, STORE)

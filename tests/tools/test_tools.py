@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan.labels import Label
+from proxy.plan.preview import Label
 from proxy.plan.summary import Section, originals
 from proxy.tools.answer import (
     BUDGET_USED_UP,

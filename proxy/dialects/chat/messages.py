@@ -14,9 +14,9 @@ from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat.request import CALLS, MESSAGES, PARTS
 from proxy.dialects.measuring import Places, known
 from proxy.dialects.values import Members, text_of
-from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable
+from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
-from proxy.plan.request import Request
+from proxy.plan.turn import Request, Unplannable
 from proxy.rawjson import NotJson
 
 NAME = "chat"

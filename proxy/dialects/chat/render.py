@@ -14,10 +14,10 @@ from proxy.dialects.chat.messages import cache_breakpoint, is_known, media_in, r
 from proxy.dialects.chat.request import LIMITS, function_tool
 from proxy.dialects.entries import appended, call_section, media_section, sources, title
 from proxy.dialects.values import Members, text_of
-from proxy.plan.history import Message
+from proxy.plan.message import Message
 from proxy.plan.plan import Role
-from proxy.plan.request import Request
 from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
 from proxy.rawjson import NotJson
 

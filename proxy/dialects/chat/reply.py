@@ -28,7 +28,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
 from proxy.dialects.values import NULL, Members, object_of, on_one_line, string, text_of
 from proxy.errors import ProxyError
-from proxy.plan.history import ToolCall
+from proxy.plan.message import ToolCall
 from proxy.rawjson import NotJson
 
 STOPPED = frozenset(("length", "content_filter", "error"))

@@ -10,8 +10,7 @@ from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.round_request import ALLOWED, RoundRequest
 from proxy.dialects.values import NULL, Members, object_of, text_of
-from proxy.plan.reasons import Reason
-from proxy.plan.request import Request
+from proxy.plan.turn import Reason, Request
 
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """The most messages of a request that we parse. A request with more is forwarded unchanged."""

@@ -13,7 +13,7 @@ from proxy import rawjson
 from proxy.dialects.chat.chunks import CallDelta, signature
 from proxy.dialects.reply import MAX_REPLY, Call
 from proxy.dialects.values import NULL, Members, join, place, string, text_of
-from proxy.plan.history import ToolCall
+from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken
 from proxy.rawjson import NotJson
 

@@ -15,9 +15,9 @@ from proxy.dialects.entries import text_part
 from proxy.dialects.measuring import Places, item, known, sealed
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
 from proxy.dialects.values import NULL, Members, object_of, text_of
-from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable
+from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
-from proxy.plan.request import Request
+from proxy.plan.turn import Request, Unplannable
 from proxy.rawjson import NotJson
 
 THINKING = ("thinking", "redacted_thinking")

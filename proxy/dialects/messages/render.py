@@ -33,10 +33,10 @@ from proxy.dialects.messages.request import (
     user_message,
 )
 from proxy.dialects.values import Members, object_of, text_of, whole
-from proxy.plan.history import Message
+from proxy.plan.message import Message
 from proxy.plan.plan import Role
-from proxy.plan.request import Request
 from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
 
 

@@ -24,7 +24,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, on_one_line, place, string, text_of
 from proxy.errors import ProxyError
-from proxy.plan.history import ToolCall
+from proxy.plan.message import ToolCall
 from proxy.rawjson import NotJson
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"

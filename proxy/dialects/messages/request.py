@@ -22,10 +22,8 @@ from proxy.dialects import parsing, refusals
 from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.round_request import RoundRequest, tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
-from proxy.plan import said
-from proxy.plan.reasons import Reason
-from proxy.plan.refusals import Addition, Complaint
-from proxy.plan.request import Request
+from proxy.plan import texts
+from proxy.plan.turn import Addition, Complaint, Reason, Request
 
 Entry = bytes | Raw
 
@@ -182,7 +180,7 @@ def is_said(block: Raw, type: str) -> bool:
 
 
 def is_reminder(text: str) -> bool:
-    return text.lstrip().startswith(REMINDERS) and not said.spans(text)
+    return text.lstrip().startswith(REMINDERS) and not texts.spans(text)
 
 
 def heads(array: bytes | Raw) -> list[Head]:

@@ -26,9 +26,9 @@ from proxy.dialects.responses.request import (
     members_of,
 )
 from proxy.dialects.values import Members, object_of, string, text_of
-from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.plan.message import Count, Message, Reading, ToolCall, digest
 from proxy.plan.plan import Role
-from proxy.plan.request import Request
+from proxy.plan.turn import Request, Unplannable
 from proxy.rawjson import NotJson
 
 APPROVAL = "mcp_approval_request"

@@ -13,10 +13,10 @@ from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message
 from proxy.dialects.responses.request import COMPACTIONS, LIMITS, function_tool, items_of, joined, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
-from proxy.plan.history import Message
+from proxy.plan.message import Message
 from proxy.plan.plan import Role
-from proxy.plan.request import Request
 from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
 
 Entry = bytes | Raw

@@ -24,7 +24,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import RESPONSES, UsageLedger, added
 from proxy.dialects.values import NULL, Members, object_of, on_one_line, place, string, text_of, whole
 from proxy.errors import ProxyError
-from proxy.plan.history import ToolCall
+from proxy.plan.message import ToolCall
 from proxy.plan.turn import Continuation, State
 from proxy.rawjson import NotJson
 

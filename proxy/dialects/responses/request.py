@@ -17,9 +17,7 @@ from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.round_request import RoundRequest, tool_name
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
-from proxy.plan.reasons import Reason
-from proxy.plan.request import Request
-from proxy.plan.turn import Continuation
+from proxy.plan.turn import Continuation, Reason, Request
 
 LIMITS = ("max_output_tokens",)
 OUTPUTS = frozenset(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.plan.turn import HiddenRound
+from proxy.plan.turn import Hidden
 from tests.dialects.chat.turns import Json
 
 
@@ -23,7 +23,7 @@ def message(content: Any, *calls: Json) -> bytes:
 OURS, FIRST, SECOND = call("h1", "grep"), call("c1"), call("c2", arguments='{"path":"b"}')
 ANSWER = json.dumps({"role": "tool", "tool_call_id": "h1", "content": "found"}).encode()
 WROTE = message("I look.", FIRST, OURS, SECOND)
-MIXED = HiddenRound((), WROTE, (ANSWER,))
+MIXED = Hidden((), WROTE, (ANSWER,))
 
 
 @pytest.mark.parametrize("content", ["I look.", None, "edited"])
@@ -45,11 +45,11 @@ REWRITTEN = [
 def test_calls_that_the_client_rewrote_stay_as_it_sent_them(visible: bytes) -> None:
     assert CHAT.reinserted(MIXED, visible) == [visible]
     before = (message("Let me see.", OURS), ANSWER)
-    spoken = HiddenRound(before, message("I look.", FIRST, SECOND), ())
+    spoken = Hidden(before, message("I look.", FIRST, SECOND), ())
     assert CHAT.reinserted(spoken, visible) == [*before, visible]
 
 
 @pytest.mark.parametrize("visible", [message("It is 42."), message(None, FIRST)])
 def test_a_reply_that_the_client_saw_whole_stays_as_it_sent_it(visible: bytes) -> None:
-    hidden = HiddenRound((message(None, OURS), ANSWER), None, ())
+    hidden = Hidden((message(None, OURS), ANSWER), None, ())
     assert CHAT.reinserted(hidden, visible) == [*hidden.before, visible]

@@ -19,22 +19,12 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import cache_breakpoint, read, texts
 from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
 from proxy.dialects.render import compact
-from proxy.plan.history import (
-    BEGINNING,
-    Message,
-    Naming,
-    Reading,
-    ToolCall,
-    Transcript,
-    Unplannable,
-    extend,
-    items,
-    links,
-    places,
-)
+from proxy.plan.history import BEGINNING, Naming, Transcript, extend, items, links, places
+from proxy.plan.message import Message, Reading, ToolCall
 from proxy.plan.pairing import Pairing
 from proxy.plan.plan import Role
 from proxy.plan.preview import MARK, Shape
+from proxy.plan.turn import Unplannable
 from proxy.policy import Offload
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)

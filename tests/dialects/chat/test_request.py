@@ -9,8 +9,7 @@ import pytest
 
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import function_tool
-from proxy.plan.history import Unplannable
-from proxy.plan.request import Request
+from proxy.plan.turn import Request, Unplannable
 
 
 def request(**members: Any) -> Request:

@@ -17,7 +17,7 @@ from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.turn import HiddenRound, State
+from proxy.plan.turn import Hidden, State
 from tests import strict
 from tests.dialects.chat import turns as chat
 from tests.dialects.contract import apis
@@ -44,7 +44,7 @@ class Client(ABC):
         self.members = {"model": "m", "stream": stream, **members}
         self.stream = stream
         self.history: list[Json] = []
-        self.hidden: list[HiddenRound | None] = []
+        self.hidden: list[Hidden | None] = []
         """What each of its replies hid."""
 
     def converse(self, rounds: Sequence[Round], *, puts_back: bool) -> list[Block]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.plan.turn import HiddenRound
+from proxy.plan.turn import Hidden
 from tests.dialects.contract.apis import (
     APIS,
     Api,
@@ -102,7 +102,7 @@ def test_a_shape(name: str, shape: str, json_mode: bool) -> None:
         assert streamed.spent == plain.spent
 
 
-def _decoded(hidden: HiddenRound | None) -> Any:
+def _decoded(hidden: Hidden | None) -> Any:
     if hidden is None:
         return None
     before, after = ([json.loads(raw) for raw in raws] for raws in (hidden.before, hidden.after))

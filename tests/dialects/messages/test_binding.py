@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.refusals import Addition, Verdict
+from proxy.plan.turn import Addition, Verdict
 
 BOUND = (
     "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. "

@@ -11,11 +11,11 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.request import assembled
 from proxy.dialects.render import compact
 from proxy.dialects.usage import prompt_tokens, reported
-from proxy.plan.history import Message, Reading, Unplannable
+from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role
 from proxy.plan.preview import MARK, Shape
-from proxy.plan.results import Carries
-from proxy.plan.turn import HiddenRound
+from proxy.plan.texts import Carries
+from proxy.plan.turn import Hidden, Unplannable
 from proxy.policy import SnapshotRole
 from tests.dialects.messages.api import call, say, thinking
 
@@ -273,7 +273,7 @@ def test_a_snapshot_may_be_a_user_message() -> None:
 
 def test_old_answers_of_ours_become_a_line() -> None:
     reply = json.dumps({"role": "assistant", "content": [call("grep", {"pattern": "x"}, id="t1")]}).encode()
-    hidden = HiddenRound((reply, json.dumps(result()).encode()), None, (), tokens=900, sizes=(20, 880))
+    hidden = Hidden((reply, json.dumps(result()).encode()), None, (), tokens=900, sizes=(20, 880))
     shrunk = MESSAGES.shrunk(hidden, 100)
     assert "left out now" in json.loads(shrunk.before[1])["content"]
     made = json.loads(

@@ -13,10 +13,9 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.reply import MessagesTurn, ReplyEvent
 from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
-from proxy.plan.history import Reading
+from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
-from proxy.plan.refusals import Addition
-from proxy.plan.turn import Broken, State
+from proxy.plan.turn import Addition, Broken, State
 from tests.dialects.messages.api import call, encoded, say, thinking
 from tests.dialects.messages.turns import (
     FETCH,

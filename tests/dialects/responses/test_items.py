@@ -11,11 +11,12 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_OTHERS
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import Message, Reading, Unplannable, places
+from proxy.plan.history import places
+from proxy.plan.message import Message, Reading
 from proxy.plan.pairing import Pairing
 from proxy.plan.plan import Role
 from proxy.plan.preview import MARK, Shape
-from proxy.plan.turn import Continuation
+from proxy.plan.turn import Continuation, Unplannable
 from proxy.policy import SnapshotRole
 from proxy.rawjson import MAX_ELEMENTS
 from proxy.tools.answer import NAMES, OTHER_NAMES

@@ -11,8 +11,7 @@ from proxy import sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
-from proxy.plan.refusals import Addition, Verdict
-from proxy.plan.turn import State
+from proxy.plan.turn import Addition, State, Verdict
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
     FETCH,

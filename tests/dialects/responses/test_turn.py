@@ -281,7 +281,7 @@ def test_what_is_put_back_is_what_the_model_wrote() -> None:
 
 
 def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
-    from proxy.plan.history import Reading
+    from proxy.plan.message import Reading
     from proxy.plan.preview import Shape
 
     for rounds in ([LOOKS, ANSWERS], [MIXED]):

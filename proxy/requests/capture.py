@@ -37,7 +37,7 @@ from proxy.telemetry.outcome import Basis, Kind, Outcome
 from proxy.threads import WorkPool
 
 if TYPE_CHECKING:
-    from proxy.plan.request import Request
+    from proxy.plan.turn import Request
     from proxy.policies import Policies
     from proxy.policy import Policy
     from proxy.settings import Settings

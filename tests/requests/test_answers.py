@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,13 +13,17 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
-from proxy.plan.history import ToolCall, extend
-from proxy.plan.recognition import Visible
-from proxy.plan.turn import Continuation, HiddenRound, Usage
+from proxy.plan.history import extend
+from proxy.plan.message import ToolCall
+from proxy.plan.recognise import Visible
+from proxy.plan.turn import Continuation, Form, Hidden, Usage
 from proxy.policy import Policy, Tools
 from proxy.regex import Budget
-from proxy.requests.prepare import rendered
-from proxy.requests.turn_io import ANOTHER, RequestTurnIO, rewritten
+from proxy.requests.conversation import Rounds
+from proxy.requests.relay import ANOTHER, Relay, rewritten
+from proxy.requests.rendered import Rendered
+from proxy.requests.summary_writer import ask
+from proxy.telemetry.outcome import ToolUse
 from proxy.threads import WorkPool
 from proxy.tools.answer import REPEATED
 from proxy.upstream.client import UpstreamRequest
@@ -53,38 +58,48 @@ class Reply:
 class World:
     """Services, client and records of one request."""
 
-    def __init__(self, io: RequestTurnIO, ready: Any, notes: dict[str, Any]) -> None:
+    def __init__(self, io: Rounds, uses: list[ToolUse], ready: Any, notes: dict[str, Any]) -> None:
         self.io = io
+        self.uses = uses
         self.ready = ready
         self.sent: list[UpstreamRequest] = notes["sent"]
         self.remembered: list[Any] = notes["remembered"]
 
 
-async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -> World:
+async def world(policy: Policy = POLICY, **members: Any) -> World:
     history, reader = await planned(MOVING, policy, **members)
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     notes: dict[str, Any] = {"sent": [], "remembered": []}
 
     async def send(request: UpstreamRequest) -> Reply:
         notes["sent"].append(request)
-        return Reply(reply)
+        return Reply(b"{}")
 
     async def remember(*noted: Any) -> None:
         *values, run = noted
         assert await run(lambda: threading.current_thread() is not threading.main_thread())
         notes["remembered"].append(tuple(values))
 
-    def request(client: Any, tenant: Any, body: bytes) -> UpstreamRequest:
-        return _request(body)
+    class Unaddressed(Relay):
+        def request(self, client: Any, tenant: Any, content: Any) -> UpstreamRequest:
+            return _request(content)
 
     services: Any = SimpleNamespace(
         upstream=SimpleNamespace(send=send),
-        relay=SimpleNamespace(request=request),
+        relay=Unaddressed.__new__(Unaddressed),
         reader=reader,
+        store=None,
         threads=WorkPool("test"),
     )
     client: Any = SimpleNamespace(sent=None)
-    tenant: Any = SimpleNamespace(namespace="ns", name="t")
+    uses: list[ToolUse] = []
+    prepared: Any = SimpleNamespace(
+        tenant=SimpleNamespace(namespace="ns", name="t"),
+        form=Form(),
+        headers=lambda: [(b"x-ours", b"1")],
+        searching=Budget(10),
+        uses=uses,
+    )
 
     async def contest(before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
         notes["remembered"].append((before, model, await visible()))
@@ -97,8 +112,7 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
     async def accepted() -> None:
         """This request leaves nothing behind."""
 
-    io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], accepted, Budget(10))
-    return World(io, ready, notes)
+    return World(Rounds(services, client, prepared, ready, records, accepted), uses, ready, notes)
 
 
 def _request(body: bytes) -> UpstreamRequest:
@@ -156,7 +170,7 @@ async def test_calls_are_answered_from_the_files_of_the_request() -> None:
     )
     assert read.startswith("call_1_0 call_1_0") and path.rpartition("/")[2] in found
     assert "call_1_0 call_1_0" not in missing
-    assert [(use.tool, use.result) for use in one.io.uses][:2] == [("read_file", "ok"), ("grep", "ok")]
+    assert [(use.tool, use.result) for use in one.uses][:2] == [("read_file", "ok"), ("grep", "ok")]
 
 
 async def test_the_same_call_again_gets_a_pointer_to_the_first_answer() -> None:
@@ -179,7 +193,7 @@ async def test_a_turn_reads_no_more_than_its_policy_allows(monkeypatch: pytest.M
     first, second = await resolved(one, [reading(path), reading(path)])
     assert len(first) <= 1_000 and "call_1_0" not in second
     await resolved(one, [reading(path)])
-    assert sum(use.tokens for use in one.io.uses if use.result == "ok") <= 1_000
+    assert sum(use.tokens for use in one.uses if use.result == "ok") <= 1_000
 
 
 async def test_calls_beyond_those_of_a_round_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +202,7 @@ async def test_calls_beyond_those_of_a_round_are_counted_together(monkeypatch: p
     calls = [ToolCall(f"id{number}", ("grep", "read_file")[number % 2], "{}") for number in range(5_001)]
     answers = await resolved(one, calls)
     assert len(answers) == 5_001 and len(set(answers[2:])) == 1
-    first, second, *rest = one.io.uses
+    first, second, *rest = one.uses
     assert (first.calls, second.calls) == (1, 1)
     assert [(use.tool, use.result, use.calls) for use in rest] == [
         ("grep", "refused", 2_500),
@@ -199,21 +213,21 @@ async def test_calls_beyond_those_of_a_round_are_counted_together(monkeypatch: p
 
 async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() -> None:
     one = await world()
-    hidden = HiddenRound((b'{"role":"assistant","content":"before"}',), None, (b'{"role":"user","content":"after"}',))
+    hidden = Hidden((b'{"role":"assistant","content":"before"}',), None, (b'{"role":"user","content":"after"}',))
     turn: Any = SimpleNamespace(hidden=hidden, continuation=None, visible=("It is 42.", []))
     await one.io.remember(turn)
-    link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
+    link = extend(one.ready.planned.chain[-1], CHAT.reply_meaning("It is 42.", []))
     counted = replace(hidden, tokens=19, sizes=(10, 9))
-    befores = one.ready.history.befores()
-    assert befores == {one.ready.history.chain[-1]}
+    befores = one.ready.planned.befores()
+    assert befores == {one.ready.planned.chain[-1]}
     assert one.remembered == [(link, "m", counted, befores, Visible("It is 42."))]
     going_on = Continuation("r1", ("r1", "r2"), ())
     await one.io.remember(SimpleNamespace(hidden=None, continuation=going_on, visible=("Sure.", []), spent=Usage()))
-    assert one.remembered[1:] == [going_on, (one.ready.history.chain[-1], "m", Visible("Sure."))]
+    assert one.remembered[1:] == [going_on, (one.ready.planned.chain[-1], "m", Visible("Sure."))]
 
 
 async def test_a_summary_call_is_answered_in_the_dialects_words() -> None:
-    one = await world(reply=b'{"choices":[{"message":{"content":"the text"}}],"usage":{"prompt_tokens":7}}')
-    answer = await one.io.ask(b"the body")
+    reply = b'{"choices":[{"message":{"content":"the text"}}],"usage":{"prompt_tokens":7}}'
+    upstream: Any = SimpleNamespace(send=lambda request: asyncio.sleep(0, Reply(reply)))
+    answer = await ask(upstream, _request(b"the body"), CHAT)
     assert (answer.text, answer.prompt_tokens) == ("the text", 7)
-    assert b"idempotency-key" not in names(one.sent[0])

@@ -15,11 +15,12 @@ from msgspec import Raw
 
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
-from proxy.plan.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
+from proxy.plan.history import History, Naming, Terms, Transcript
+from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Room
 from proxy.plan.preview import Shape
-from proxy.plan.request import ENTRY
-from proxy.requests.message_cache import KEY_BYTES, TEXT_BYTES, MessageCache
+from proxy.plan.turn import ENTRY, Unplannable
+from proxy.requests.cache import KEY_BYTES, TEXT_BYTES, MessageCache
 from proxy.threads import NEW, SMALL
 from tests import written
 
@@ -114,8 +115,8 @@ def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[li
         for part in parts:
             kept = data.draw(st.integers(3, len(raws)))
             raws = [*raws[:kept], *[one for step in part for one in step]]
-            found = await reader.past(CHAT, raws, TERMS)
-            assert seen(found) == seen(await MessageCache(Counting()).past(CHAT, raws, TERMS))
+            found = await reader.history(CHAT, raws, TERMS)
+            assert seen(found) == seen(await MessageCache(Counting()).history(CHAT, raws, TERMS))
 
     def seen(past: History) -> tuple[object, ...]:
         return past.messages, past.tools, past.links, past.items, past.irregular, past.tokens, past.plan()
@@ -137,8 +138,8 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
 
     monkeypatch.setattr(reader, "read", counted)
     for size in (3, 99, 99, 101, 100):
-        await reader.past(CHAT, raws[:size], TERMS)
-    await reader.past(CHAT, raws, msgspec.structs.replace(TERMS, model="other"))
+        await reader.history(CHAT, raws[:size], TERMS)
+    await reader.history(CHAT, raws, msgspec.structs.replace(TERMS, model="other"))
     assert read == [3, 99, 2, 100, 101]
     assert reader.caches()["histories"]()[0] == 2
 
@@ -149,7 +150,7 @@ async def test_a_message_weighs_what_its_calls_and_parts_take() -> None:
     asked = Raw(b'{"role":"assistant","tool_calls":[%b]}' % call)
     parts = [{"type": "text", "text": f"part {number}"} for number in range(1_000)]
     answer = Raw(json.dumps({"role": "tool", "tool_call_id": "c" * 100_000, "content": parts}).encode())
-    await reader.past(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS)
+    await reader.history(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS)
     for cache in ("messages", "histories"):
         assert reader.caches()[cache]()[1] > 350_000
 
@@ -172,8 +173,8 @@ async def test_the_many_parts_of_one_message_are_named_in_a_thread(monkeypatch: 
     parts = Raw(json.dumps({"role": "user", "content": [{"type": "text", "text": "x"}] * LARGE_ENTRIES}).encode())
     calls = Raw(b'{"role":"assistant","tool_calls":[%b]}' % b",".join([call] * LARGE_ENTRIES))
     for large in (parts, calls):
-        await MessageCache(Counting()).past(CHAT, [large], TERMS)
-    await MessageCache(Counting()).past(CHAT, [raw("x" * (INLINE_BYTES + 1))], TERMS)
+        await MessageCache(Counting()).history(CHAT, [large], TERMS)
+    await MessageCache(Counting()).history(CHAT, [raw("x" * (INLINE_BYTES + 1))], TERMS)
     assert [thread == threading.get_ident() for thread in threads] == [False, False, True]
 
 

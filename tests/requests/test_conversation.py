@@ -19,9 +19,11 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
-from proxy.plan.history import ToolCall
-from proxy.requests import tool_loop
-from proxy.requests.tool_loop import REFUSAL_LIMIT, Refusal
+from proxy.plan.message import ToolCall
+from proxy.requests import conversation, relay
+from proxy.requests.conversation import PARSED
+from proxy.requests.relay import REFUSAL_LIMIT, Refusal
+from proxy.threads import SMALL
 from proxy.tools.answer import ToolAnswer
 from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
@@ -65,9 +67,9 @@ class Partner:
         self.sent: list[Any] = []
         self.remembered: list[Turn] = []
         self.was_accepted = 0
-        self.own_fits = False
+        self.own_fits, self.size = False, 0
         self.part = ""
-        self.is_final: Callable[[tool_loop.Refusal], bool] = lambda refusal: False
+        self.is_final: Callable[[Refusal], bool] = lambda refusal: False
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
@@ -93,8 +95,8 @@ class Partner:
     def headers(self, turn: Turn) -> Headers:
         return [(b"x-offload-rounds", b"%d" % turn.rounds)]
 
-    async def aside(self, work: Callable[[], bytes]) -> bytes:
-        return await asyncio.to_thread(work)
+    async def aside(self, work: Callable[[], bytes], size: float) -> bytes:
+        return await asyncio.to_thread(work) if size > SMALL else work()
 
     @property
     def read(self) -> list[ScriptedReply]:
@@ -114,7 +116,7 @@ class Bench:
 
     async def run(self) -> bytes:
         """What the client got."""
-        await tool_loop.converse(self.turn, self.browser.client(), self.partner, heartbeat=self._heartbeat)
+        await conversation.converse(self.turn, self.browser.client(), self.partner, heartbeat=self._heartbeat)
         assert self.browser.complete
         assert all(reply.closed for reply in self.partner.read)
         return self.browser.body
@@ -178,7 +180,7 @@ async def test_a_very_long_event_is_decoded_off_the_loop(monkeypatch: pytest.Mon
     class Noting(sse.EventDecoder):
         def feed(self, chunk: bytes) -> list[sse.ServerSentEvent]:
             aside.append(threading.get_ident() != loop)
-            held.append(self.held)
+            held.append(self.held + len(chunk))
             return super().feed(chunk)
 
     loop = threading.get_ident()
@@ -186,7 +188,7 @@ async def test_a_very_long_event_is_decoded_off_the_loop(monkeypatch: pytest.Mon
     long = stream(chunk({"content": "word " * 20_000}))
     pieces = [long[at : at + 10_000] for at in range(0, len(long), 10_000)]
     out = await Bench(ScriptedReply(stream(ROLE), *pieces, ANSWER)).run()
-    assert aside == [size > tool_loop.INLINE_BYTES for size in held]
+    assert aside == [PARSED * size > SMALL for size in held]
     assert max(held) > 90_000 and long in out
 
 
@@ -552,9 +554,13 @@ async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
     said = refused(400, gzip.compress(OVERFLOW), (b"content-encoding", b"gzip")) if packed else refused(400, OVERFLOW)
     bench = Bench(ScriptedReply(OURS), said, ScriptedReply(ANSWER))
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
-    assert [request["messages"][-1]["content"] for request in bench.partner.sent] == ["hi", "found", tool_loop.TOO_LONG]
+    assert [request["messages"][-1]["content"] for request in bench.partner.sent] == [
+        "hi",
+        "found",
+        conversation.TOO_LONG,
+    ]
     hidden = bench.turn.hidden
-    assert hidden is not None and json.loads(hidden.before[-1])["content"] == tool_loop.TOO_LONG
+    assert hidden is not None and json.loads(hidden.before[-1])["content"] == conversation.TOO_LONG
 
 
 async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
@@ -562,7 +568,7 @@ async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
     bench = Bench(ScriptedReply(OURS), refusal, ScriptedReply(ANSWER))
     bench.partner.part = '{"type": "image"}'
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
-    assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [tool_loop.NOT_TAKEN]
+    assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [conversation.NOT_TAKEN]
 
 
 async def test_tool_answers_are_shortened_only_once() -> None:
@@ -720,7 +726,7 @@ ROLE_ONLY = stream(ROLE)
 async def passed_on(said: ScriptedReply) -> ScriptedClient:
     browser = ScriptedClient()
     try:
-        await tool_loop.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")], CHAT.error_event)  # type: ignore[arg-type]
+        await relay.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")], CHAT.error_event)  # type: ignore[arg-type]
     except UpstreamFault as error:
         browser.messages.append({"error": error, "more_body": True})
     return browser

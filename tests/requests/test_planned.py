@@ -11,20 +11,19 @@ from msgspec.structs import replace
 from proxy.dialects.chat import CHAT
 from proxy.dialects.measuring import canonical
 from proxy.dialects.render import ActiveSnapshot
-from proxy.plan.history import Unplannable
 from proxy.plan.plan import Room
-from proxy.plan.turn import HiddenRound
+from proxy.plan.turn import Hidden, Unplannable
 from proxy.policy import Inject, Mode, Policy, Tools
-from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import PlannedRequest, fitting, rendered
+from proxy.requests.cache import MessageCache
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
+from proxy.requests.rendered import Rendered
 from proxy.requests.summaries import summary_on_prefix
 from proxy.tokens import Tokens
 from tests.requests.planning import ALWAYS, CUT, LAST, MOVING, OFFLOAD, POLICY, SHORT, Counting, Json, planned
 from tests.transcripts import load, needed
 
 
-def snapshot(history: PlannedRequest) -> ActiveSnapshot:
+def snapshot(history: Planned) -> ActiveSnapshot:
     [boundary] = history.plan.boundaries
     return ActiveSnapshot(boundary, "the record", history.originals_path(boundary))
 
@@ -39,7 +38,7 @@ def snapshot(history: PlannedRequest) -> ActiveSnapshot:
 )
 async def test_some_requests_must_not_be_changed(policy: Policy, members: dict[str, Any]) -> None:
     asked = CHAT.parse(json.dumps({"model": "m", "messages": SHORT, **members}).encode())
-    assert await prepare.plan(CHAT, asked, policy, None, MessageCache(Counting())) is None
+    assert await plan(CHAT, asked, policy, None, MessageCache(Counting())) is None
 
 
 async def test_a_history_that_is_not_valid_cannot_be_planned() -> None:
@@ -50,12 +49,12 @@ async def test_a_history_that_is_not_valid_cannot_be_planned() -> None:
 async def test_a_short_history_does_not_concern_us() -> None:
     history, reader = await planned(SHORT)
     assert not history.concerns_us
-    assert not rendered(history, None, {}, reader).changed
+    assert not Rendered.of(history, None, {}, reader).changed
 
 
 async def test_tools_can_be_injected_always() -> None:
     history, reader = await planned(SHORT, ALWAYS)
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     assert history.concerns_us and ready.injecting and ready.tokens == history.tokens
     body = json.loads(ready.turn().request())
     assert [tool["function"]["name"] for tool in body["tools"]] == ["grep", "read_file"]
@@ -69,16 +68,16 @@ async def test_agents_get_our_tools_from_the_start_and_others_when_something_mov
 ) -> None:
     agents = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.AGENTS))
     history, reader = await planned(SHORT, agents, **members)
-    assert (history.concerns_us, rendered(history, None, {}, reader).injecting) == (ours, ours)
+    assert (history.concerns_us, Rendered.of(history, None, {}, reader).injecting) == (ours, ours)
     moving, reader = await planned(MOVING, agents, **members)
-    assert rendered(moving, None, {}, reader).injecting
+    assert Rendered.of(moving, None, {}, reader).injecting
 
 
 async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
     tools = [{"function": {"name": "t"}}]
     for limit in (1, 500, 9_000):
         history, _ = await planned(SHORT, window=10_000, max_tokens=limit, tools=tools)
-        assert history.room == Room(10_000, len(json.dumps(tools)) + 1250 + prepare.OUR_TOOLS_TOKENS, 1250)
+        assert history.room == Room(10_000, len(json.dumps(tools)) + 1250 + OUR_TOOLS_TOKENS, 1250)
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{ "path" :  "a.txt" }', '{"b":1,"a":2}', "no JSON "])
@@ -87,10 +86,10 @@ async def test_arguments_count_as_they_are_sent_and_plan_in_canonical_form(argum
     compact = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(canonical(arguments))))
     (history, reader), (other, _) = await planned(spaced), await planned(compact)
     assert history.plan == other.plan
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     calls = sum(len(message.get("tool_calls", ())) for message in MOVING)
     assert history.tokens - other.tokens == calls * (len(arguments) - len(canonical(arguments)))
-    assert ready.tokens - rendered(other, None, {}, reader).tokens == history.tokens - other.tokens
+    assert ready.tokens - Rendered.of(other, None, {}, reader).tokens == history.tokens - other.tokens
 
 
 @needed
@@ -112,20 +111,20 @@ def said(call: Json) -> tuple[str, str]:
 
 async def test_moved_results_are_replaced_and_can_be_read() -> None:
     history, reader = await planned(MOVING)
-    ready = rendered(history, None, {}, reader)
+    ready = Rendered.of(history, None, {}, reader)
     assert sorted(ready.plan.moves) == [3, 6]
     assert (ready.compacted(), ready.compressed(), ready.changed) == (2, 0, True)
     assert ready.tokens == ready.plan.live < history.tokens
     assert sorted(ready.files().values()) == sorted(MOVING[index]["content"] for index in (3, 6))
-    assert {text() for text in prepare.originals(ready).values()} == set(ready.files().values())
+    assert {text() for text in ready.originals().values()} == set(ready.files().values())
     sent = json.loads(ready.turn().request())["messages"]
     assert sent[-1] == LAST and "/store/look-" in sent[3]["content"]
 
 
 async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
     history, reader = await planned(CUT)
-    without = rendered(history, None, {}, reader)
-    ready = rendered(history, snapshot(history), {}, reader)
+    without = Rendered.of(history, None, {}, reader)
+    ready = Rendered.of(history, snapshot(history), {}, reader)
     assert without.entries == list(history.transcript.raws), "an event waits for its snapshot"
     assert (ready.compressed(), len(ready.entries)) == (4, 2 + len(CUT) - 6)
     assert ready.tokens < without.tokens
@@ -134,8 +133,8 @@ async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
 
 async def test_hidden_rounds_count_and_bring_the_tools() -> None:
     history, reader = await planned([*SHORT, {"role": "assistant", "content": "hm"}, LAST])
-    hidden = HiddenRound((b'{"role":"assistant","content":"before"}',), None, (), 50)
-    ready = rendered(history, None, {2: hidden}, reader)
+    hidden = Hidden((b'{"role":"assistant","content":"before"}',), None, (), 50)
+    ready = Rendered.of(history, None, {2: hidden}, reader)
     assert ready.entries[2:4] == [*hidden.before, history.transcript.raws[2]]
     assert ready.tokens == history.tokens + 50
     assert ready.injecting
@@ -144,12 +143,12 @@ async def test_hidden_rounds_count_and_bring_the_tools() -> None:
 async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the_newest_last() -> None:
     said = {"role": "assistant", "content": "hm"}
     history, reader = await planned([*SHORT, said, LAST, said, LAST, said, LAST])
-    round = HiddenRound((b'{"role":"assistant","content":"before"}',), None, (), 500)
+    round = Hidden((b'{"role":"assistant","content":"before"}',), None, (), 500)
     found = {2: round, 4: round, 6: replace(round, tokens=100)}
     for room, kept in ((1_200, {2, 4, 6}), (700, {6}), (150, {6}), (50, set())):
         window = int((history.tokens + room) / 0.95) + 1
         narrow = replace(history, room=Room(window, 0))
-        ready = fitting(rendered(narrow, None, found, reader), reader)
+        ready = Rendered.of(narrow, None, found, reader).fitting(reader)
         assert set(ready.rounds) == kept and ready.found == found
         assert ready.tokens == history.tokens + sum(found[index].tokens for index in kept)
         assert len(ready.entries) == len(history.transcript.raws) + len(kept)

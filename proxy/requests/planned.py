@@ -1,12 +1,8 @@
-"""Prepares a request for sending: reads and plans it, and renders it with its records.
-
-`plan` makes the decisions, and the request's dialect handles everything about the API.
-"""
+"""A request's history with its plan."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -14,40 +10,36 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.dialects import Dialect, Entry, render
-from proxy.dialects.files import Files, moved_files
-from proxy.dialects.render import ActiveSnapshot
-from proxy.dialects.turn import Turn
+from proxy.dialects import Dialect
 from proxy.plan import summary
-from proxy.plan.conversation import beginning
-from proxy.plan.history import History, Reading, Terms, Transcript
-from proxy.plan.labels import names_in
-from proxy.plan.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
-from proxy.plan.recognition import Reply, Visible
-from proxy.plan.refusals import Addition
-from proxy.plan.request import Request
-from proxy.plan.turn import HiddenRound
-from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
+from proxy.plan.history import History, Terms, Transcript, beginning
+from proxy.plan.message import Reading
+from proxy.plan.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary
+from proxy.plan.preview import names_in
+from proxy.plan.recognise import Reply, Visible
+from proxy.plan.turn import Addition, Request
+from proxy.policy import Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
-from proxy.tools import answer as tools
 from proxy.tools.definitions import OTHER_NAMES
 
 if TYPE_CHECKING:
-    from proxy.requests.message_cache import MessageCache
+    from proxy.plan.turn import Request
+    from proxy.requests.cache import MessageCache
+
 
 OUR_TOOLS_TOKENS = 350
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
 
 
-class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
+class Planned(msgspec.Struct, frozen=True, dict=True):
     """A request's history and its plan. `policy` is the policy for the request's model."""
 
     dialect: Dialect
     request: Request
     policy: Policy
-    past: History
+    history: History
     plan: Plan
     room: Room
     names: tuple[str, str]
@@ -66,7 +58,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def transcript(self) -> Transcript:
         """The history together with the bytes of its entries."""
-        return self.past.transcript(self.request.entries)
+        return self.history.transcript(self.request.entries)
 
     @property
     def concerns_us(self) -> bool:
@@ -90,7 +82,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     @property
     def tokens(self) -> int:
         """The tokens of the history as the client sent it."""
-        return self.past.sent_tokens
+        return self.history.sent_tokens
 
     @property
     def holdout(self) -> Holdout:
@@ -106,17 +98,17 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _drawn(self) -> int:
-        return int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.past.measured)).digest()[:8])
+        return int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.history.measured)).digest()[:8])
 
     @property
     def measured(self) -> bool:
         """Whether every part of the history could be counted, and none is an image, audio or a file."""
-        return not any(item.fixed for item in self.past.items)
+        return not any(item.fixed for item in self.history.items)
 
     @property
     def chain(self) -> list[bytes]:
         """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
-        return self.past.links
+        return self.history.links
 
     def prompt(self, tokens: int) -> int:
         """Return the tokens of the whole prompt with `tokens` of messages, our tools included."""
@@ -205,7 +197,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         """The most tokens that the reply to a summary call may have."""
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
-    def with_role(self, role: SnapshotRole) -> PlannedRequest:
+    def with_role(self, role: SnapshotRole) -> Planned:
         """Return the request with its snapshot in a message of this role."""
         return replace(self, role=role)
 
@@ -225,7 +217,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
 
 async def plan(
     dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
-) -> PlannedRequest | None:
+) -> Planned | None:
     """Read the history and plan. Returns None if the request must not be changed. Raises Unplannable."""
     names = asked.names
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle_beside(policy.upstream.members):
@@ -240,164 +232,12 @@ async def plan(
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
-    past = await reader.past(dialect, asked.entries, terms, caller, asked.size)
+    history = await reader.history(dialect, asked.entries, terms, caller, asked.size)
 
-    def made() -> PlannedRequest:
+    def made() -> Planned:
         quoted = names_in(asked.body, policy.offload.store_dir)
-        plan = past.plan()
-        relearned = reader.relearned(past, plan, caller)
-        return PlannedRequest(dialect, asked, policy, past, plan, room, names, quoted=quoted, relearned=relearned)
+        plan = history.plan()
+        relearned = reader.relearned(history, plan, caller)
+        return Planned(dialect, asked, policy, history, plan, room, names, quoted=quoted, relearned=relearned)
 
     return await reader.pool.run(caller, made, asked.size)
-
-
-class RenderedRequest(msgspec.Struct, frozen=True):
-    """A request ready to send. `plan` is the part of the history's plan that it shows."""
-
-    history: PlannedRequest
-    plan: Plan
-    shown: ActiveSnapshot | None
-    rounds: Mapping[int, HiddenRound]
-    """The hidden rounds as they are sent, by the index of the reply that hid them."""
-    entries: list[Entry]
-    tokens: int
-    """The tokens of the entries as sent."""
-    found: Mapping[int, HiddenRound]
-    """The hidden rounds that have records, whether or not there is room for them."""
-    altered: Mapping[int, Entry] = {}
-    """The client's entries that are sent otherwise than they came, as they are sent."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether the request differs from what the client sent."""
-        return self.injecting or not self.plan.empty or bool(self.rounds)
-
-    @property
-    def injecting(self) -> bool:
-        """Whether our tools are added. Once added, they stay, because decisions are final.
-
-        Hidden rounds alone are a reason to add them: an event that was shown while the request was too large may be
-        waiting again, and the history still has the calls of our tools from that time.
-        """
-        inject = self.history.policy.tools.inject
-        offloading = not self.plan.empty or bool(self.rounds) or self.history.recalls
-        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and offloading)
-
-    @property
-    def moves_name(self) -> str:
-        """A name for all files together, which identifies the history up to the last one and the set of texts."""
-        moves, end = self.plan.moves, self.shown.boundary.end if self.shown else 0
-        last = max(max(moves, default=-1) + 1, end)
-        return f"{self.history.chain[last].hex()}-{len(self.plan.events)}-{end}-{hash(tuple(moves)):x}"
-
-    def turn(self, usage: bool = True) -> Turn:
-        """Return the turn that sends this request, and asks for its `usage`."""
-        history = self.history
-        definitions = our_definitions(history) if self.injecting else []
-        max_rounds = history.policy.tools.max_rounds
-        left = history.reply_left(self.tokens)
-        return history.dialect.turn(history.request, self.entries, definitions, max_rounds, usage, left)
-
-    def files(self) -> Files:
-        """Return the files that our tools can read. A waiting event's files are included: it may have been shown.
-
-        Beside these, they can read `history.quoted` where the caller's records have it.
-        """
-        history = self.history
-        boundary = self.shown.boundary if self.shown else None
-        store_dir = history.policy.offload.store_dir
-        return moved_files(history.dialect, history.transcript, history.plan, store_dir, boundary, history.chain)
-
-    def compressed(self) -> int:
-        """Return how many entries the snapshot replaces."""
-        return len(render.taken(self.history.transcript, self.shown.boundary)) if self.shown else 0
-
-    def compacted(self) -> int:
-        """Return how many entries are sent with previews."""
-        gone = set(render.taken(self.history.transcript, self.shown.boundary)) if self.shown else set()
-        return len(self.plan.moves.keys() - gone)
-
-
-def rendered(
-    history: PlannedRequest,
-    shown: ActiveSnapshot | None,
-    rounds: Mapping[int, HiddenRound],
-    reader: MessageCache,
-    plan: Plan | None = None,
-) -> RenderedRequest:
-    """Render the plan with the records that exist. `plan` replaces the part of the history's plan that they allow."""
-    plan = plan or history.plan.shown(shown.boundary if shown else None)
-    compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
-    sent = shrunk(history, plan, rounds)
-    altered: dict[int, Entry] = {}
-    entries = render.render(
-        history.dialect,
-        history.transcript,
-        plan,
-        compacted,
-        shown=shown,
-        role=history.role,
-        rounds=sent,
-        marking=history.request,
-        altered=altered,
-    )
-    tokens = _size(history, plan, shown, sent, reader)
-    return RenderedRequest(history, plan, shown, sent, entries, tokens, rounds, altered)
-
-
-def fitting(ready: RenderedRequest, reader: MessageCache) -> RenderedRequest:
-    """Return the request without the hidden rounds that do not fit the window. The oldest are left out first.
-
-    Each time that one more is left out, the prefix breaks near its beginning. So they leave in a few large steps, of
-    more than half of all tokens but the newest round's. The newest is left out only if it does not fit itself.
-    """
-    history, rounds = ready.history, dict(ready.found)
-    start = ready.shown.boundary.end if ready.shown else 0
-    sizes = [(index, hidden.tokens if index >= start else 0) for index, hidden in sorted(ready.rounds.items())]
-    excess = -history.room.left(ready.tokens)
-    step = 1 << max(sum(size for _, size in sizes[:-1]).bit_length() - 1, 0)
-    freed, enough = 0, -(-excess // step) * step
-    for index, size in sizes:
-        if freed >= (excess if index == sizes[-1][0] else enough):
-            break
-        del rounds[index]
-        freed += size
-    fewer = rendered(history, ready.shown, rounds, reader, ready.plan)
-    return msgspec.structs.replace(fewer, found=ready.found)
-
-
-def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
-    """Return functions that return the moved texts and the originals behind snapshots, by the names of their files."""
-    files = ready.files()
-    return {path.rpartition("/")[2]: partial(files.read, path) for path in files}
-
-
-def shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound]) -> dict[int, HiddenRound]:
-    """Return the hidden rounds as they are sent: long answers that were used are pointers."""
-    least = history.policy.offload.max_tool_message_tokens
-    return render.shrunk(history.dialect, plan, rounds, least, history.names)
-
-
-def our_definitions(history: PlannedRequest) -> list[bytes]:
-    """Return the definitions of our tools, as the request's API has them."""
-    others = history.policy.tools.archive is ArchiveUse.SEARCH
-    return tools.definitions(history.names, history.policy.offload.store_dir, others=others)
-
-
-def _size(
-    history: PlannedRequest,
-    plan: Plan,
-    shown: ActiveSnapshot | None,
-    rounds: Mapping[int, HiddenRound],
-    reader: MessageCache,
-) -> int:
-    """Return the tokens of the entries as sent."""
-    start = shown.boundary.end if shown else 0
-    total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
-    if shown:
-        total += reader.count(render.shown_block(history.transcript, shown), history.request.model)
-    for index, item in enumerate(history.past.items):
-        if shown and index < shown.boundary.end and not render.stays(history.transcript, shown.boundary, index):
-            continue
-        total += live(item, plan.moves.get(index)) + history.past.messages[index].spaces
-    return total

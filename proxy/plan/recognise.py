@@ -1,4 +1,4 @@
-"""Recognises a reply that its client has rewritten before it sends it back.
+"""Is this reply the one that we saw, although its client has rewritten it before it sends it back?
 
 Clients drop the text beside calls, strip thinking, keep only the first call, give calls new ids, add defaulted
 arguments, render calls as text, or append the call that they made of the text. What remains must be the same, and it
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.plan.history import ToolCall
+from proxy.plan.message import ToolCall
 from proxy.rawjson import encodable
 
 THINKING = ("think", "thinking", "thought", "reasoning")

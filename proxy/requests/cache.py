@@ -14,11 +14,11 @@ from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.render import Compacted, compact
 from proxy.lru import ENTRY_BYTES, Lru
-from proxy.plan.conversation import beginning
-from proxy.plan.history import History, Message, Reading, Terms, Transcript, digest
+from proxy.plan.history import History, Terms, Transcript, beginning
+from proxy.plan.message import Message, Reading, digest
 from proxy.plan.plan import Plan
 from proxy.plan.preview import Shape
-from proxy.plan.request import ENTRY
+from proxy.plan.turn import ENTRY
 from proxy.threads import NEW, WorkPool
 
 BATCH_BYTES = 512 << 10
@@ -82,7 +82,7 @@ class MessageCache:
             return False
         return len(plan.moves) > before[1] or len(plan.boundaries) > before[2]
 
-    async def past(
+    async def history(
         self, dialect: Dialect, raws: Sequence[Raw], terms: Terms, caller: str = "", size: int | None = None
     ) -> History:
         """Return the measured and folded history. If it continues an earlier request's, read only the new messages.

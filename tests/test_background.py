@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.requests.background import Background
+from proxy.threads import Background
 
 
 async def test_background_runs_one_task_of_each_name_up_to_its_limit() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.plan.history import ToolCall
-from proxy.plan.recognition import Visible, paired, plain, resembles
+from proxy.plan.message import ToolCall
+from proxy.plan.recognise import Visible, paired, plain, resembles
 
 RANDOM = "call_Zk3f9TqLm2Xw8RbV"
 OTHER_RANDOM = "call_Pq8d1WnSx5Yt6HcG"

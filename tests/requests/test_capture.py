@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from proxy.cli import recordings
 from proxy.dialects.chat import CHAT
 from proxy.errors import UserMistake
-from proxy.plan.request import Request
+from proxy.plan.turn import Request
 from proxy.policies import Policies
 from proxy.policy import Policy
-from proxy.requests import captures
-from proxy.requests.captures import CaptureFolder, Captures
+from proxy.requests import capture
+from proxy.requests.capture import CaptureFolder, Captures
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Kind, Outcome
 from tests.clock import until
@@ -139,8 +139,8 @@ def test_a_folder_that_cannot_be_is_the_operators_mistake(tmp_path: Path) -> Non
 async def test_a_disk_that_hangs_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(captures, "WAITING", 6 * len(BODY))
-    monkeypatch.setattr(captures, "CLOSING", 0.01)
+    monkeypatch.setattr(capture, "WAITING", 6 * len(BODY))
+    monkeypatch.setattr(capture, "CLOSING", 0.01)
     free = threading.Event()
     monkeypatch.setattr(CaptureFolder, "write", lambda *_: free.wait(30))
     async with capturing(tmp_path) as taken:
@@ -217,7 +217,7 @@ def test_files_are_complete_after_a_size_and_after_a_time(disk: Disk) -> None:
     for _ in range(4):
         disk.write("acme")
     assert len(list(disk.root.rglob("*.jsonl"))) == 2
-    disk.now += captures.PART_SECONDS
+    disk.now += capture.PART_SECONDS
     disk.write("acme")
     names = sorted(file.name for file in disk.root.rglob("*.jsonl"))
     assert len(names) == 3 and names[0].startswith("20010909T0146")
@@ -265,9 +265,9 @@ def test_a_folder_that_is_refused_keeps_no_others_captures(disk: Disk, refused: 
     for _ in range(100):
         disk.write("c")
         assert disk.size("c") <= 8_000, "and the limit holds"
-    assert captures.kept(disk.root, "c", delete=True)[0] and not disk.size("c")
+    assert capture.kept(disk.root, "c", delete=True)[0] and not disk.size("c")
     with pytest.raises(PermissionError):
-        captures.kept(disk.root, "b", delete=True)
+        capture.kept(disk.root, "b", delete=True)
     refused.clear()
     assert disk.size("b") == 500
 
@@ -337,7 +337,7 @@ def test_a_folder_that_cannot_be_closed_costs_nothing(disk: Disk, monkeypatch: p
 
 
 def test_there_are_not_more_files_than_can_be_listed(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captures, "FILES", 20)
+    monkeypatch.setattr(capture, "FILES", 20)
     for number in range(40):
         disk.write(f"acme-{number:016x}", 10)
     disk.folder.sweep()
@@ -347,7 +347,7 @@ def test_there_are_not_more_files_than_can_be_listed(disk: Disk, monkeypatch: py
 
 def test_a_folder_that_vanished_is_made_again(disk: Disk) -> None:
     disk.write("acme")
-    captures.kept(disk.root, "acme", delete=True)
+    capture.kept(disk.root, "acme", delete=True)
     disk.root.rmdir()
     disk.write("acme")
     assert disk.size() == 500

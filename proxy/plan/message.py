@@ -1,0 +1,165 @@
+"""One message as the plan sees it: a pure function of an entry's bytes and of the policy, without its texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.plan.pairing import REGULAR, Place
+from proxy.plan.plan import Item, Role
+from proxy.plan.preview import PREVIEW_CHARS, Label, Shape, Spans
+from proxy.plan.texts import Carries, ResultRule, is_tool
+from proxy.policy import Offload
+
+Count = Callable[[str], int]
+
+
+def digest(raw: bytes | Raw) -> bytes:
+    """Identifies an entry's bytes."""
+    return hashlib.sha256(raw).digest()
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
+    """A tool call of a model. `arguments` is the text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """A text, an image or a file that can be moved. `part` is its place in the entry; None for the only text."""
+
+    part: int | None
+    digest: str
+    """Of the text; see `preview.digest`."""
+    tokens: int
+    preview: int
+    """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
+    first_preview: int
+    """The same for a text that the model has not seen yet."""
+    spare: int
+    """Characters that the replacement is shorter than the text, without a label."""
+    label: Label
+    """What it is. A result has a general label until `Naming` has found its call."""
+    kept: int = 0
+    """The first characters of it that stay in any case: they tell the client's model that a result follows."""
+    name: str = ""
+    """The name of the file that it moves to; empty until `Naming` has given it one."""
+    spans: Spans = ()
+    """Where the user speaks in it; see `said`."""
+    media: str = ""
+    """What it is, if it is the JSON of an image or a file: `image, image/png, 34 kB`."""
+
+    def named(self, name: str, label: Label) -> Piece:
+        """Return the piece with its name and label, and with the tokens that they add to its replacement."""
+        fits = label.chars < self.spare
+        return msgspec.structs.replace(
+            self,
+            name=name,
+            label=label,
+            preview=min(self.preview + label.tokens, self.tokens) if fits else self.tokens,
+            first_preview=min(self.first_preview + label.tokens, self.tokens) if fits else self.tokens,
+        )
+
+
+MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
+"""Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
+
+
+COPY_BYTES = 420
+"""Bytes of a message's copy in which a piece has its name."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Everything that the plan needs of one message, without its text."""
+
+    digest: bytes
+    """Of the bytes as they came, and of the names of its pieces. What depends on both is cached under it."""
+    role: Role
+    meaning: bytes
+    tokens: int
+    item: Item
+    """For the plan."""
+    pieces: tuple[Piece, ...]
+    calls: tuple[tuple[str, str], ...]
+    """Id and name of each tool call that it makes."""
+    answers: str
+    """The id of the tool call whose result it is; empty for other messages."""
+    sealed: bool = False
+    """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
+    said: bool = False
+    """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
+    failed: bool = False
+    """Whether it is a result that reports an error; see `results.reports_error`."""
+    carries: Carries = Carries.NO
+    """Whether the policy's `results` name it, as far as that does not depend on its place."""
+    labels: tuple[Label, ...] = ()
+    """What the results of its calls are called, in the order of the calls."""
+    spaces: int = 0
+    """Tokens that its calls take beyond `tokens` as they are sent. The plan counts arguments in canonical form."""
+
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        size = MESSAGE_BYTES + len(self.answers)
+        if self.pieces:
+            size += sum([PIECE_BYTES + len(piece.name) + len(piece.media) for piece in self.pieces])
+        if self.calls:
+            size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
+            size += sum(map(Label.size, self.labels))
+        return size
+
+    def item_at(self, place: Place, part: Role, movable: bool) -> Item:
+        """The item for the plan, in which the message plays this part."""
+        movable = movable and place.fits
+        stays = place.stays or self.role is Role.SEALED
+        if not stays and place is REGULAR and part is self.role and (movable or not self.pieces):
+            return self.item
+        return msgspec.structs.replace(
+            self.item,
+            role=part,
+            first_preview=self.item.first_preview if movable else self.tokens,
+            preview=self.item.preview if movable else self.tokens,
+            stays=stays,
+            stays_before=place.stays_before,
+        )
+
+
+def with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
+    """Return the message with these pieces, and what depends on them."""
+    named = "".join(f"\n{piece.name}\n{piece.label.origin}" for piece in pieces).encode()
+    preview = message.tokens - sum(piece.tokens - piece.preview for piece in pieces)
+    first_preview = message.tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
+    return msgspec.structs.replace(
+        message,
+        digest=digest(message.digest + named),
+        pieces=tuple(pieces),
+        item=msgspec.structs.replace(message.item, preview=preview, first_preview=first_preview),
+    )
+
+
+def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
+    """The pieces of a moved message that are worth moving."""
+    return [
+        piece for piece in message.pieces if (piece.first_preview if first_preview else piece.preview) < piece.tokens
+    ]
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a `Message` depends on besides the bytes: the shape of replacements, the limit for unseen results, and the
+    rules that name messages with results."""
+
+    shape: Shape
+    unseen_limit: int
+    results: tuple[ResultRule, ...] = ()
+    said: tuple[str, ...] = ()
+    """Further texts with which the user's words begin."""
+
+    @classmethod
+    def of(cls, offload: Offload, window: int | None = None) -> Reading:
+        shape = Shape(offload.store_dir, PREVIEW_CHARS, 0)
+        beginnings = tuple(named for named in offload.said if not is_tool(named))
+        return cls(shape, offload.unseen_limit(window), offload.result_rules(), beginnings)
