@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from proxy import regex
-from proxy.errors import ClientFault, NotThere
+from proxy.errors import ClientFault, NotThere, Unauthorized
 from proxy.operations import names, schema, search
 from proxy.operations.call import OperationReply
 from proxy.operations.files import File
 from proxy.regex import Budget
-from proxy.requests.archive import Session, newest
+from proxy.requests.archive import Archive, Session, newest
 from proxy.stores import is_part
 from proxy.tools import pages
 
@@ -35,7 +35,7 @@ SEARCHED_BYTES = 64 << 20
 async def sessions(call: OperationCall) -> OperationReply:
     """Return the caller's newest sessions, or what one of them moved. Raises ProxyError."""
     given = await call.read(schema.taken, call.given, schema.RecallSessions)
-    found, more = await call.shelf.archive.sessions(given.limit, given.session or "")
+    found, more = await _archive(call).sessions(given.limit, given.session or "")
     if given.session:
         return _one(call, given.session, found)
     lines = [_line(session) for session in found]
@@ -61,7 +61,7 @@ def _one(call: OperationCall, asked: str, found: Sequence[Session]) -> Operation
 async def find(call: OperationCall) -> OperationReply:
     """Return the lines of moved texts that match a pattern, the newest session's first. Raises ProxyError."""
     given = await call.read(schema.taken, call.given, schema.RecallSearch)
-    budget, archive = Budget(search.SECONDS), call.shelf.archive
+    budget, archive = Budget(search.SECONDS), _archive(call)
     found, more = await archive.sessions(SESSIONS, given.session or "")
     wanted, left_out = newest(found, SEARCHED_BYTES)
     files = [File(text.name, text.bytes) for _, text in wanted]
@@ -108,7 +108,7 @@ async def read(call: OperationCall) -> OperationReply:
 
 
 async def _text(call: OperationCall, name: str) -> bytes | None:
-    [value] = await call.shelf.archive.read_many([name]) if is_part(name) else [None]
+    [value] = await _archive(call).read_many([name]) if is_part(name) else [None]
     return value
 
 
@@ -118,6 +118,13 @@ def _page(given: schema.RecallRead, name: str, value: bytes) -> OperationReply:
     span = pages.span(text, given.offset, given.limit or max(len(text), 1), given.column)
     shown = pages.page(text, span, f'recall_read(path="{name}"', given.characters, len) if span else None
     return OperationReply(shown or "", metadata=metadata)
+
+
+def _archive(call: OperationCall) -> Archive:
+    """Raises Unauthorized for strangers who share a namespace, as they would read each other's conversations."""
+    if call.tenant.policy.share_namespace and not call.tenant.listed:
+        raise Unauthorized("This key is not listed in a policy, and its tenant's callers share one namespace")
+    return call.shelf.archive
 
 
 def _path(call: OperationCall, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,6 +118,22 @@ def test_another_key_sees_nothing(kept: Kept, key: str) -> None:
 def test_without_a_key_nothing_is_told(kept: Kept, what: str) -> None:
     reply = posted(kept.proxy, what, key="", pattern="vault", path=kept.reference)
     assert reply.status_code == 401 and FACT not in reply.text
+
+
+def test_strangers_who_share_a_namespace_recall_nothing(tmp_path: Path) -> None:
+    """A policy lists `alice`; anybody may come with another key."""
+    model = Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        policy = tight(upstream.url, share_namespace=True)
+        listed = policy | {"api_keys": [{"sha256": hashlib.sha256(b"alice").hexdigest()}]}
+        with served({"default": policy, "acme": listed}, store=tmp_path) as proxy:
+            for key in ("alice", "bob"):
+                ask(proxy, "chat", LOGS, "And?", key)
+            wait_until(lambda: len(list(tmp_path.rglob("*/sessions/*"))) >= 2)
+            assert recall(proxy, "sessions")["metadata"]["sessions"]
+            for what, given in (("sessions", {}), ("search", {"pattern": "vault"}), ("read", {"path": NOBODYS})):
+                assert posted(proxy, what, "mallory", **given).status_code == 401
 
 
 @pytest.mark.parametrize(
