@@ -138,6 +138,14 @@ def summary_cost(offload: Offload, tokens: int) -> float:
     return offload.cached_read * tokens + SUMMARY_REQUEST_TOKENS + output
 
 
+def worth_whole(items: Sequence[Item], plan: Plan, policy: Policy, head: int, tools: int) -> bool:
+    """Whether sending a history whole once costs at most twice what the plan costs. Upstream's cache has the beginning
+    up to the first message that the plan changes."""
+    first = 0 if plan.boundaries else min(plan.moves, default=0)
+    came, same = head + sum(item.tokens for item in items), head + sum(item.tokens for item in items[:first])
+    return _cost(policy.offload, came, same) <= 2 * forecast(items, plan, policy, head, tools).after
+
+
 class Kinds(msgspec.Struct, frozen=True):
     """The tokens of a planned history: of whole messages by their part, of previews, of a snapshot, of our tools."""
 

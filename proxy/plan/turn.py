@@ -116,6 +116,8 @@ class Reason(StrEnum):
     TOO_MANY_MEMBERS = "too_many_members"
     FIELD = "field"
     """Our tools do not go with one of the request's fields, which the log names as `obstacle`."""
+    SUMMARY = "summary"
+    """The client has its history summarised, and the model gets all of it."""
     BUSY = "busy"
     """It was only to be observed, and the proxy had too much to do to plan it."""
     TOOLS_REFUSED = "tools_refused"

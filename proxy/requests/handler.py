@@ -127,7 +127,7 @@ class _Request:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
-        tenant = await self._identify(request)
+        tenant = self._identify(request)
         chosen, wishes = tenant.policy.for_model(request.model), _wishes(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
@@ -141,7 +141,7 @@ class _Request:
         going_on = await self._records.continuation(request.continues) if request.continues else None
         return replace(prepared, continued=self._dialect.continued(request, going_on) if going_on else None)
 
-    async def _identify(self, request: Request) -> Tenant:
+    def _identify(self, request: Request) -> Tenant:
         """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind.
 
         Before upstream has accepted it, that is the key's: anybody can say to be the client.
@@ -150,8 +150,7 @@ class _Request:
         if not tenant.policy.identity.given:
             return tenant
         headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
-        members = await self._run(lambda: request.members, request.size) if tenant.policy.identity.body else None
-        owner = identity.known(tenant, headers, members)
+        owner = identity.known(tenant, headers, request.members)
         if owner is None:
             _without_identity(tenant.name, f"{tenant.name}: a request lacks {tenant.policy.identity}; its key counts")
             return tenant

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects import Dialect
-from proxy.plan import summary
+from proxy.plan import compacting, summary
+from proxy.plan.forecast import worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning
 from proxy.plan.message import Reading
 from proxy.plan.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary
@@ -78,6 +79,24 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def recalls(self) -> bool:
         """Whether the model gets our tools because the request quotes a moved text, whoever's it turns out to be."""
         return bool(self.quoted) and self.policy.tools.inject is Inject.WHEN_OFFLOADING
+
+    @cached_property
+    def summary_asked(self) -> int | None:
+        """The place of the user's last message if it asks for a summary of a conversation that has moved results."""
+        messages = self.history.messages
+        last = max((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), default=0)
+        if self.plan.empty or messages[last].role is not Role.USER:
+            return None
+        texts = (text for _, text in self.dialect.texts(self.transcript.raws[last]))
+        return last if compacting.asks_for_summary(texts) else None
+
+    @cached_property
+    def sent_whole(self) -> bool:
+        """Whether the history is sent whole so that its summary lacks nothing: that fits, and costs little more."""
+        if self.summary_asked is None or not self.room.holds(self.tokens):
+            return False
+        head = self.prompt(0) - OUR_TOOLS_TOKENS
+        return worth_whole(self.history.items, self.plan, self.policy, head, OUR_TOOLS_TOKENS)
 
     @property
     def tokens(self) -> int:
@@ -238,6 +257,8 @@ async def plan(
         quoted = names_in(asked.body, policy.offload.store_dir)
         plan = history.plan()
         relearned = reader.relearned(history, plan, caller)
-        return Planned(dialect, asked, policy, history, plan, room, names, quoted=quoted, relearned=relearned)
+        planned = Planned(dialect, asked, policy, history, plan, room, names, quoted=quoted, relearned=relearned)
+        _ = planned.sent_whole  # reads a message that may be long
+        return planned
 
     return await reader.pool.run(caller, made, asked.size)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from proxy.plan import compacting
 from proxy.plan.forecast import Answers, newly_used, told, waiting
 from proxy.plan.turn import Addition, Form, Reason
 from proxy.policy import Mode, SnapshotRole
@@ -83,7 +84,9 @@ class Prepared(msgspec.Struct, frozen=True):
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, without its plan."""
         held = Reason.FIELD if self.obstacle else Reason.NONE
-        return self.unplanned or held or (self.form.reason if self.concerned else Reason.NONE)
+        why = self.unplanned or held or (self.form.reason if self.concerned else Reason.NONE)
+        whole = self.planned is not None and self.planned.sent_whole and not self.observed
+        return why or (Reason.SUMMARY if whole else Reason.NONE)
 
     @property
     def in_force(self) -> Planned | None:
@@ -158,7 +161,18 @@ class Prepared(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """What the plan did at this request, or what it waits for; empty if there is no plan."""
-        return " ".join(filter(None, (self._told, UNFOLLOWED if self.unfollowed else "")))
+        return " ".join(filter(None, (self._advice, self._told, UNFOLLOWED if self.unfollowed else "")))
+
+    @property
+    def _advice(self) -> str:
+        """What the operator of a client should know that compacts a history of which results have moved."""
+        planned = self.planned
+        if planned is None or planned.summary_asked is None:
+            return ""
+        sent = self.rendered.tokens if self.rendered else planned.plan.standing.total
+        limit = compacting.limit(planned.tokens, sent)
+        whole = "The history was sent whole for it. " if self.reason is Reason.SUMMARY else ""
+        return f"{whole}Your client compacts itself; raise its limit to {limit:,} tokens."
 
     @property
     def _told(self) -> str:

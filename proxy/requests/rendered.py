@@ -12,6 +12,7 @@ from proxy.dialects import Entry, render
 from proxy.dialects.files import Files, moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.turn import Turn
+from proxy.plan import compacting
 from proxy.plan.plan import Plan, live
 from proxy.plan.turn import Hidden
 from proxy.policy import ArchiveUse, Inject
@@ -64,6 +65,11 @@ class Rendered(msgspec.Struct, frozen=True):
             marking=planned.request,
             altered=altered,
         )
+        if planned.summary_asked is not None and planned.policy.tools.inject is not Inject.NEVER:
+            last = planned.summary_asked - len(planned.history)
+            part, text = planned.dialect.texts(entries[last])[-1]
+            hinted = {part: text + compacting.hint(planned.names[1])}
+            altered[planned.summary_asked] = entries[last] = planned.dialect.replace(entries[last], hinted)
         tokens = _size(planned, plan, shown, sent, reader)
         return Rendered(planned, plan, shown, sent, entries, tokens, rounds, altered)
 

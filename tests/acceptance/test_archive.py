@@ -48,8 +48,8 @@ def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
     if name == "messages":
         said: list[Json] = [first]
         for number, (path, result) in enumerate(turns):
-            use = {"type": "tool_use", "id": f"toolu_{number}", "name": "look", "input": {"path": path}}
-            done = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": result}
+            use = {"type": "tool_use", "id": f"toolu_log_{number}", "name": "look", "input": {"path": path}}
+            done = {"type": "tool_result", "tool_use_id": f"toolu_log_{number}", "content": result}
             said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [done]}]
         tool: Json = {"name": "look", "input_schema": {"type": "object"}}
         made = {"model": "claude-sonnet-5-5", "max_tokens": 500, "messages": [*said, seen, last], "tools": [tool]}

@@ -309,6 +309,18 @@ async def test_results_move_where_they_do_not_fit_though_nobody_can_read_them_ba
     assert outcome.compacted and not outcome.unfollowed and b"x-offload-reason" not in reply_headers(client)
 
 
+async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_little_more(world: World) -> None:
+    """The first request that has the large result has more new text beside it."""
+    for more, kind in ((7_000, "untouched"), (10, "offloaded")):
+        body = json.loads(chat("word " * 5_000, more=True))
+        body["messages"][-1]["content"] = "Create a detailed summary of the conversation so far." + " now" * more
+        _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
+        assert outcome.kind == kind, outcome.words
+        assert "Your client compacts itself; raise its limit to " in outcome.words
+        assert (outcome.reason == "summary") is (kind == "untouched")
+        assert ("sent whole" in outcome.words) is (kind == "untouched")
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "reason"),
     [

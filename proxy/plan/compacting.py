@@ -1,0 +1,42 @@
+"""Recognises a client that has its own history summarised, by what its prompt says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+PROMPTS = {
+    "summary of the conversation so far": "Claude Code 2.1; cline, src/core/prompts/contextManagement.ts",
+    "summary of the recent portion of the conversation": "Claude Code 2.1",
+    "context checkpoint compaction": "openai/codex, codex-rs/core/templates/compact/prompt.md",
+    "prompt for continuing our conversation above": "opencode, packages/opencode/src/session/compaction.ts",
+    "anchored summary": "opencode, the same file since 2026",
+    "generate the <state_snapshot>": "Gemini CLI and Qwen Code, packages/core/src/services/chatCompressionService.ts",
+    "summarize the conversation history so far": "microsoft/vscode-copilot-chat, summarizedConversationHistory.tsx",
+    "summary of our conversation above": "charmbracelet/crush, internal/agent/agent.go",
+    "summary of our entire conversation": "mistralai/mistral-vibe, vibe/core/prompts/compact.md",
+}
+"""What such a prompt has in lower case, and where it is from."""
+
+READ_CHARS = 4_000
+"""Characters of a text in which that is looked for. Prompts have it in their first 1,000."""
+
+
+def asks_for_summary(texts: Iterable[str]) -> bool:
+    """Whether the user's last message, which has these texts, asks for a summary of the conversation."""
+    beginnings = (" ".join(text[:READ_CHARS].lower().split()) for text in texts)
+    return any(phrase in text for text in beginnings for phrase in PROMPTS)
+
+
+def hint(read: str) -> str:
+    """Return what is added to such a request that is not sent whole. `read`: what our tool is called in it."""
+    return (
+        "\n\nWhat is shown only with a reference, such as (detailed result is stored in PATH), can be read with "
+        f"{read}. Keep the paths that will matter in your summary: they can be read after it, too."
+    )
+
+
+def limit(came: int, sent: int) -> int:
+    """Return the limit to recommend to a client that compacts at `came` tokens of history, which are sent as `sent`: at
+    this ratio, its history is sent as long as it wanted it. It is at most ten times as much, and a round number."""
+    most = min(came * came // max(sent, 1), 10 * came)
+    return round(most, 1 - len(str(most)))

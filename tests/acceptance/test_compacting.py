@@ -1,0 +1,53 @@
+"""A client that has its history summarised, as /compact does: what the model gets to write the summary from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask, each_api
+from tests.clients.apis import Asked, api
+from tests.fake_upstream import Message, StrictUpstream, calls, text
+from tests.serving import served, tight, wait_until
+
+COMPACT = "Your task is to create a detailed summary of the conversation so far."
+HINT = "Keep the paths that will matter in your summary"
+
+
+class Writer:
+    """Reads the first log before it writes the summary, which quotes the log's path, as it is told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[Asked] = []
+
+    def __call__(self, asked: Asked) -> Message:
+        self.seen.append(asked)
+        found = [path for path in REFERENCE.findall(asked.shown) if "0.log" in path]
+        if asked.texts[-1].startswith(("Recall", COMPACT)) and found and "read_file" in asked.tools:
+            return calls(("read_file", {"path": found[0]}))
+        return text("Done.")
+
+
+@each_api
+def test_a_long_history_is_summarised_from_previews_that_can_be_read(name: str, tmp_path: Path) -> None:
+    writer = Writer()
+    with StrictUpstream() as up, served({"default": tight(up.url)}, store=tmp_path) as proxy:
+        up.respond(api(name, writer))
+        ask(proxy, name, LOGS, COMPACT)
+        first, last = writer.seen[0], writer.seen[-1]
+        assert HINT in first.texts[-1] and first.texts[-1].startswith(COMPACT) and FACT not in first.shown
+        assert FACT in last.texts[-1], "it read the log"
+        wait_until(lambda: any("0.log" in path.name for path in proxy.stored()))
+        reference = next(path for path in REFERENCE.findall(first.shown) if "0.log" in path)
+        ask(proxy, name, [], f"Recall. So far: {reference}")
+        assert FACT in writer.seen[-1].texts[-1], "and it can be read after the summary"
+
+
+@each_api
+def test_a_history_that_costs_little_more_is_sent_whole(name: str, tmp_path: Path) -> None:
+    """Here, moving its only result would save less than half."""
+    writer = Writer()
+    with StrictUpstream() as up, served({"default": tight(up.url)}, store=tmp_path) as proxy:
+        up.respond(api(name, writer))
+        ask(proxy, name, [("/logs/0.log", LOGS[0][1][:700]), ("/logs/1.log", "short")], COMPACT)
+    [seen] = writer.seen
+    assert HINT not in seen.shown and not REFERENCE.findall(seen.shown)
