@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import certifi
+import httpx
 import hypothesis
 import pytest
 
 from proxy.server import app
 from tests import serving
-from tests.clock import Clock
+from tests.clock import PATIENCE, Clock
 from tests.fake_upstream import StrictUpstream
 from tests.forking import Nursery
 from tests.serving import Proxy, served, spawned
@@ -61,6 +63,13 @@ def forked() -> Iterator[None]:
         nursery = cache(lambda: held.enter_context(Nursery()))
         patch.setattr(serving, "started", lambda *arguments: nursery().start(*arguments))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> None:
+    """Let the tests' own requests wait: httpx gives up after five seconds, which on a busy machine are soon over."""
+    default = inspect.signature(httpx.get).parameters["timeout"].default
+    default.connect = default.read = default.write = default.pool = PATIENCE
 
 
 @pytest.fixture(scope="session", autouse=True)

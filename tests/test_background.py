@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from proxy.threads import Background
+from tests.clock import soon, turns
 
 
 async def test_background_runs_one_task_of_each_name_up_to_its_limit() -> None:
@@ -32,13 +33,14 @@ async def test_background_task_is_cancelled_after_the_grace_period() -> None:
 
     async def work() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             ended.set()
 
     background.start("long", work)
-    await background.close(0.01)
-    await asyncio.wait_for(ended.wait(), 1)
+    await turns()
+    await background.close(0)
+    await soon(ended.wait())
 
 
 async def test_who_needs_what_is_being_done_can_wait_for_it() -> None:
@@ -50,7 +52,7 @@ async def test_who_needs_what_is_being_done_can_wait_for_it() -> None:
 
     background.start("me-1/files", work)
     assert not await background.ended("me-12/", 60)
-    assert await background.ended("me-1/", 0.01) and not done
+    assert await background.ended("me-1/", 0) and not done
     asyncio.get_running_loop().call_soon(gate.set)
     assert await background.ended("me-1/", 60) and done == ["mine"]
     assert not await background.ended("me-1/", 60)
@@ -63,7 +65,7 @@ async def test_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFix
     background = Background(1)
     background.start("bad", work)
     await background.close(1)
-    await asyncio.sleep(0)
+    await turns()
     assert "background work failed" in caplog.text and "why" in caplog.text
 
 

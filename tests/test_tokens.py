@@ -264,7 +264,8 @@ def test_threads_load_an_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(encoding: Encoding) -> tokens.Counter:
         loaded.append(encoding.name)
-        time.sleep(0.05)
+        for _ in range(100):
+            time.sleep(0)  # lets the other threads come here, too
         return len
 
     monkeypatch.setattr(tokens, "counter", load)

@@ -91,7 +91,7 @@ class Caller:
         self.proxy = proxy
         headers = {"authorization": f"Bearer {self.key}"}
         # `verify=False`, as reading certificates takes longer than most tests and there are none to verify.
-        self.http = httpx.Client(base_url=proxy.root, headers=headers, timeout=60, trust_env=False, verify=False)
+        self.http = httpx.Client(base_url=proxy.root, headers=headers, trust_env=False, verify=False)
 
     def post(self, path: str, body: Any) -> Reply:
         """Post `body`, as it is if it is bytes, else as JSON."""

@@ -75,7 +75,7 @@ def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
 def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice") -> str:
     path, made = body(name, turns, question)
     headers = {"anthropic-version": "2023-06-01"} | ({"authorization": f"Bearer {key}"} if key else {})
-    reply = httpx.post(f"{proxy.url}{path}", json=made, headers=headers, timeout=60, trust_env=False)
+    reply = httpx.post(f"{proxy.url}{path}", json=made, headers=headers, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.text
 

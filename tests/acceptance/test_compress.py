@@ -103,7 +103,7 @@ class Talk:
     def post(self, messages: list[Json] | None = None, key: str = "k") -> httpx.Response:
         body = {"model": "m", "messages": messages or self.messages, **self._members}
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.post(f"{self._proxy.url}/chat/completions", json=body, headers=headers, timeout=30, verify=PLAIN)
+        return httpx.post(f"{self._proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
 
     def go(self, turns: int = 1) -> None:
         """Ask, add the answer and append the next question, `turns` times."""

@@ -80,7 +80,7 @@ def proxy(up: StrictUpstream) -> Iterator[Proxy]:
 def test_compressed_requests(proxy: Proxy, up: StrictUpstream, path: str, name: str) -> None:
     coding, compress = CODINGS[name]
     headers = {"x-api-key": "k", "content-type": "application/json", "content-encoding": coding}
-    with httpx.Client(trust_env=False, timeout=20) as http:
+    with httpx.Client(trust_env=False) as http:
         for result, moved in (("short", False), (BIG, True)):
             body = compress(json.dumps(APIS[path](result)).encode())
             assert http.post(f"{proxy.url}{path}", content=body, headers=headers).status_code == 200

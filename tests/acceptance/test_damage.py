@@ -97,7 +97,7 @@ def found(proxy: Proxy, kind: str) -> float:
 def ask(proxy: Proxy, key: str, messages: Sequence[Json], **members: Any) -> Json:
     body = {"model": "m", "messages": messages, **members}
     headers = {"authorization": f"Bearer {key}"}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=20, verify=PLAIN)
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
     assert reply.status_code == 200, reply.text
     message: Json = reply.json()["choices"][0]["message"]
     return message

@@ -61,7 +61,7 @@ Ask = Callable[..., Reply]
 @pytest.fixture(params=[False, True], ids=["plain", "streamed"])
 def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Iterator[Ask]:
     """Sends a chat request; `fields` are its members, `headers` go along."""
-    with httpx.Client(base_url=proxy.url, timeout=10, trust_env=False, verify=PLAIN) as client:
+    with httpx.Client(base_url=proxy.url, trust_env=False, verify=PLAIN) as client:
 
         def asking(headers: Json | None = None, **fields: Any) -> Reply:
             stream = {"stream": True} if request.param else {}

@@ -57,7 +57,7 @@ def client(proxy: Proxy) -> Iterator[httpx.Client]:
 
 def asking(proxy: Proxy) -> httpx.Client:
     headers = {"authorization": "Bearer k", "content-type": "application/json"}
-    return httpx.Client(base_url=proxy.url, headers=headers, timeout=20, trust_env=False, verify=PLAIN)
+    return httpx.Client(base_url=proxy.url, headers=headers, trust_env=False, verify=PLAIN)
 
 
 def post(client: httpx.Client, body: bytes | Json, **headers: str) -> httpx.Response:

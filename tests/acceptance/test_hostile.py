@@ -20,6 +20,7 @@ from proxy.server.app import build
 from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import ScriptedClient
+from tests.clock import PATIENCE, soon, until
 from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
 from tests.serving import PLAIN, Proxy, tight, write_policies
 
@@ -30,9 +31,7 @@ BODY: Json = {"model": "m", "messages": history(), "tools": [TOOL]}
 
 
 def post(proxy: Proxy, **fields: Any) -> httpx.Response:
-    return httpx.post(
-        f"{proxy.url}/chat/completions", json={**BODY, **fields}, trust_env=False, timeout=20, verify=PLAIN
-    )
+    return httpx.post(f"{proxy.url}/chat/completions", json={**BODY, **fields}, trust_env=False, verify=PLAIN)
 
 
 def ours(reply: httpx.Response) -> Json:
@@ -179,14 +178,8 @@ async def test_a_client_that_leaves_leaves_nothing_behind(
 
         await until(arrived)
         one.hang_up()
-        await asyncio.wait_for(serving, 20)
+        await soon(serving)
         if owner is None and replies:
-            assert await asyncio.to_thread(up.chats[-1].left.wait, 20)
+            assert await asyncio.to_thread(up.chats[-1].left.wait, PATIENCE)
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
     assert not one.complete
-
-
-async def until(met: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not met():  # noqa: ASYNC110 - some of it happens in the upstream's thread
-            await asyncio.sleep(0.01)

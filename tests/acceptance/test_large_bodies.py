@@ -70,9 +70,7 @@ def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str)
     coding, made = BODIES[name]
     body = made()
     headers = KEY | ({"content-encoding": coding} if coding else {})
-    reply = httpx.post(
-        f"{proxy.url}/chat/completions", content=body, headers=headers, timeout=60, trust_env=False, verify=PLAIN
-    )
+    reply = httpx.post(f"{proxy.url}/chat/completions", content=body, headers=headers, trust_env=False, verify=PLAIN)
     assert reply.status_code == 418
     assert Keeping.body == body
 
@@ -81,8 +79,6 @@ def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str)
 def test_an_operation_names_the_bound_that_a_body_exceeds(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     headers = KEY | ({"content-encoding": coding} if coding else {})
-    reply = httpx.post(
-        f"{proxy.root}/context_offload", content=made(), headers=headers, timeout=60, trust_env=False, verify=PLAIN
-    )
+    reply = httpx.post(f"{proxy.root}/context_offload", content=made(), headers=headers, trust_env=False, verify=PLAIN)
     assert reply.status_code == 400
     assert reply.json()["answer"]

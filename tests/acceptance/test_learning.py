@@ -51,7 +51,7 @@ def ask(proxy: Proxy, results: int) -> httpx.Response:
         ]
     body = {"model": "gpt-4o", "messages": messages}
     headers = {"authorization": "Bearer k"}
-    return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=30, verify=PLAIN)
+    return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
 
 
 def lessons(proxy: Proxy, lesson: str) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import Pieces, StrictUpstream, endless, text, whole
 from tests.serving import Proxy, tight
 
@@ -66,13 +66,13 @@ def whole_reply(caller: socket.socket) -> bytes:
 
 def logged(proxy: Proxy, number: int) -> list[Json]:
     """Wait for the log lines of `number` requests, and return them."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def requests() -> list[Json]:
         lines = [json.loads(line) for line in proxy.log().splitlines() if line.startswith("{")]
-        requests = [line for line in lines if "request_id" in line]
-        if len(requests) >= number or time.monotonic() > deadline:
-            return requests
-        time.sleep(0.05)
+        return [line for line in lines if "request_id" in line]
+
+    wait_until(lambda: len(requests()) >= number)
+    return requests()
 
 
 @pytest.mark.parametrize("headers", [(), ("Connection: close",)], ids=["kept", "closed"])
@@ -83,7 +83,7 @@ def test_a_client_that_closes_after_the_last_byte_counts_as_served(
     proxy = spawn({"default": tight(up.url)})
     for path, body, _ in KINDS.values():
         for _ in range(TIMES):
-            with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as caller:
+            with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE) as caller:
                 caller.sendall(request(path, body, *headers))
                 assert whole_reply(caller).startswith(b"HTTP/1.1 200 ")
     seen = Counter((line["kind"], line["fault"]) for line in logged(proxy, TIMES * len(KINDS)))
@@ -99,7 +99,7 @@ def test_a_client_that_closes_before_the_last_byte_counts_as_gone(
 
     up.respond(respond)
     proxy = spawn({"default": tight(up.url)})
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as caller:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE) as caller:
         caller.sendall(request(CHAT, body | {"stream": True}))
         assert caller.recv(65536)
     assert [line["fault"] for line in logged(proxy, 1)] == ["client_gone"]

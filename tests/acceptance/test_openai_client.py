@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
 
+from tests.clock import wait_until
 from tests.fake_upstream import HANG, Cut, Message, Recorded, StrictUpstream, calls, error, mixed, text
 from tests.serving import Proxy, tight
 
@@ -31,7 +31,7 @@ def proxy(up: StrictUpstream, serve: Callable[..., Proxy]) -> Proxy:
 
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=10) as made:
+    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=60) as made:
         yield made
 
 
@@ -254,12 +254,12 @@ def test_moved_results_are_in_the_store(up: StrictUpstream, ask: Callable[..., J
     messages = history()
     ask(messages)
     names = [reference.rpartition("/")[2] for reference in references(up.chats[0])]
-    kept: Json = {}
-    for _ in range(100):  # the reply does not wait until these are written
-        kept = {path.name: path.read_text() for path in proxy.stored() if path.parent.name == "originals"}
-        if len(kept) == len(names):
-            break
-        time.sleep(0.02)
+
+    def written() -> Json:
+        return {path.name: path.read_text() for path in proxy.stored() if path.parent.name == "originals"}
+
+    wait_until(lambda: len(written()) == len(names))  # the reply does not wait for it
+    kept = written()
     assert [kept[name] for name in names] == [message["content"] for message in messages if message["role"] == "tool"]
 
 

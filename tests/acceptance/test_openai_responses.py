@@ -48,7 +48,7 @@ def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
 
 
 def client_of(proxy: Proxy) -> openai.OpenAI:
-    return openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=10)
+    return openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=60)
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_old_history_becomes_a_snapshot(up: StrictUpstream, api: ResponsesApi, s
     items: list[Json] = [{"role": "user", "content": "Fix the deploy script."}]
     options = {"model": "m", "instructions": "Be brief.", "prompt_cache_key": "k", "tools": [TOOL]}
     api.respond(lambda body: [say(SNAPSHOT)] if "scratchpad" in str(body["input"]) else [reasoning(), say(WORDS)])
-    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=60) as client:
         for turn in range(6):
             items += replayed(client.responses.create(input=items, **options))
             items.append({"role": "user", "content": f"Go on, {turn}."})

@@ -47,7 +47,7 @@ def kept() -> Iterator[Kept]:
 
 def posted(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(f"{proxy.root}/recall_{what}", json=given, headers=headers, timeout=60, trust_env=False)
+    return httpx.post(f"{proxy.root}/recall_{what}", json=given, headers=headers, trust_env=False)
 
 
 def recall(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> Json:

@@ -110,7 +110,7 @@ def test_what_is_no_message_is_refused(kept: Kept, method: str, key: str, body: 
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     headers |= {"authorization": f"Bearer {key}"} if key else {}
     url = f"{kept.proxy.root}/_offload/mcp"
-    reply = httpx.request(method, url, content=body, headers=headers, timeout=60, trust_env=False)
+    reply = httpx.request(method, url, content=body, headers=headers, trust_env=False)
     assert reply.status_code == status, reply.text
 
 

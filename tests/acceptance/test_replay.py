@@ -136,7 +136,7 @@ def test_every_other_recorded_run_replays(source: str, up: StrictUpstream, proxy
 
 
 def _replay_all(runs: list[Run], up: StrictUpstream, proxy: Proxy, model: Model) -> None:
-    with httpx.Client(base_url=proxy.url, headers={"authorization": "Bearer k"}, timeout=60, verify=PLAIN) as client:
+    with httpx.Client(base_url=proxy.url, headers={"authorization": "Bearer k"}, verify=PLAIN) as client:
         for run in runs:
             _replay(run, up, client, model)
 

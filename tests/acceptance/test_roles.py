@@ -94,7 +94,7 @@ def test_a_limit_that_does_not_fit_is_lowered_and_the_reply_says_so(up: StrictUp
 
     def post(messages: list[Json], limit: int) -> tuple[httpx.Response, Json]:
         body = {"model": "m", "messages": messages, "max_tokens": limit}
-        reply = httpx.post(f"{url}/chat/completions", json=body, headers={"authorization": "Bearer k"}, timeout=30)
+        reply = httpx.post(f"{url}/chat/completions", json=body, headers={"authorization": "Bearer k"})
         sent: Json = json.loads(turns(up)[-1].body)
         return reply, sent
 

@@ -31,7 +31,7 @@ def session(size: int, results: int) -> list[Json]:
 
 def ask(proxy: Proxy, messages: list[Json]) -> httpx.Headers:
     body = {"model": "gpt-4o", "messages": messages, "tools": [TOOL]}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, timeout=60, verify=PLAIN)
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, verify=PLAIN)
     assert reply.status_code == 200, reply.text
     return reply.headers
 

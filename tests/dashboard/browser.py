@@ -21,7 +21,7 @@ MISSING = "needs Debian's chromium-headless-shell, or chromium"
 
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds until the browser must have done something. The machine may be busy."""
 
 SHOWN = "document.getElementById('content')?.dataset.shown"

@@ -88,7 +88,7 @@ def ask(
     login = {"x-api-key": key, "anthropic-version": "2023-06-01"} if api == "messages" else {}
     headers = {**({} if login else {"authorization": f"Bearer {key}"}), **login, **members.pop("headers", {})}
     body = body_of(api, history, [TOOL] if tools is None else tools, **members)
-    return httpx.post(f"{proxy.root}{PATHS[api]}", json=body, headers=headers, timeout=60, verify=PLAIN)
+    return httpx.post(f"{proxy.root}{PATHS[api]}", json=body, headers=headers, verify=PLAIN)
 
 
 def step(number: int, result: str) -> list[Json]:

@@ -21,7 +21,8 @@ from proxy.dashboard.queries import Reader
 from proxy.dashboard.recorded import DAY, HOUR
 from proxy.dashboard.rows import Rows
 from proxy.stores import open_store
-from tests.dashboard.traffic import dashboard, ended, key, recorded, session, until
+from tests.clock import wait_until
+from tests.dashboard.traffic import dashboard, ended, key, recorded, session
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 from tests.stores.engines import redis_server
@@ -229,7 +230,7 @@ def test_two_proxies_show_their_fleet(store: str, tmp_path: Path, monkeypatch: p
             recorded(one, 3)
             for proxy in (one, two):
                 for period in ("hour", "day", "week", "month"):
-                    until(partial(_shows, proxy, period, 5))
+                    wait_until(partial(_shows, proxy, period, 5))
             assert len(dashboard(two, "requests")) == 2, "the rows are each one's own"
             me = dashboard(two, "me")
             [other] = me["replicas"]

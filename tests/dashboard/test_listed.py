@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from tests import transcripts
+from tests.clock import wait_until
 from tests.dashboard.speaking import APIS, BOTH, NO_TOOLS, READ, Model, ask, body_of, play, step
-from tests.dashboard.traffic import RESULT, TOOL, begin, dashboard, until
+from tests.dashboard.traffic import RESULT, TOOL, begin, dashboard
 from tests.fake_upstream import Recorded, StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -52,7 +53,7 @@ def requests_of(proxy: Proxy, model: str, count: int) -> list[Row]:
         found = [one for one in dashboard(proxy, "sessions") if one["model"] == model]
         return dashboard(proxy, f"sessions/{found[0]['session']}") if found else []
 
-    until(lambda: len(rows()) >= count)
+    wait_until(lambda: len(rows()) >= count)
     return [dashboard(proxy, f"requests/{row['id']}") for row in rows()]
 
 
@@ -108,7 +109,7 @@ def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model)
         found = [row for row in dashboard(proxy, "requests") if row["model"] == f"whole-{api}"]
         return [row for row in found if row["kind"] == "summary"]
 
-    until(summaries)
+    wait_until(summaries)
     assert {row["dialect"] for row in summaries()} == {api}
 
 
@@ -119,7 +120,7 @@ def test_requests_without_a_plan_have_no_list(proxy: Proxy, model: Model) -> Non
     def rows() -> list[Row]:
         return [row for row in dashboard(proxy, "requests") if row["model"] == "refused" and row["reason"]]
 
-    until(lambda: len(rows()) == 2)
+    wait_until(lambda: len(rows()) == 2)
     for row in rows():
         assert dashboard(proxy, f"requests/{row['id']}")["detail"] is None
 
@@ -131,7 +132,7 @@ def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
         body = body_of("messages", history, [TOOL], model="marked")
         body["messages"][-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
         headers = {"x-api-key": "paying", "anthropic-version": "2023-06-01"}
-        reply = httpx.post(f"{proxy.root}/v1/messages", json=body, headers=headers, verify=PLAIN, timeout=60)
+        reply = httpx.post(f"{proxy.root}/v1/messages", json=body, headers=headers, verify=PLAIN)
         assert reply.status_code == 200, reply.text
         history += step(number, RESULT.format(turn=number) * 8)
     marked = [

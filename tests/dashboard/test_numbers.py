@@ -18,8 +18,9 @@ from proxy.dashboard.recorded import SUMMED
 from proxy.dashboard.savings import compared
 from proxy.telemetry.metrics import SUMS
 from proxy.telemetry.outcome import Outcome
+from tests.clock import wait_until
 from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, SAY, Model, ask, play, step
-from tests.dashboard.traffic import RESULT, begin, dashboard, recorded, session, until
+from tests.dashboard.traffic import RESULT, begin, dashboard, recorded, session
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -90,7 +91,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
             for api in APIS:
                 all_kinds(proxy, model, api)
             httpx.get(f"{proxy.url}/models", verify=PLAIN)
-            until(lambda: dashboard(proxy, "me")["written"] == len(outcomes))
+            wait_until(lambda: dashboard(proxy, "me")["written"] == len(outcomes))
             rows = recorded(proxy, len(outcomes))
             counted, found = metrics(proxy), dashboard(proxy, "savings")
             sessions = dashboard(proxy, "sessions")

@@ -18,10 +18,11 @@ import pytest
 from proxy.dashboard.recorded import Recorded
 from proxy.dashboard.rows import Rows
 from tests import transcripts
+from tests.clock import wait_until
 from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
 from tests.dashboard.filled import TENANTS, fill
 from tests.dashboard.speaking import READ, SAY, Model, ask, play
-from tests.dashboard.traffic import RESULT, begin, dashboard, key, outcome, recorded, session, turn, until
+from tests.dashboard.traffic import RESULT, begin, dashboard, key, outcome, recorded, session, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, Proxy, served, tight
 
@@ -162,7 +163,7 @@ async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> No
             for number, history in enumerate(histories):
                 model.next.extend([READ, SAY] if number % 30 == 29 else [])
                 assert ask(proxy, "chat", history, tools=run.tools, model="claude-3-5-sonnet").status_code == 200
-            until(lambda: dashboard(proxy, "me")["written"] >= len(histories))
+            wait_until(lambda: dashboard(proxy, "me")["written"] >= len(histories))
             [one] = dashboard(proxy, "sessions")
             newest = dashboard(proxy, f"sessions/{one['session']}")[-1]["id"]
             await page.size(1280, 980)
@@ -333,7 +334,7 @@ async def back(page: Page) -> dict[str, int]:
 async def test_requests_without_a_list_say_why(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
     upstream.script(text("Hello."))
     turn(proxy, begin("Left alone."), 1, model="left-alone", headers={"x-offload": "off"})
-    until(lambda: any(row["model"] == "left-alone" for row in recorded(proxy, 1)))
+    wait_until(lambda: any(row["model"] == "left-alone" for row in recorded(proxy, 1)))
     [row] = [row for row in recorded(proxy, 1) if row["model"] == "left-alone"]
     await page.open(address(proxy), ADMIN)
     shown = await page.show(f"#request/{row['id']}")
@@ -368,7 +369,7 @@ async def test_new_requests_appear_by_themselves(proxy: Proxy, upstream: StrictU
             await page.evaluate("document.querySelector('button[aria-pressed]').click()")
         upstream.script(text("Hello."))
         turn(proxy, begin("Something new."), 1, model=model)
-        until(lambda model=model: dashboard(proxy, "requests")[0]["model"] == model)
+        wait_until(lambda model=model: dashboard(proxy, "requests")[0]["model"] == model)
     await page.until("document.querySelector('tbody tr').textContent.includes('later')")
     assert "while-paused" in await page.evaluate("document.querySelector('tbody tr:nth-child(2)').textContent")
     assert_clean(page, proxy)
@@ -404,7 +405,7 @@ async def test_the_keyboard_reaches_everything(proxy: Proxy, page: Page) -> None
 async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
     upstream.script(text("Mine."))
     turn(proxy, begin("Mine."), 1, key="mine", model="my-model")
-    until(lambda: any(row["model"] == "my-model" for row in recorded(proxy, 1)))
+    wait_until(lambda: any(row["model"] == "my-model" for row in recorded(proxy, 1)))
     # What a reverse proxy on this machine adds makes the browser a stranger.
     await page.call("Network.setExtraHTTPHeaders", headers={"x-forwarded-for": "192.0.2.1"})
     await page.call("Page.navigate", url=address(proxy))

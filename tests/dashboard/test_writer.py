@@ -24,8 +24,9 @@ from proxy.dashboard.rows import Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
+from tests.clock import wait_until
 from tests.dashboard.test_rows import SIZE, UNUSABLE
-from tests.dashboard.traffic import OPERATOR, begin, dashboard, ended, outcome, recorded, turn, until
+from tests.dashboard.traffic import OPERATOR, begin, dashboard, ended, outcome, recorded, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, served, spawned, tight
 
@@ -82,7 +83,7 @@ def test_a_file_that_is_damaged_later_switches_the_dashboard_off(path: Path) -> 
             file.write_bytes(b"\xff" * file.stat().st_size)
         for number in (2, 3):
             assert turn(proxy, begin(), number).status_code == 200
-            until(lambda: dashboard(proxy, "me")["off"])
+            wait_until(lambda: dashboard(proxy, "me")["off"])
         assert "delete it" in dashboard(proxy, "me")["fault"]
 
 
@@ -92,10 +93,10 @@ def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(path: Path) -> 
         turn(proxy, begin(), 1, model="before")
         recorded(proxy, 1)
         path.unlink()
-        until(path.exists)
+        wait_until(path.exists)
         turn(proxy, begin(), 2, model="after")
         address = f"{proxy.root}/_offload/api/requests"
-        until(lambda: httpx.get(address, headers=OPERATOR, verify=PLAIN).status_code == 200)
+        wait_until(lambda: httpx.get(address, headers=OPERATOR, verify=PLAIN).status_code == 200)
         assert [row["model"] for row in recorded(proxy, 1)] == ["after"]
         assert not dashboard(proxy, "me")["fault"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
@@ -144,9 +145,9 @@ def test_rows_wait_while_another_process_locks_the_file(
     if not started:
         writer.start()
     writer.record([outcome(number) for number in range(BATCH)])
-    until(lambda: "locked" in writer.state.fault)
+    wait_until(lambda: "locked" in writer.state.fault)
     other.execute("COMMIT")
-    until(lambda: writer.state.written == BATCH)
+    wait_until(lambda: writer.state.written == BATCH)
     assert (writer.state.fault, writer.state.dropped, writer.state.off) == ("", 0, False)
     writer.close()
     other.close()
@@ -166,10 +167,10 @@ def test_a_full_disk_loses_no_row_that_there_is_room_for(path: Path, monkeypatch
     writer = Writer(path, SIZE)
     writer.start()
     writer.record([outcome(number) for number in range(30)])
-    until(lambda: writer.state.fault)
+    wait_until(lambda: writer.state.fault)
     assert "full" in writer.state.fault and not writer.state.off
     full[0] = False
-    until(lambda: writer.state.written + writer.state.dropped == 30)
+    wait_until(lambda: writer.state.written + writer.state.dropped == 30)
     assert (writer.state.fault, writer.state.dropped <= 2) == ("", True)
     writer.close()
 
@@ -186,7 +187,7 @@ def test_waiting_requests_do_not_fill_the_memory(path: Path) -> None:
     writer.record([outcome(number) for number in range(4)], [holding(HELD // 2) for _ in range(4)])
     assert [one.attempt is not None for one in writer._queue] == [True, True, False, False]
     writer.start()
-    until(lambda: writer.state.written == 4)
+    wait_until(lambda: writer.state.written == 4)
     assert writer._came == writer._left
     writer.close()
 
@@ -229,7 +230,7 @@ def test_a_row_that_cannot_be_written_costs_no_other_row(path: Path, caplog: pyt
     writer = Writer(path, SIZE)
     writer.record([outcome(number, status=1 << 70 if number == 7 else 200) for number in range(30)])
     writer.start()
-    until(lambda: writer.state.written + writer.state.dropped == 30)
+    wait_until(lambda: writer.state.written + writer.state.dropped == 30)
     writer.close()
     assert (writer.state.written, writer.state.dropped, writer.state.off) == (29, 1, False)
     assert "a bug, in writing" in caplog.text
@@ -244,7 +245,7 @@ def test_rows_that_wait_when_the_dashboard_is_given_up_count_as_dropped(
     writer = Writer(path, SIZE)
     writer.record([outcome(number) for number in range(3)])
     writer.start()
-    until(lambda: not writer._thread.is_alive())
+    wait_until(lambda: not writer._thread.is_alive())
     writer.record([outcome(3)])
     writer.close()
     assert (writer.state.off, writer.state.written, writer.state.dropped) == (True, 0, 4)
@@ -260,7 +261,7 @@ def test_a_file_that_is_replaced_switches_the_dashboard_off(path: Path) -> None:
         theirs.write(ended(3, namespace="theirs-1"))
     other.rename(path)
     writer.record([outcome(1)])
-    until(lambda: writer.state.off)
+    wait_until(lambda: writer.state.off)
     writer.close()
     assert "replaced" in writer.state.fault
     with closing(sqlite3.connect(path)) as connection:
@@ -273,15 +274,15 @@ def test_all_who_write_go_on_in_one_new_file_when_theirs_is_removed(path: Path) 
     for number, writer in enumerate(writers):
         writer.start()
         writer.record([outcome(number)])
-    until(lambda: all(writer.state.written == 1 for writer in writers))
+    wait_until(lambda: all(writer.state.written == 1 for writer in writers))
     path.unlink()
     for number in range(3, 30):
         writers[number % 3].record([outcome(number)])
-    until(lambda: all(writer.state.written == 10 for writer in writers))
+    wait_until(lambda: all(writer.state.written == 10 for writer in writers))
     for number, writer in enumerate(writers, 30):
-        until(lambda writer=writer: not writer._queue)
+        wait_until(lambda writer=writer: not writer._queue)
         writer.record([outcome(number)])
-    until(lambda: all(writer.state.written == 11 for writer in writers))
+    wait_until(lambda: all(writer.state.written == 11 for writer in writers))
     for writer in writers:
         writer.close()
     assert [writer.state.fault for writer in writers] == [""] * 3
@@ -300,9 +301,9 @@ def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(pat
     for number, at in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
         now[0] = at
         writer.record([outcome(number)])
-        until(lambda number=number: writer.state.written == number + 1)
+        wait_until(lambda number=number: writer.state.written == number + 1)
     with closing(Reader(path)) as reader:
-        until(lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9])
+        wait_until(lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9])
     writer.close()
 
 
@@ -311,10 +312,10 @@ def test_rows_that_are_too_old_leave_also_while_no_request_comes(path: Path) -> 
     writer = Writer(path, SIZE, lambda namespace: 60.0, lambda: now[0])
     writer.start()
     writer.record([outcome()])
-    until(lambda: writer.state.written)
+    wait_until(lambda: writer.state.written)
     now[0] += 4_000
     with closing(Reader(path)) as reader:
-        until(lambda: not reader.requests())
+        wait_until(lambda: not reader.requests())
     writer.close()
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 
 from proxy.dashboard.recorded import Recorded
 from proxy.telemetry.outcome import Kind, Outcome
+from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import ADMIN, PLAIN, Proxy
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
 RESULT = "A line about the topic number {turn} that an agent has looked up.\n" * 12
-PATIENCE = 30.0
 OPERATOR = {"authorization": f"Bearer {ADMIN}"}
 
 
@@ -34,7 +32,7 @@ def turn(proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str 
     """Ask once, and add the model's call and its result to the messages."""
     headers = {**key(request.pop("key", "k")), **request.pop("headers", {})}
     body = {"model": "gpt-4.1-mini", "messages": messages, "tools": [TOOL], **request}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=60, verify=PLAIN)
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
     call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
     messages += [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -58,22 +56,14 @@ def session(
 def dashboard(proxy: Proxy, path: str, **options: Any) -> Any:
     """Return the JSON of one of the dashboard's answers, by default to the operator."""
     options = {"headers": OPERATOR, **options}
-    reply = httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN, timeout=30, **options)
+    reply = httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN, **options)
     assert reply.status_code == 200, reply.text
     return json.loads(reply.content)
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, which the writer's thread makes true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.05)
-
-
 def recorded(proxy: Proxy, count: int) -> list[dict[str, Any]]:
     """Wait for so many rows, and return them, the newest first."""
-    until(lambda: len(dashboard(proxy, "requests")) >= count)
+    wait_until(lambda: len(dashboard(proxy, "requests")) >= count)
     rows: list[dict[str, Any]] = dashboard(proxy, "requests")
     return rows
 

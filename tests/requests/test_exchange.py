@@ -12,6 +12,7 @@ from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded, UpstreamUnr
 from proxy.requests.exchange import LARGE_BYTES, WRITTEN, ClientGone
 from proxy.telemetry.outcome import Kind
 from tests.asgi import ScriptedClient
+from tests.clock import turns
 
 
 @pytest.mark.parametrize(("size", "aside"), [(LARGE_BYTES, False), (LARGE_BYTES + 1, True)])
@@ -78,12 +79,12 @@ async def test_an_endless_body_is_refused_when_it_is_too_large() -> None:
     exchange = ScriptedClient(b"abc", b"def", b"never read")
     exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     with pytest.raises(BodyTooLarge):
-        await asyncio.wait_for(exchange.client().read(5), 1)
+        await exchange.client().read(5)
 
 
 async def test_no_body() -> None:
     for headers in ([], [(b"content-length", b"0")]):
-        assert await asyncio.wait_for(ScriptedClient(headers=headers).client().read(0), 1) == b""
+        assert await ScriptedClient(headers=headers).client().read(0) == b""
 
 
 async def test_gone_while_it_sends() -> None:
@@ -100,8 +101,10 @@ async def test_a_piece_is_not_lost_when_waiting_for_it_is_cancelled() -> None:
     body = await exchange.client().body()
     assert not isinstance(body, bytes)
     assert await anext(body) == b"one"
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(anext(body), 0.01)
+    waiting = asyncio.ensure_future(anext(body))
+    await turns()
+    waiting.cancel()
+    await asyncio.wait([waiting])
     exchange.say(b"two", more=False)
     assert [piece async for piece in body] == [b"two"]
 
@@ -112,7 +115,7 @@ async def test_present_ends_with_the_client() -> None:
     await client.body()
     with pytest.raises(ClientGone), client.present():
         exchange.hang_up()
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
     task = asyncio.current_task()
     assert client.gone and task and not task.cancelling()
 
@@ -152,10 +155,10 @@ async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:
         client = ScriptedClient().client()
         await client.body()
         with client.present():
-            await asyncio.sleep(5)
+            await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -167,7 +170,7 @@ async def test_present_leaves_no_watcher() -> None:
     await client.body()
     with client.present():
         pass
-    await asyncio.sleep(0)
+    await turns()
     assert not exchange.inflow.watching and asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -217,7 +220,7 @@ async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
         await client.start(200, [])
         await client.finish(b"all")
         exchange.hang_up()
-        await asyncio.sleep(0.01)
+        await turns()
     assert (client.gone, client.replied) == (False, True)
 
 

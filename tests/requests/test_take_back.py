@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +20,7 @@ from proxy.policy import Inject, Tools
 from proxy.requests import relay
 from proxy.requests.handler import Chat
 from tests.asgi import ScriptedClient
+from tests.clock import Clock, turns
 from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
@@ -205,39 +205,40 @@ async def test_reply_with_an_empty_error_is_a_reply(world: World, nothing: Any) 
 class Resumed(ScriptedReply):
     """A reply whose chunks go on where they were left, as those of a real one do."""
 
-    def __init__(self, *steps: Any, status: int) -> None:
+    def __init__(self, clock: Clock, *steps: Any, status: int) -> None:
         super().__init__(*steps, status=status, headers=[JSON])
-        self._left = iter(steps)
+        self._left, self._clock = iter(steps), clock
 
     async def __aiter__(self) -> Any:
         for step in self._left:
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, float):
-                await asyncio.sleep(step)
+                self._clock.move(step)
+                await turns()
             else:
                 yield step
 
 
 ENDLESS: dict[str, list[Any]] = {
     "too long": [b"x" * 60] * 4,
-    "too slow": [b"x", 0.1] * 4,
+    "too slow": [b"x", 20.0] * 4,
     "broken off": [b"x", UpstreamBroken("it broke off")],
 }
 
 
 @pytest.mark.parametrize("steps", ENDLESS.values(), ids=ENDLESS.keys())
 async def test_refusal_that_cannot_be_read_whole_costs_the_client_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, steps: list[Any]
+    world: World, monkeypatch: pytest.MonkeyPatch, clock: Clock, steps: list[Any]
 ) -> None:
     monkeypatch.setattr(relay, "WHOLE_LIMIT", 200 if len(steps) < 8 else 1 << 20)
-    monkeypatch.setattr(relay, "REFUSAL_SECONDS", 0.15)
-    client, _ = await world.ask(LONG, Resumed(*steps, status=400), ScriptedReply(HELLO))
+    monkeypatch.setattr(relay, "REFUSAL_SECONDS", 30)
+    client, _ = await world.ask(LONG, Resumed(clock, *steps, status=400), ScriptedReply(HELLO))
     assert world.sent[-1] == LONG and client.body == HELLO
-    client, _ = await world.ask(LONG, Resumed(*steps, status=429))
+    client, _ = await world.ask(LONG, Resumed(clock, *steps, status=429))
     assert client.status == 502 and b"429" in client.body
     if not isinstance(steps[-1], Exception):
-        client, _ = await world.ask(chat(), Resumed(*steps, status=400))
+        client, _ = await world.ask(chat(), Resumed(clock, *steps, status=400))
         assert (client.status, client.body) == (400, b"".join(step for step in steps if isinstance(step, bytes)))
 
 

@@ -17,6 +17,7 @@ from proxy.requests.exchange import Exchange
 from proxy.server.app import App, build
 from proxy.settings import Settings
 from tests.asgi import ScriptedClient
+from tests.clock import turns
 
 
 @pytest.fixture
@@ -84,11 +85,11 @@ async def test_refusals_of_handlers_are_replied_and_recorded(app: App) -> None:
 
 async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
     async def slow(client: Exchange, tenant: Tenant) -> None:
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
     exchange = ScriptedClient()
     task = asyncio.ensure_future(handled_by(app, slow)(exchange.scope, exchange.receive, exchange.send))
-    await asyncio.sleep(0)
+    await turns()
     task.cancel()
     await task
     assert exchange.status == 503

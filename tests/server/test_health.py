@@ -21,7 +21,7 @@ FORWARDED = {"x-forwarded-for": "203.0.113.7"}
 
 
 def deep(proxy: Proxy, **headers: str) -> tuple[int, Any]:
-    reply = httpx.get(f"{proxy.root}/health?deep=1", headers=headers, timeout=10, verify=PLAIN)
+    reply = httpx.get(f"{proxy.root}/health?deep=1", headers=headers, verify=PLAIN)
     return reply.status_code, reply.json()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from uvicorn.server import ServerState
 
 from proxy.server.runner import config
 from proxy.settings import Settings
+from tests.clock import still
 from tests.wire import connection, read_message
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -57,7 +57,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def said(raw: bytes, app: Any = echo) -> tuple[list[tuple[Any, bytes]], bytes]:
-    """Send these bytes and the end, and return the requests that the application got and all that came back."""
+    """Send these bytes, and return the requests that the application got and all that came back."""
     SEEN.clear()
     made, state = config(Settings(), app), ServerState()
     made.load()
@@ -66,10 +66,15 @@ async def said(raw: bytes, app: Any = echo) -> tuple[list[tuple[Any, bytes]], by
     async with server, connection(server.sockets[0].getsockname()[1]) as (reader, writer):
         writer.write(raw)
         back = b""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1):
-                while piece := await reader.read(65536):
-                    back += piece
+
+        async def read() -> None:
+            nonlocal back
+            while piece := await reader.read(65536):
+                back += piece
+
+        reading = asyncio.create_task(read())
+        await still(lambda: back)
+        reading.cancel()
     return list(SEEN), back
 
 

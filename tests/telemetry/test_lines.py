@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from proxy.telemetry import logs
 from proxy.telemetry.logs import JsonLines, Lines
+from tests.clock import PATIENCE, wait_until
 
 GAP = "lines of the log were dropped"
 
@@ -29,16 +30,19 @@ class Pipe:
         self.handler.handle(logging.LogRecord("a", logging.INFO, "", 0, message, None, None))
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read until nothing has come for a while."""
+        """Read all that was logged."""
         os.set_blocking(self.read, False)
-        read, quiet = b"", 0
-        while quiet < 10:
-            try:
-                read += os.read(self.read, 1 << 20)
-                quiet = 0
-            except BlockingIOError:
-                time.sleep(0.02)
-                quiet += 1
+        read = b""
+
+        def whole() -> bool:
+            nonlocal read
+            written = not self.handler.queue.unfinished_tasks
+            with suppress(BlockingIOError):
+                while piece := os.read(self.read, 1 << 20):
+                    read += piece
+            return written
+
+        wait_until(whole)
         return [json.loads(line) for line in read.splitlines()]
 
 
@@ -104,15 +108,17 @@ def test_what_a_full_disk_does_not_take_is_counted(tmp_path: Path) -> None:
     assert (gap["message"], gap["lines"], line["message"]) == (GAP, 5, "written")
 
 
-def test_the_end_waits_for_a_slow_reader_but_not_for_long(pipe: Pipe) -> None:
+def test_the_end_waits_for_a_slow_reader_but_not_for_long(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(200):
         pipe.log(f"{number} {'x' * 4096}")
     read = []
     thread = threading.Thread(target=lambda: read.extend(pipe.lines()))
     thread.start()
+    monkeypatch.setattr(logs, "LAST", PATIENCE)
     pipe.handler.flush()
     thread.join()
     assert len(read) == 200
+    monkeypatch.setattr(logs, "LAST", 0.01)
     for number in range(200):
         pipe.log(f"{number} {'x' * 4096}")
     pipe.handler.flush()  # nobody reads
@@ -125,7 +131,7 @@ def test_nobody_waits_for_a_terminal_that_is_not_read() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, "x" * 700, None, None)
     thread = threading.Thread(target=lambda: [handler.handle(record) for _ in range(300)], daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(PATIENCE)
     waits = thread.is_alive()
     os.close(reader)
     os.close(terminal)

@@ -17,6 +17,7 @@ import zstandard
 from proxy.errors import BadEncoding, BodyTooLarge, Overloaded
 from proxy.threads import WorkPool
 from proxy.upstream.codings import ContentDecoder, beginning, decode, decoded
+from tests.clock import turns
 from tests.doubling import assert_linear
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ async def test_decoding_ends_when_the_client_leaves() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     steps = pool.steps
-    await asyncio.sleep(0.05)
+    await turns()
     assert pool.steps == steps < 500
 
 
