@@ -23,7 +23,6 @@ from proxy.requests.archive import Archive
 from proxy.stores import Entry, is_part
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
-from proxy.telemetry.outcome import StoreError
 from proxy.threads import WorkPool
 
 KIND, ORIGINALS = "files", "originals"
@@ -52,7 +51,7 @@ class CallerFiles:
         self._store_dirs = {names.canonical(offload.store_dir) for offload in offloads}
 
     @property
-    def errors(self) -> Mapping[StoreError, int]:
+    def errors(self) -> Mapping[str, int]:
         return self._visit.errors
 
     @property

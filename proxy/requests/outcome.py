@@ -22,7 +22,7 @@ from proxy.plan.plan import OffloadEvent
 from proxy.plan.turn import Addition, Usage
 from proxy.policy import Mode
 from proxy.requests.planned import OUR_TOOLS_TOKENS
-from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, StoreError
+from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome
 
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def of_chat(
-    prepared: Prepared, client: Exchange, store_errors: Mapping[StoreError, int], refused: Iterable[Addition] = ()
+    prepared: Prepared, client: Exchange, store_errors: Mapping[str, int], refused: Iterable[Addition] = ()
 ) -> Outcome:
     """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
     tenant, request, planned, costs = prepared.tenant, prepared.request, prepared.in_force, _costs(prepared)

@@ -29,7 +29,6 @@ from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
-from proxy.telemetry.outcome import StoreError
 
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -99,7 +98,7 @@ class Records:
         self._namespace = namespace
 
     @property
-    def errors(self) -> Mapping[StoreError, int]:
+    def errors(self) -> Mapping[str, int]:
         return self._visit.errors
 
     def key(self, kind: str, name: str) -> str:

@@ -26,7 +26,7 @@ from uuid import uuid4
 from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores import Entry, Retention, Store, namespace_of
 from proxy.stores.memory import Absent, Failed, Memory, Missing
-from proxy.telemetry.outcome import StoreError, StoreMiss, StoreOperation
+from proxy.telemetry.outcome import StoreMiss, StoreOperation
 from proxy.threads import nobody_waits
 
 log = logging.getLogger(__name__)
@@ -249,10 +249,10 @@ class Visit:
         self._memory = guarded.memory
         self._allowance = Allowance(budget_seconds, clock)
         self._clock = clock
-        self._errors: dict[StoreError, int] = {}
+        self._errors: dict[str, int] = {}
 
     @property
-    def errors(self) -> Mapping[StoreError, int]:
+    def errors(self) -> Mapping[str, int]:
         """How many operations failed so far, by operation and reason, for `Outcome.store_errors`."""
         return dict(self._errors)
 
@@ -402,7 +402,7 @@ class Visit:
         return answer
 
     def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Failed:
-        error = StoreError.of(operation, fault)
+        error = f"{operation}:{fault}"
         self._errors[error] = self._errors.get(error, 0) + 1
         return Missing.FAILED
 

@@ -12,32 +12,28 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from http import HTTPStatus
-from itertools import accumulate, compress
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry, Counter, Gauge, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.telemetry.outcome import Kind, Outcome
 
-Mode = Literal["livesum", "livemin", "livemax"]
-"""How the gauges of several workers are combined. Only live workers count: a dead one has no requests and no caches."""
-
-Growth = dict[Counter | values.MutexValue, float]
+Growth = dict[Counter, float]
 """The amount by which to increase each series."""
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -67,6 +63,42 @@ ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Seconds that a model takes to its first byte, and to the end of its reply."""
 
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "requests": ("Requests.", "tenant", "status", "kind", "dialect"),
+    "request_errors": ("Requests that went wrong.", "tenant", "fault"),
+    "unplanned_requests": (
+        "Chat requests that went upstream without a plan.", "tenant", "reason", "obstacle", "dialect",
+    ),
+    "messages_left_alone": (
+        "Messages that fit into no pair of call and result, at every request anew.", "tenant", "reason",
+    ),
+    "refused_additions": ("Additions that upstream refused; the request succeeded without.", "tenant", "addition"),
+    "tool_calls": ("Calls of our tools.", "tenant", "tool", "result"),
+    "retrieved_tokens": ("Tokens of our tools' answers.", "tenant", "tool"),
+    "store_errors": ("Store operations without an answer.", "operation", "fault"),
+    "store_damaged_records": ("Damaged records found, taken as absent.", "kind"),
+    "store_expired_records": ("Records deleted after their retention.",),
+    "learned_windows": ("Changes of what is known about a model's context window, by what taught it.", "lesson"),
+    "policy_reloads": ("Reloads of the policies.", "result"),
+    "observed_requests": ("Observed requests that succeeded.", "tenant", "usage"),
+}  # fmt: skip
+"""Each counter's help text and labels."""
+
+GAUGES: Mapping[str, tuple[str, ...]] = {
+    "store_overdue_seconds": (
+        "livemax", "How long the oldest expired record that a sweep found is past its time.",
+    ),
+    "policies_current": ("livemin", "1 while the policies in force are those in the directory."),
+    "requests_in_flight": ("livesum", "Requests under way."),
+    "cache_entries": ("livesum", "Entries of in-process caches.", "cache"),
+    "cache_bytes": ("livesum", "Bytes of in-process caches.", "cache"),
+    "store_up": ("livemin", "1 while the store answers."),
+    "store_breakers": ("livesum", "Processes by the state of their breaker.", "state"),
+    "build_info": ("livemax", "The version that runs.", "version"),
+}  # fmt: skip
+"""How each gauge's values of several workers are combined, its help text and labels. Only live workers count: a dead
+one has no requests and no caches."""
+
 SUMS: Mapping[str, tuple[str, str]] = {
     "tokens_before": ("context_tokens_before", "Tokens of whole prompts as the clients sent them."),
     "tokens_after": ("context_tokens_after", "Tokens of whole prompts as they went upstream in the first round."),
@@ -89,6 +121,13 @@ SUMS: Mapping[str, tuple[str, str]] = {
 
 _summed = attrgetter(*SUMS)
 
+TIMES: Mapping[str, tuple[str, Sequence[float]]] = {
+    "added_seconds": ("Our own work before the first round was sent.", ADDED),
+    "first_byte_seconds": ("From request to the reply's first byte.", WAITED),
+    "request_seconds": ("From request to the reply's last byte.", WAITED),
+}
+"""Each histogram's help text and bounds. They are kept apart by the requests' kind."""
+
 OBSERVED: Mapping[str, tuple[str, str]] = {
     "tokens_before": ("observed_tokens_before", "Tokens of observed prompts as the clients sent them."),
     "tokens_after": ("observed_tokens_after", "Tokens of observed prompts as the plan would have sent them."),
@@ -99,7 +138,7 @@ OBSERVED: Mapping[str, tuple[str, str]] = {
 
 
 class Metrics:
-    """The metrics of one process, in their own registry. Each metric's attribute finds the series for given labels."""
+    """The metrics of one process, in their own registry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry()
@@ -108,56 +147,20 @@ class Metrics:
         self._next_sample = float("-inf")
         self._tenants: set[str] = set()
         self._obstacles: set[str] = set()
-        self._requests = self._counter("requests", "Requests.", "tenant", "status", "kind", "dialect")
-        self._errors = self._counter("request_errors", "Requests that went wrong.", "tenant", "fault")
-        self._unplanned = self._counter(
-            "unplanned_requests",
-            "Chat requests that went upstream without a plan.",
-            "tenant",
-            "reason",
-            "obstacle",
-            "dialect",
-        )
-        self._left_alone = self._counter(
-            "messages_left_alone",
-            "Messages that fit into no pair of call and result, at every request anew.",
-            "tenant",
-            "reason",
-        )
-        self._refused = self._counter(
-            "refused_additions", "Additions that upstream refused; the request succeeded without.", "tenant", "addition"
-        )
-        self._calls = self._counter("tool_calls", "Calls of our tools.", "tenant", "tool", "result")
-        self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
-        self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
-        self._damaged = self._counter("store_damaged_records", "Damaged records found, taken as absent.", "kind")
-        self._expired = self._counter("store_expired_records", "Records deleted after their retention.")()
-        self._overdue = self._gauge(
-            "store_overdue_seconds",
-            "How long the oldest expired record that a sweep found is past its time.",
-            "livemax",
-        )()
-        self._gauge("build_info", "The version that runs.", "livemax", "version")(__version__).set(1)
-        self._lessons = self._counter(
-            "learned_windows", "Changes of what is known about a model's context window, by what taught it.", "lesson"
-        )
-        self._reloads = self._counter("policy_reloads", "Reloads of the policies.", "result")
-        self._sums = [self._counter(name, text, "tenant") for name, text in SUMS.values()]
-        self._observed = self._counter("observed_requests", "Observed requests that succeeded.", "tenant", "usage")
-        self._foreseen = [
-            (field, self._counter(name, text, "tenant", "usage")) for field, (name, text) in OBSERVED.items()
-        ]
-        self._sums_of = cache(lambda tenant: [series(tenant) for series in self._sums])
-        self._added = self._histogram("added_seconds", "Our own work before the first round was sent.", ADDED)
-        self._first_byte = self._histogram("first_byte_seconds", "From request to the reply's first byte.", WAITED)
-        self._whole = self._histogram("request_seconds", "From request to the reply's last byte.", WAITED)
-        self._policies = self._gauge(
-            "policies_current", "1 while the policies in force are those in the directory.", "livemin"
-        )()
-        self._policies.set(1)
-        self._in_flight = self._gauge("requests_in_flight", "Requests under way.", "livesum")().track_inprogress()
-        self._entries = self._gauge("cache_entries", "Entries of in-process caches.", "livesum", "cache")
-        self._bytes = self._gauge("cache_bytes", "Bytes of in-process caches.", "livesum", "cache")
+        self._series = {
+            **{name: self._made(Counter, name, *about) for name, about in COUNTERS.items()},
+            **{name: self._made(Counter, name, text, "tenant") for name, text in SUMS.values()},
+            **{name: self._made(Counter, name, text, "tenant", "usage") for name, text in OBSERVED.values()},
+            **{
+                name: self._made(Gauge, name, *about, multiprocess_mode=mode) for name, (mode, *about) in GAUGES.items()
+            },
+            **{name: self._made(Histogram, name, text, "kind", buckets=ends) for name, (text, ends) in TIMES.items()},
+        }
+        """Each metric's series, by its labels."""
+        self._sums_of = cache(lambda tenant: [self._series[name](tenant) for name, _ in SUMS.values()])
+        self._in_flight: AbstractContextManager[object] = self._series["requests_in_flight"]().track_inprogress()
+        self._series["policies_current"]().set(1)
+        self._series["build_info"](__version__).set(1)
 
     def record(self, outcomes: Iterable[Outcome]) -> None:
         """Count requests. Their amounts are added up first, because increasing a series takes its lock."""
@@ -171,50 +174,49 @@ class Metrics:
 
     def _count(self, outcome: Outcome, growth: Growth) -> None:
         tenant = _first_of(self._tenants, outcome.tenant) or NONE
-        growth[self._requests(tenant, _status(outcome.status), outcome.kind, outcome.dialect)] += 1
+        growth[self._series["requests"](tenant, _status(outcome.status), outcome.kind, outcome.dialect)] += 1
         if outcome.fault:
-            growth[self._errors(tenant, outcome.fault)] += 1
+            growth[self._series["request_errors"](tenant, outcome.fault)] += 1
         if outcome.reason:
             obstacle = _first_of(self._obstacles, outcome.obstacle)
-            growth[self._unplanned(tenant, outcome.reason, obstacle, outcome.dialect)] += 1
+            growth[self._series["unplanned_requests"](tenant, outcome.reason, obstacle, outcome.dialect)] += 1
         outcome = self._as_it_went(tenant, outcome, growth)
         amounts = _summed(outcome)
         for series, amount in compress(zip(self._sums_of(tenant), amounts, strict=True), amounts):
             if amount > 0:
                 growth[series] += min(amount, MOST)
         for irregular, times in outcome.left_alone.items():
-            growth[self._left_alone(tenant, irregular)] += times
+            growth[self._series["messages_left_alone"](tenant, irregular)] += times
         for addition in outcome.refused:
-            growth[self._refused(tenant, addition)] += 1
+            growth[self._series["refused_additions"](tenant, addition)] += 1
         for use in outcome.tool_uses:
             tool = _one_of(TOOLS, use.tool)
-            growth[self._calls(tenant, tool, _one_of(RESULTS, use.result))] += use.calls
-            growth[self._retrieved(tenant, tool)] += use.tokens
+            growth[self._series["tool_calls"](tenant, tool, _one_of(RESULTS, use.result))] += use.calls
+            growth[self._series["retrieved_tokens"](tenant, tool)] += use.tokens
         for error, times in outcome.store_errors.items():
-            growth[self._store(error.operation, error.miss)] += times
-        kind = outcome.kind
-        self._added.observe(kind, outcome.added_seconds, growth)
-        self._whole.observe(kind, outcome.seconds, growth)
+            growth[self._series["store_errors"](*error.split(":"))] += times
+        self._series["added_seconds"](outcome.kind).observe(outcome.added_seconds)
+        self._series["request_seconds"](outcome.kind).observe(outcome.seconds)
         if outcome.first_byte_seconds is not None:
-            self._first_byte.observe(kind, outcome.first_byte_seconds, growth)
+            self._series["first_byte_seconds"](outcome.kind).observe(outcome.first_byte_seconds)
 
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
-        self._damaged(_one_of(RECORD_KINDS, kind)).inc()
+        self._series["store_damaged_records"](_one_of(RECORD_KINDS, kind)).inc()
 
     def swept(self, deleted: int, overdue: float) -> None:
         """Count records that a sweep deleted, and show by how many seconds it is late."""
-        self._expired.inc(deleted)
-        self._overdue.set(overdue)
+        self._series["store_expired_records"]().inc(deleted)
+        self._series["store_overdue_seconds"]().set(overdue)
 
     def learned(self, lesson: str) -> None:
         """Count a change of what is known about a window. Few: `lesson` is one of an enum's values."""
-        self._lessons(lesson).inc()
+        self._series["learned_windows"](lesson).inc()
 
     def reloaded(self, taken: bool) -> None:
         """Count a reload of the policies. Thread-safe."""
-        self._reloads("ok" if taken else "failed").inc()
-        self._policies.set(taken)
+        self._series["policy_reloads"]("ok" if taken else "failed").inc()
+        self._series["policies_current"]().set(taken)
 
     def in_flight(self) -> AbstractContextManager[object]:
         """Return a context manager that counts a request as under way; leave it when the reply has ended."""
@@ -222,7 +224,7 @@ class Metrics:
 
     def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
         """Show a cache's entries and bytes, which `size` returns."""
-        entries, weight = self._entries(name), self._bytes(name)
+        entries, weight = self._series["cache_entries"](name), self._series["cache_bytes"](name)
 
         def sample() -> None:
             now = size()
@@ -234,14 +236,12 @@ class Metrics:
     def watch_store(self, state: Callable[[], str]) -> None:
         """Show whether the store answers (the worst value of several workers), and the number of breakers in each
         state."""
-        up = self._gauge("store_up", "1 while the store answers.", "livemin")()
-        breakers = self._gauge("store_breakers", "Processes by the state of their breaker.", "livesum", "state")
 
         def sample() -> None:
             now = state()
-            up.set(now == BREAKER_STATES[0])
+            self._series["store_up"]().set(now == BREAKER_STATES[0])
             for each in BREAKER_STATES:
-                breakers(each).set(now == each)
+                self._series["store_breakers"](each).set(now == each)
 
         self._watched.append(sample)
 
@@ -266,9 +266,9 @@ class Metrics:
         if outcome.kind is not Kind.OBSERVED:
             return outcome
         if outcome.status == OK:
-            growth[self._observed(tenant, outcome.usage)] += 1
-            for field, series in self._foreseen:
-                growth[series(tenant, outcome.usage)] += min(getattr(outcome, field), MOST)
+            growth[self._series["observed_requests"](tenant, outcome.usage)] += 1
+            for field, (name, _) in OBSERVED.items():
+                growth[self._series[name](tenant, outcome.usage)] += min(getattr(outcome, field), MOST)
         return replace(
             outcome,
             tokens_after=outcome.tokens_before,
@@ -284,51 +284,10 @@ class Metrics:
         for sample in self._watched:
             sample()
 
-    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+    def _made(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> Callable[..., Any]:
         # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
-        counter = Counter(f"offload_{name}", text, labels, registry=self._registry)
-        return cache(counter.labels) if labels else lambda: counter
-
-    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> _Histogram:
-        histogram = _Histogram(f"offload_{name}", text, bounds)
-        self._registry.register(histogram)
-        return histogram
-
-    def _gauge(self, name: str, text: str, mode: Mode, *labels: str) -> Callable[..., Gauge]:
-        gauge = Gauge(f"offload_{name}", text, labels, multiprocess_mode=mode, registry=self._registry)
-        return cache(gauge.labels) if labels else lambda: gauge
-
-
-class _Histogram(Collector):
-    """A histogram of seconds by kind, which can be increased by many observations at once, unlike prometheus-client's.
-
-    It shows the same, also to the collector of several workers.
-    """
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self._name, self._text, self._bounds = name, text, bounds
-        self._ends = [*map(str, bounds), "+Inf"]
-        self._series: dict[str, tuple[values.MutexValue, list[values.MutexValue]]] = {}
-
-    def observe(self, kind: str, seconds: float, growth: Growth) -> None:
-        """Add one observation to `growth`."""
-        total, buckets = self._series.get(kind) or self._new(kind)
-        growth[total] += seconds
-        growth[buckets[bisect_left(self._bounds, seconds)]] += 1
-
-    def _new(self, kind: str) -> tuple[values.MutexValue, list[values.MutexValue]]:
-        value = partial(values.ValueClass, "histogram", self._name, help_text=self._text)
-        total = value(f"{self._name}_sum", ("kind",), (kind,))
-        buckets = [value(f"{self._name}_bucket", ("kind", "le"), (kind, end)) for end in self._ends]
-        self._series[kind] = total, buckets
-        return total, buckets
-
-    def collect(self) -> Iterator[Metric]:
-        metric = HistogramMetricFamily(self._name, self._text, labels=("kind",))
-        for kind, (total, buckets) in self._series.copy().items():
-            counts = accumulate(bucket.get() for bucket in buckets)  # type: ignore[no-untyped-call]
-            metric.add_metric([kind], [*zip(self._ends, counts, strict=True)], total.get())  # type: ignore[no-untyped-call]
-        yield metric
+        metric = kind(f"offload_{name}", text, labels, registry=self._registry, **options)
+        return cache(metric.labels) if labels else lambda: metric
 
 
 class _Lean:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
 
 import msgspec
 
@@ -78,42 +77,6 @@ class StoreMiss(StrEnum):
     """The request had no time left for the operation."""
     OPEN = "open"
     """The breaker did not let the operation through to the engine."""
-
-
-class StoreError(StrEnum):
-    """A store operation without an answer, as `OPERATION:MISS`."""
-
-    operation: StoreOperation
-    miss: StoreMiss
-
-    def __new__(cls, operation: StoreOperation, miss: StoreMiss) -> Self:
-        """Make the member for one operation and one miss."""
-        error = str.__new__(cls, f"{operation}:{miss}")
-        error._value_ = f"{operation}:{miss}"
-        error.operation, error.miss = operation, miss
-        return error
-
-    GET_FAILED = StoreOperation.GET, StoreMiss.FAILED
-    GET_TIMEOUT = StoreOperation.GET, StoreMiss.TIMEOUT
-    GET_BUDGET = StoreOperation.GET, StoreMiss.BUDGET
-    GET_OPEN = StoreOperation.GET, StoreMiss.OPEN
-    PUT_FAILED = StoreOperation.PUT, StoreMiss.FAILED
-    PUT_TIMEOUT = StoreOperation.PUT, StoreMiss.TIMEOUT
-    PUT_BUDGET = StoreOperation.PUT, StoreMiss.BUDGET
-    PUT_OPEN = StoreOperation.PUT, StoreMiss.OPEN
-    LIST_FAILED = StoreOperation.LIST, StoreMiss.FAILED
-    LIST_TIMEOUT = StoreOperation.LIST, StoreMiss.TIMEOUT
-    LIST_BUDGET = StoreOperation.LIST, StoreMiss.BUDGET
-    LIST_OPEN = StoreOperation.LIST, StoreMiss.OPEN
-    DELETE_FAILED = StoreOperation.DELETE, StoreMiss.FAILED
-    DELETE_TIMEOUT = StoreOperation.DELETE, StoreMiss.TIMEOUT
-    DELETE_BUDGET = StoreOperation.DELETE, StoreMiss.BUDGET
-    DELETE_OPEN = StoreOperation.DELETE, StoreMiss.OPEN
-
-    @classmethod
-    def of(cls, operation: StoreOperation, miss: StoreMiss) -> StoreError:
-        """Return the member for this operation and miss."""
-        return cls[f"{operation.name}_{miss.name}"]
 
 
 class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -195,8 +158,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     summary_completion_tokens: int = 0
     refused: tuple[Addition, ...] = ()
     """What upstream refused of our additions and took the request without."""
-    store_errors: Mapping[StoreError, int] = {}
-    """How often each store operation had no answer."""
+    store_errors: Mapping[str, int] = {}
+    """How often each store operation had no answer, as `StoreOperation:StoreMiss`."""
     seconds: float = 0.0
     """From the request's first byte to the reply's last."""
     added_seconds: float = 0.0

@@ -19,7 +19,7 @@ from proxy.dashboard.queries import Reader
 from proxy.dashboard.recorded import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, SUMS, Recorded
 from proxy.dashboard.rows import REMEMBERED, Rows
 from proxy.errors import DashboardFault
-from proxy.telemetry.outcome import Kind, StoreError, ToolUse
+from proxy.telemetry.outcome import Kind, ToolUse
 from tests.dashboard.traffic import ended, outcome
 
 SIZE = 1 << 20
@@ -53,7 +53,7 @@ def size(path: Path) -> int:
 
 
 def test_a_row_has_the_whole_outcome(rows: Rows, reader: Reader) -> None:
-    errors = {StoreError.GET_TIMEOUT: 2}
+    errors = {"get:timeout": 2}
     one = outcome(3, words="Moved 3.", stream=True, tool_uses=(ToolUse("grep", "ok", 12),), store_errors=errors)
     rows.write([Recorded(NOW, one, 5, [1, 2, 3])])
     [found] = reader.requests()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import Kind, Outcome, StoreError, ToolUse
+from proxy.telemetry.outcome import Kind, Outcome, ToolUse
 
 OUTCOME = Outcome(
     request_id="req-1",
@@ -26,7 +26,7 @@ OUTCOME = Outcome(
     tokens_before=90_000,
     tokens_after=12_000,
     tool_uses=(ToolUse("grep", "ok", 120),),
-    store_errors={StoreError.GET_TIMEOUT: 2},
+    store_errors={"get:timeout": 2},
     seconds=1.234568,
     added_seconds=0.001235,
 )
