@@ -18,6 +18,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import measuring, parsing, refusals
+from proxy.dialects.cache_marks import Mark
 from proxy.dialects.entries import left_out
 from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.round_request import RoundRequest, has_tools, lowered
@@ -178,9 +179,8 @@ class Dialect(ABC):
 
     @staticmethod
     @abstractmethod
-    def marked(request: Request, place: int, entry: Entry, /) -> Entry:
-        """Return entry `place` as it is sent, with a cache breakpoint of ours unless the client marks it or it cannot
-        carry one. The request has room for it; see `cache_marks.room`."""
+    def marked(entry: Entry, mark: Mark, /) -> Entry:
+        """Return the entry with this cache breakpoint of ours at its end, unless it cannot carry one."""
 
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""

@@ -11,7 +11,8 @@ like the client's. A mark says nothing of what an entry means, so no meaning con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Raw
@@ -39,8 +40,8 @@ one itself, unless the request says `prompt_cache_options: {mode: explicit}` (op
 TEXT = ("text", "input_text")
 """The blocks that can carry a breakpoint, if their text is not empty."""
 
-Marked = Callable[[bytes | Raw], Mark | None]
-"""Returns the last breakpoint that the client set in an entry."""
+_MARK = re.compile(rb'(?<!\\)"(%b)"\s*:\s*(\{[^{}]*\})' % "|".join(KEYS).encode())
+"""A breakpoint. Within a string, the quotation marks would be escaped."""
 
 
 def room(request: Request) -> int:
@@ -60,35 +61,28 @@ def _written(body: bytes, key: str) -> int:
     return found - sum(map(body.count, nulls)) if found else 0
 
 
-def own(request: Request, place: int, marked: Marked) -> Mark | None:
+def own(request: Request, place: int) -> Mark | None:
     """Return the breakpoint to set in entry `place`: like the client's next one, as none may live longer than those
     before it. None if the client marks this entry itself."""
-    if _read(request.entries[place], marked) is not None:
+    if last_in(request.entries[place]) is not None:
         return None
-    for entry in request.entries[place + 1 :]:
-        if mark := _read(entry, marked):
-            return mark
-    if whole := last_in([request.members]):
-        return whole
-    earlier = next((mark for entry in request.entries[place::-1] if (mark := _read(entry, marked))), None)
-    return earlier or next((mark for mark in reversed(DEFAULTS) if _written(request.body, mark.key)), _ANTHROPIC)
+    later = next((mark for entry in request.entries[place + 1 :] if (mark := last_in(entry))), None)
+    whole = next((Mark(key, request.members[key]) for key in KEYS if object_of(request.members.get(key))), None)
+    earlier = (mark for entry in request.entries[place::-1] if (mark := last_in(entry)))
+    tools = (mark for mark in reversed(DEFAULTS) if _written(request.body, mark.key))
+    return later or whole or next(earlier, None) or next(tools, _ANTHROPIC)
 
 
-def last_in(blocks: Sequence[Members]) -> Mark | None:
-    """Return the breakpoint of the last of these blocks that has one."""
-    marks = (Mark(key, block[key]) for block in reversed(blocks) for key in KEYS if key in block)
-    return next((mark for mark in marks if not rawjson.is_null(mark.value)), None)
+def last_in(entry: bytes | Raw) -> Mark | None:
+    """Return the last breakpoint that the client set in an entry."""
+    raw = bytes(entry)
+    found = _MARK.findall(raw) if any(key.encode() in raw for key in KEYS) else ()
+    return Mark(found[-1][0].decode(), Raw(found[-1][1])) if found else None
 
 
 def unmarked(block: Members) -> bytes:
     """Return a block as canonical JSON, without its breakpoint."""
     return rawjson.encode({key: block[key] for key in sorted(block) if key not in KEYS})
-
-
-def may_be_in(entry: bytes | Raw) -> bool:
-    """Whether an entry has the name of a breakpoint anywhere, which is quick to see."""
-    raw = bytes(entry)
-    return any(key.encode() in raw for key in KEYS)
 
 
 def on_last(blocks: list[bytes | Raw], mark: Mark, carriers: Sequence[str] = TEXT) -> list[bytes | Raw] | None:
@@ -114,10 +108,3 @@ def content(given: Raw | None, mark: Mark, carriers: Sequence[str] = TEXT) -> Ra
     except NotJson:
         return None
     return None if made is None else Raw(rawjson.array(made))
-
-
-def _read(entry: bytes | Raw, marked: Marked) -> Mark | None:
-    try:
-        return marked(entry)
-    except NotJson:
-        return None

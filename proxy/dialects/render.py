@@ -70,8 +70,8 @@ def render(
         nonlocal room
         move = plan.moves.get(index)
         entry = compacted(index, move.event == 0) if move else transcript.raws[index]
-        if marking is not None and room and index in marks:
-            unmarked, entry = entry, dialect.marked(marking, index, entry)
+        if marking is not None and room and index in marks and (mark := cache_marks.own(marking, index)):
+            unmarked, entry = entry, dialect.marked(entry, mark)
             room -= entry is not unmarked
         hidden = rounds.get(index) if rounds and index >= start else None
         made = dialect.reinserted(hidden, entry) if hidden else [entry]

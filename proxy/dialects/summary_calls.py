@@ -8,7 +8,6 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import cache_marks, overflow
-from proxy.dialects.cache_marks import Mark
 from proxy.dialects.round_request import has_tools, with_tools
 from proxy.dialects.usage import Reported, reported
 from proxy.dialects.values import Members, string
@@ -36,10 +35,10 @@ def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
     return {"tools": defined, "tool_choice": Raw(choice)} if defined is not None and has_tools(defined) else {}
 
 
-def task(text: str, request: Request, end: int, marked: Callable[[bytes | Raw], Mark | None]) -> bytes:
+def task(text: str, request: Request, end: int) -> bytes:
     """Return the task as a user message. Some caches store a prefix only up to a breakpoint that the client sets. If
     the client set one after entry `end`, the task gets the same, since the client's own is not part of the call."""
-    marks = [mark for raw in request.entries[end:] if (mark := marked(raw))]
+    marks = [mark for raw in request.entries[end:] if (mark := cache_marks.last_in(raw))]
     content = cache_marks.content(string(text), marks[-1]) if marks else None
     return rawjson.encode({"role": "user", "content": content or string(text)})
 

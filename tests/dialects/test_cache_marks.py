@@ -240,9 +240,8 @@ async def test_ours_displaces_none_of_the_clients(dialect: Dialect, body: Any) -
 @pytest.mark.parametrize("type", ["computer_call_output", "local_shell_call_output"])
 def test_an_output_that_can_be_no_list_of_parts_gets_none(type: str) -> None:
     output = {"type": type, "call_id": "c", "output": "so"}
-    request = RESPONSES.parse(json.dumps(openai_responses([1]) | {"input": [output]}).encode())
     entry = json.dumps(output).encode()
-    assert RESPONSES.marked(request, 0, entry) is entry
+    assert RESPONSES.marked(entry, cache_marks.DEFAULTS[1]) is entry
 
 
 # -- marks and meaning -------------------------------------------------------------------------------------------------

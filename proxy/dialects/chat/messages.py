@@ -16,7 +16,7 @@ from proxy.dialects.measuring import Places, known
 from proxy.dialects.values import Members, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
-from proxy.plan.turn import Request, Unplannable
+from proxy.plan.turn import Unplannable
 from proxy.rawjson import NotJson
 
 NAME = "chat"
@@ -118,7 +118,8 @@ def with_texts(raw: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
 
 
 def said(raw: bytes | Raw) -> tuple[str, list[ToolCall]]:
-    return "".join(text for _, text in texts(raw)), tool_calls(rawjson.members(raw))
+    members = rawjson.members(raw)
+    return "".join(text for _, text in _content_texts(members.get("content"))), tool_calls(members)
 
 
 def answered(raw: bytes | Raw) -> str:
@@ -129,23 +130,9 @@ def text_message(role: str, text: str) -> bytes:
     return rawjson.encode({"role": role, "content": text})
 
 
-def cache_breakpoint(raw: bytes | Raw) -> Mark | None:
-    """Return the last cache breakpoint that the client set in a message, on a part or on the message itself."""
-    if not cache_marks.may_be_in(raw):
-        return None
+def marked(raw: bytes | Raw, mark: Mark) -> bytes | Raw:
     members = rawjson.members(raw)
-    content = members.get("content")
-    try:
-        parts = [rawjson.members(part) for part in rawjson.elements(content)] if content else []
-    except NotJson:  # one text, or a form that we do not know
-        parts = []
-    return cache_marks.last_in([members, *parts])
-
-
-def marked(request: Request, place: int, raw: bytes | Raw) -> bytes | Raw:
-    mark = cache_marks.own(request, place, cache_breakpoint)
-    members = rawjson.members(raw) if mark is not None else {}
-    content = cache_marks.content(members.get("content"), mark) if mark is not None else None
+    content = cache_marks.content(members.get("content"), mark)
     return raw if content is None else rawjson.encode(members | {"content": content})
 
 

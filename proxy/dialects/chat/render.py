@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import summary_calls
-from proxy.dialects.chat.messages import cache_breakpoint, is_known, media_in, reasoning, said, text_message, tool_calls
+from proxy.dialects.chat.messages import is_known, media_in, reasoning, said, text_message, tool_calls
 from proxy.dialects.chat.request import LIMITS, function_tool
 from proxy.dialects.entries import appended, call_section, media_section, sources, title
 from proxy.dialects.values import Members, text_of
@@ -162,7 +162,7 @@ def summary_on_prefix(
     row."""
     members = _asking(request.model, request, most)
     members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
-    task = summary_calls.task(text, request, end, cache_breakpoint)
+    task = summary_calls.task(text, request, end)
     together = followed(entries[-1], by=task) if entries else None
     sent = [*entries, task] if together is None else [*entries[:-1], together]
     return rawjson.encode(members | {"messages": Raw(rawjson.array(sent))})

@@ -17,7 +17,7 @@ from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, i
 from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
-from proxy.plan.turn import Request, Unplannable
+from proxy.plan.turn import Unplannable
 from proxy.rawjson import NotJson
 
 THINKING = ("thinking", "redacted_thinking")
@@ -133,27 +133,7 @@ def blocks_of(entry: bytes | Raw) -> list[Members]:
     return list(map(rawjson.members, blocks) if message is None else _content(message.get("content")))
 
 
-def cache_breakpoint(entry: bytes | Raw) -> Mark | None:
-    """Return the last cache breakpoint that the client set in an entry."""
-    if not cache_marks.may_be_in(entry):
-        return None
-    marks = [mark for block in blocks_of(entry) for mark in _marks(block)]
-    return marks[-1] if marks else None
-
-
-def _marks(block: Members) -> Iterator[Mark]:
-    """Yield the breakpoints of a block: those within a result come before its own."""
-    content = block.get("content")
-    if text_of(block.get("type")) == RESULT and content is not None and rawjson.is_array(content):
-        yield from (mark for raw in rawjson.elements(content) for mark in _marks(rawjson.members(raw)))
-    if mark := cache_marks.last_in([block]):
-        yield mark
-
-
-def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
-    mark = cache_marks.own(request, place, cache_breakpoint)
-    if mark is None:
-        return entry
+def marked(entry: bytes | Raw, mark: Mark) -> bytes | Raw:
     message, blocks = parts_of(entry)
     if message is None:
         made = cache_marks.on_last(list(blocks), mark, CARRIERS)

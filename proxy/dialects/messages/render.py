@@ -13,7 +13,6 @@ from proxy.dialects.messages.blocks import (
     MEDIA,
     THINKING,
     blocks_of,
-    cache_breakpoint,
     call_of,
     medium,
     spoken,
@@ -141,7 +140,7 @@ def summary_on_prefix(
     members = _asking(request.model, request, most)
     members |= {"system": request.members["system"]} if "system" in request.members else {}
     members |= summary_calls.uncalled(request, [client_tool(raw) for raw in tools], b'{"type":"none"}')
-    task = summary_calls.task(text, request, end, cache_breakpoint)
+    task = summary_calls.task(text, request, end)
     return rawjson.encode(members | assembled(members, followed(list(entries), task)))
 
 

@@ -28,7 +28,7 @@ from proxy.dialects.responses.request import (
 from proxy.dialects.values import Members, object_of, string, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall, digest
 from proxy.plan.plan import Role
-from proxy.plan.turn import Request, Unplannable
+from proxy.plan.turn import Unplannable
 from proxy.rawjson import NotJson
 
 APPROVAL = "mcp_approval_request"
@@ -286,18 +286,9 @@ def _content_of(members: Members) -> str:
     return "output" if (text_of(members.get("type")) or "message") in OUTPUTS else "content"
 
 
-def cache_breakpoint(entry: bytes | Raw) -> Mark | None:
-    """Return the last cache breakpoint that the client set in an entry."""
-    if not cache_marks.may_be_in(entry):
-        return None
-    items = map(rawjson.members, items_of(entry))
-    return cache_marks.last_in([object_of(part) for item in items for part in listed(item.get(_content_of(item)))])
-
-
-def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
-    mark = cache_marks.own(request, place, cache_breakpoint)
+def marked(entry: bytes | Raw, mark: Mark) -> bytes | Raw:
     one = items_of(entry)
-    if mark is None or len(one) != 1 or (kind(one[0]).type or "message") not in MARKED:
+    if len(one) != 1 or (kind(one[0]).type or "message") not in MARKED:
         return entry
     item = rawjson.members(one[0])
     content = cache_marks.content(item.get(_content_of(item)), mark, CARRIERS)

@@ -16,7 +16,7 @@ from proxy.dialects import cache_marks
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.messages import cache_breakpoint, read, texts
+from proxy.dialects.chat.messages import read, texts
 from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
 from proxy.dialects.render import compact
 from proxy.plan.history import BEGINNING, Naming, Transcript, extend, items, links, places
@@ -217,7 +217,7 @@ BREAKPOINT = {"type": "ephemeral"}
     ],
 )
 def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: dict[str, str] | None) -> None:
-    found = cache_breakpoint(json.dumps(message).encode())
+    found = cache_marks.last_in(json.dumps(message).encode())
     assert (found and json.loads(bytes(found.value))) == expected
 
 
