@@ -38,7 +38,6 @@ HOMES = {
     "opentelemetry": {"telemetry"},
     "uvicorn": {"server", "demo"},
     "openai": {"demo"},
-    "rich": {"demo"},
 }
 
 PURE = {"errors", "rawjson", "sse", "policy", "plan", "tools", "dialects"}

@@ -32,8 +32,8 @@ def run(*, serve: bool = False) -> int:
     With `serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved results stay in a new
     temporary folder for the user to look at; an interrupted demo removes it.
     """
-    if missing := [name for name in ("openai", "rich") if find_spec(name) is None]:
-        raise UserMistake(f"the demo needs {' and '.join(missing)}: pip install 'offload-proxy[demo]'")
+    if find_spec("openai") is None:
+        raise UserMistake("the demo needs openai: pip install 'offload-proxy[demo]'")
     for name in ("SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, _terminated)

@@ -1,8 +1,7 @@
-"""The agent's tools: they really list and read the sources of this machine's Python standard library."""
+"""The agent's tool: it really reads the sources of this machine's Python standard library."""
 
 from __future__ import annotations
 
-import json
 import re
 import sysconfig
 from collections.abc import Callable
@@ -32,20 +31,21 @@ READING = (
 _CONSTANT = re.compile(r"_?[A-Z][A-Z_]{3,} = (?=.{8})")
 """How lines begin that make good questions."""
 
+READ_SOURCE = "read_source"
+
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
-    for name, about, parameters in (
-        ("list_sources", "Large source files of Python's standard library, with their sizes.", {"type": "object"}),
-        (
-            "read_source",
-            f"{PAGE_LINES} lines of a source file, from line `first` on.",
-            {
+    {
+        "type": "function",
+        "function": {
+            "name": READ_SOURCE,
+            "description": f"{PAGE_LINES} lines of a source file of Python's standard library, from line `first` on.",
+            "parameters": {
                 "type": "object",
                 "properties": {"path": {"type": "string"}, "first": {"type": "integer", "minimum": 1}},
                 "required": ["path"],
             },
-        ),
-    )
+        },
+    }
 ]
 
 
@@ -67,14 +67,6 @@ class Library:
             for path in READING
             if (root / path).is_file()
         }
-
-    def call(self, name: str, arguments: str) -> str:
-        """A tool's result; `arguments` is JSON as the model wrote it. Raises KeyError for an unknown tool."""
-        tools: dict[str, Callable[..., str]] = {"list_sources": self.listing, "read_source": self.page}
-        return tools[name](**json.loads(arguments or "{}"))
-
-    def listing(self) -> str:
-        return "".join(f"{path} {len(text)} characters\n" for path, text in self._texts.items())
 
     def page(self, path: str, first: int = 1) -> str:
         """`PAGE_LINES` lines, after a header line with their numbers."""

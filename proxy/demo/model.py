@@ -25,36 +25,25 @@ Json = dict[str, Any]
 Count = Callable[[str], int]
 
 TASK = """\
-Find out how Python's standard library is written. List its sources, and then read these modules from the first to the \
-last line, a page at a time: {modules}. Note on each page what it defines."""
+Find out how Python's standard library is written. Read these modules from the first to the last line, a page at a \
+time: {modules}. Note on each page what it defines."""
 QUESTION = "Quote the one line of `{path}` that begins with `{begins}`, exactly, and say nothing else."
-RECORD = """\
-<scratchpad>The pages that were read, and where they are.</scratchpad>
-<state_snapshot>
-<overall_goal>Read modules of Python's standard library and answer questions about them.</overall_goal>
-<files_and_references>
-{pages}</files_and_references>
-<next_steps>Read the next page.</next_steps>
-</state_snapshot>"""
 FRAME = 4
 """Tokens of a message besides its text."""
 
 _asked = re.compile(r"Quote the one line of `(?P<path>[^`]+)` that begins with `(?P<begins>[^`]+)`")
 _page = re.compile(r"(?P<path>[\w./]+\.py), lines (?P<first>\d+)-(?P<last>\d+) of (?P<of>\d+)")
 _reference = re.compile(r"\(detailed result is stored in (?P<file>[^;)\s]+)")
-_kept = re.compile(_page.pattern + r", kept in (?P<file>\S+)")
-_originals = re.compile(r"messages are stored in: (?P<file>\S+?)\)")
 _definition = re.compile(r"^(?:class|def|async def) (\w+)", re.MULTILINE)
 _found = re.compile(r"^File: (?P<file>\S+).*\n(?:\d+- .*\n)*(?P<line>\d+): ", re.MULTILINE)
 
 
 class Said(NamedTuple):
-    """A reply: its text, and the tool that it calls with which arguments. `record`: it is one of the conversation."""
+    """A reply: its text, and the tool that it calls with which arguments."""
 
     text: str
     tool: str = ""
     arguments: Json | None = None
-    record: bool = False
 
 
 class Page(NamedTuple):
@@ -83,28 +72,18 @@ def reply(messages: Sequence[Json], tools: Sequence[str]) -> Said:
     """The scripted model's reply to these messages. It may call the tools with these names."""
     request = next(message for message in reversed(messages) if message["role"] == "user")
     pages = list(_pages(messages))
-    if messages[-1] is request and "</state_snapshot>" in text_of(request):
-        kept = (f"- {one.path}, lines 1-{one.last} of {one.of}, kept in {one.file or 'context'}\n" for one in pages)
-        return Said(RECORD.format(pages="".join(kept)), record=True)
     if asked := _asked.search(text_of(request)):
         turn = messages[messages.index(request) + 1 :]
         return _answer(asked["path"], asked["begins"], turn, pages, tools)
-    if messages[-1]["role"] == "user" and not pages:
-        return Said("I start with the list of sources.", "list_sources")
     return _read_on(messages, pages)
 
 
 def _pages(messages: Sequence[Json]) -> Iterator[Page]:
-    """The pages that the messages mention: in tool results, whole or moved, and in records of earlier history."""
+    """The pages that tool results show, whole or moved."""
     for message in messages:
         text = text_of(message)
         if message["role"] == "tool" and (found := _page.match(text)):
             yield Page(found["path"], int(found["last"]), int(found["of"]), text, moved_to(message))
-        elif "<state_snapshot>" in text and message["role"] != "assistant":
-            group = _originals.search(text)
-            for kept in _kept.finditer(text):
-                file = group["file"] if group and kept["file"] == "context" else kept["file"]
-                yield Page(kept["path"], int(kept["last"]), int(kept["of"]), "", file)
 
 
 def _read_on(messages: Sequence[Json], pages: Sequence[Page]) -> Said:
@@ -155,7 +134,6 @@ class Sent(NamedTuple):
 
     messages: list[Json]
     pieces: list[tuple[str, int]]
-    record: bool
 
     @property
     def tokens(self) -> int:
@@ -222,7 +200,7 @@ class ScriptedUpstream:
         tools = body.get("tools") or []
         said = reply(body["messages"], [tool["function"]["name"] for tool in tools])
         pieces = [(json.dumps(one), message_tokens(one, self._count)) for one in body["messages"]]
-        sent = Sent(body["messages"], [(json.dumps(tools), self._count(json.dumps(tools))), *pieces], said.record)
+        sent = Sent(body["messages"], [(json.dumps(tools), self._count(json.dumps(tools))), *pieces])
         cached = max((earlier.shares(sent) for earlier in self.requests), default=0)
         completion = self._count(said.text) + FRAME
         usage: Json = {"prompt_tokens": sent.tokens, "completion_tokens": completion}

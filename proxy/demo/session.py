@@ -14,18 +14,14 @@ from posixpath import basename
 from typing import Any, NamedTuple
 
 from openai import OpenAI, OpenAIError
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
-from proxy.demo.library import TOOLS, Library, Question
+from proxy.demo.library import READ_SOURCE, TOOLS, Library, Question
 from proxy.demo.model import QUESTION, TASK, Count, Json, ScriptedUpstream, Sent, message_tokens, moved_to, text_of
 from proxy.errors import ProxyError
 
 HISTORY = 95_000
 """Tokens that the session's history must reach."""
 SYSTEM = "You are a careful engineer. You answer from what you have read, never from memory."
-OURS = frozenset(tool["function"]["name"] for tool in TOOLS)
 
 INTRODUCTION = """\
 An agent reads Python's standard library through offload-proxy, and sends its
@@ -35,9 +31,7 @@ in the messages that reach it. Sizes are tokens of o200k_base.
 
 """
 _COLUMNS = ("turn", "the model says", "agent sends", "upstream gets", "results moved", "read back")
-_PLAIN = "{:>4}  {:<44} {:>11} {:>13} {:>13} {:>9}"
-_AROUND = 8
-"""Lines of the terminal besides the rows."""
+_LINE = "{:>4}  {:<44} {:>11} {:>13} {:>13} {:>9}"
 
 
 class Row(NamedTuple):
@@ -99,13 +93,10 @@ class Agent:
             self.rows.append(self._row(client, calls, self.upstream.requests[before:]))
             yield self.rows[-1]
             for call in reply.get("tool_calls") or ():
-                result = self._use(call["function"]["name"], call["function"]["arguments"])
+                if call["function"]["name"] != READ_SOURCE:
+                    raise ProxyError(f"the agent was told to call {call['function']['name']}, which is not its tool")
+                result = self._library.page(**json.loads(call["function"]["arguments"]))
                 self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-
-    def _use(self, name: str, arguments: str) -> str:
-        if name not in OURS:
-            raise ProxyError(f"the agent was told to call {name}, which is not one of its tools")
-        return self._library.call(name, arguments)
 
     def _ask(self) -> Json:
         tools: Any = TOOLS
@@ -126,7 +117,7 @@ class Agent:
         return self._offered + sum(message_tokens(message, self._count) for message in self.messages)
 
     def _row(self, client: int, calls: list[Json], requests: list[Sent]) -> Row:
-        [*_, sent] = [request for request in requests if not request.record]
+        sent = requests[-1]
         given = [" ".join([call["name"], *map(str, json.loads(call["arguments"]).values())]) for call in calls]
         moved = sum(bool(moved_to(message)) for message in sent.messages)
         return Row(
@@ -137,7 +128,7 @@ class Agent:
         """Tokens of the results since the last user message that answer no tool of the agent."""
         last = max(index for index, message in enumerate(sent.messages) if message["role"] == "user")
         calls = [call for message in sent.messages[last:] for call in message.get("tool_calls") or ()]
-        hidden = {call["id"] for call in calls if call["function"]["name"] not in OURS}
+        hidden = {call["id"] for call in calls if call["function"]["name"] != READ_SOURCE}
         return sum(self._count(text_of(one)) for one in sent.messages[last:] if one.get("tool_call_id") in hidden)
 
     def lost(self, originals: Mapping[str, bytes]) -> dict[str, bool]:
@@ -153,28 +144,11 @@ class Agent:
 
 
 def show(rows: Iterable[Row]) -> None:
-    """Show the rows as they come: in a live table if standard output is a terminal, as plain lines otherwise."""
-    console, shown = Console(), list[Row]()
-    sys.stdout.write(INTRODUCTION)
-    if not console.is_terminal:
-        sys.stdout.write(_PLAIN.format(*_COLUMNS) + "\n")
-        for row in rows:
-            sys.stdout.write(_PLAIN.format(*row.cells()) + "\n")
-            sys.stdout.flush()
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        for row in rows:  # a live display cannot be higher than its terminal
-            shown = [*shown, row][-max(console.height - _AROUND, 3) :]
-            live.update(_table(shown), refresh=True)
-
-
-def _table(rows: Iterable[Row]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == _COLUMNS[1] else "right", no_wrap=True)
+    """Show the rows as they come."""
+    sys.stdout.write(INTRODUCTION + _LINE.format(*_COLUMNS) + "\n")
     for row in rows:
-        table.add_row(*row.cells())
-    return table
+        sys.stdout.write(_LINE.format(*row.cells()) + "\n")
+        sys.stdout.flush()
 
 
 def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
@@ -196,9 +170,8 @@ def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path, told: Se
     """Write what the demo has shown, with what the proxy told of each request; returns the failed checks."""
     lost = agent.lost(originals)
     wrong, last, requests = faults(agent, lost), told[-1], agent.upstream.requests
-    turns = [request for request in requests if not request.record]
-    kept = sum(one.shares(two) for one, two in pairwise(turns)) / sum(request.tokens for request in turns)
     sent = sum(request.tokens for request in requests)
+    kept = sum(one.shares(two) for one, two in pairwise(requests)) / sent
     lines = [
         f"asked         the line of {one.path} that begins with {one.begins!r}\n"
         f"  answered    {said}  ({'right' if said == one.line.strip() else 'WRONG'})"

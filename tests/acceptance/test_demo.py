@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -63,20 +62,6 @@ def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str]
 
 
 @pytest.mark.sweep
-def test_the_demo_shows_a_live_table_on_a_terminal(environment: dict[str, str]) -> None:
-    ours, theirs = pty.openpty()
-    environment["TERM"] = "xterm"
-    with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT) as demo:
-        os.close(theirs)
-        seen = b"".join(iter(lambda: _read(ours), b""))
-    os.close(ours)
-    assert demo.returncode == 0
-    assert b"upstream gets" in seen
-    assert b"\x1b[1A" in seen, "the table is drawn over itself"
-    assert b"(right)" in seen
-
-
-@pytest.mark.sweep
 def test_the_demo_serves_its_session_until_it_is_told_to_end(environment: dict[str, str]) -> None:
     with subprocess.Popen(
         [*COMMAND, "--serve"], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT, start_new_session=True
@@ -91,7 +76,7 @@ def test_the_demo_serves_its_session_until_it_is_told_to_end(environment: dict[s
 
             def whole() -> bool:
                 newest[:] = browser.get(f"{api}requests?limit=1").json()
-                return bool(newest) and newest[0]["messages"] >= 66
+                return bool(newest) and newest[0]["messages"] >= 64
 
             wait_until(whole)
             shown = browser.get(f"{api}sessions").json()
@@ -131,20 +116,12 @@ def test_an_interrupted_demo_leaves_nothing(
     wait_until(lambda: _gone(demo.pid))
 
 
-@pytest.mark.parametrize(
-    ("mode", "wait"),
-    [
-        ("compress", "always"),
-        pytest.param("compress", "never", marks=pytest.mark.sweep),
-        pytest.param("compact", "never", marks=pytest.mark.sweep),
-        pytest.param("auto", "never", marks=pytest.mark.sweep),
-    ],
-)
-def test_the_demo_session_runs_in_every_mode(serve: Callable[..., Proxy], mode: str, wait: str) -> None:
+@pytest.mark.parametrize("mode", ["compact", pytest.param("auto", marks=pytest.mark.sweep)])
+def test_the_demo_session_runs_in_every_mode_that_needs_no_summary(serve: Callable[..., Proxy], mode: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
     count = lru_cache(maxsize=4096)(Tokens().count)
     with ScriptedUpstream(count) as upstream:
-        offload = {"mode": mode, "compress": {"wait": wait}}
+        offload = {"mode": mode}
         proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
         with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:
             agent = Agent(client, upstream, count)
@@ -152,15 +129,6 @@ def test_the_demo_session_runs_in_every_mode(serve: Callable[..., Proxy], mode: 
     assert [one.line.strip() == said for one, said in agent.answers] == [True, True]
     assert upstream.refused == []
     assert rows[-1].sent < rows[-1].client / 2
-    assert any(request.record for request in upstream.requests) == (mode == "compress")
-
-
-def _read(terminal: int) -> bytes:
-    """Return the available output, or nothing once the other side is closed."""
-    try:
-        return os.read(terminal, 65_536)
-    except OSError:
-        return b""
 
 
 def _gone(group: int) -> bool:

@@ -19,16 +19,9 @@ def library(tmp_path: Path) -> Library:
     return Library(tmp_path)
 
 
-def test_listing_has_paths_and_sizes(library: Library) -> None:
-    assert [line.split()[0] for line in library.call("list_sources", "").splitlines()] == [
-        "argparse.py",
-        "http/client.py",
-    ]
-
-
 def test_pages_say_which_lines_they_are_and_concatenate(library: Library) -> None:
     starts = (1, PAGE_LINES + 1)
-    pages = [library.call("read_source", f'{{"path": "argparse.py", "first": {first}}}') for first in starts]
+    pages = [library.page("argparse.py", first) for first in starts]
     heads, texts = zip(*(page.split("\n", 1) for page in pages), strict=True)
     assert heads == ("argparse.py, lines 1-500 of 503", "argparse.py, lines 501-503 of 503")
     assert "".join(texts) == "\n".join([*LINES, "TWICE = 'and once here'"])
@@ -37,11 +30,6 @@ def test_pages_say_which_lines_they_are_and_concatenate(library: Library) -> Non
 @pytest.mark.parametrize("path", ["../x.py", "/etc/passwd", "secret.py", ""])
 def test_only_listed_files_can_be_read(library: Library, path: str) -> None:
     assert library.page(path) == f"There is no {path}."
-
-
-def test_an_unknown_tool_raises_key_error(library: Library) -> None:
-    with pytest.raises(KeyError):
-        library.call("grep", "{}")
 
 
 def test_the_reading_list_reaches_the_required_tokens(library: Library) -> None:

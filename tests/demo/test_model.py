@@ -38,21 +38,12 @@ def moved(path: str, first: int, last: int, of: int, file: str = FILE) -> list[J
     return page(path, first, last, of, f"imp... (detailed result is stored in {file}; complete)")
 
 
-LISTED = [SYSTEM, READ, called("list_sources"), result("a.py 1 bytes\n")]
-SNAPSHOT = {
-    "role": "system",
-    "content": "s\n<state_snapshot>\n- a.py, lines 1-9 of 9, kept in context\n</state_snapshot>\n"
-    "(Original 9 messages are stored in: /context_store/compressed_group_0.txt)",
-}
-
 NEXT: dict[str, tuple[list[Json], str, Json | None]] = {
-    "first the list": ([SYSTEM, READ], "list_sources", None),
-    "then the first page": (LISTED, "read_source", {"path": "a.py", "first": 1}),
-    "then the next": ([*LISTED, *page("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
-    "though it was moved": ([*LISTED, *moved("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
-    "the next module": ([*LISTED, *page("a.py", 1, 9, 9)], "read_source", {"path": "b/c.py", "first": 1}),
-    "from a record": ([SNAPSHOT, READ], "read_source", {"path": "b/c.py", "first": 1}),
-    "the end": ([*LISTED, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], "", None),
+    "the first page": ([SYSTEM, READ], "read_source", {"path": "a.py", "first": 1}),
+    "then the next": ([SYSTEM, READ, *page("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
+    "though it was moved": ([SYSTEM, READ, *moved("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
+    "the next module": ([SYSTEM, READ, *page("a.py", 1, 9, 9)], "read_source", {"path": "b/c.py", "first": 1}),
+    "the end": ([SYSTEM, READ, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], "", None),
 }
 
 
@@ -63,7 +54,7 @@ def test_the_model_reads_the_named_modules_page_by_page(name: str) -> None:
 
 
 def test_the_model_notes_the_definitions_of_a_page() -> None:
-    seen = [*LISTED, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
+    seen = [SYSTEM, READ, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
     assert reply(seen, OURS).text == "2 definitions, from f to G. "
 
 
@@ -81,37 +72,30 @@ OPEN = called("read_file", "{}", "g2")
 
 
 def test_the_model_answers_from_pages_that_it_still_sees() -> None:
-    assert reply([*LISTED, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
+    assert reply([SYSTEM, READ, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
 
 
 @pytest.mark.parametrize("tools", [["grep", "read_file"], ["offload_grep", "offload_read_file"]])
 def test_the_model_greps_moved_pages(tools: list[str]) -> None:
-    answer = reply([*LISTED, *moved("a.py", 1, 9, 9), ASK], tools)
+    answer = reply([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK], tools)
     assert answer == Said("", tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
 
 
 def test_the_model_opens_the_hit_in_a_page_of_that_file() -> None:
     other = FOUND.replace("a.py-01234567", "a.py-99999999").replace("6:", "3:") + FOUND
-    answer = reply([*LISTED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
+    answer = reply([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
     assert answer == Said("", "read_file", {"path": FILE, "offset": 6, "limit": 1})
-
-
-def test_the_model_greps_the_originals_of_a_record() -> None:
-    group = FOUND.replace("a.py-01234567", "compressed_group_0")
-    answer = reply([SNAPSHOT, READ, ASK, GREP, result(group, "g1")], OURS)
-    place = {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1}
-    assert answer == Said("", "read_file", place)
 
 
 def test_the_model_quotes_the_text_that_came_back() -> None:
     turn = [ASK, GREP, result(FOUND, "g1"), OPEN, result("LIMIT = 5\n[lines 6-6 of 9; continue]", "g2")]
-    assert reply([*LISTED, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
+    assert reply([SYSTEM, READ, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
 
 
 WRONG = {
-    "no tools to follow the reference": ([*LISTED, *moved("a.py", 1, 9, 9), ASK], ["read_source"]),
+    "no tools to follow the reference": ([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK], ["read_source"]),
     "nothing is left": ([SYSTEM, READ, ASK], OURS),
-    "no match": ([*LISTED, *moved("a.py", 1, 9, 9), ASK, GREP, result("No matches.", "g1")], OURS),
+    "no match": ([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK, GREP, result("No matches.", "g1")], OURS),
 }
 
 
@@ -120,12 +104,3 @@ def test_the_model_does_not_know_text_that_it_cannot_see(name: str) -> None:
     answer = reply(*WRONG[name])
     assert not answer.tool
     assert "any more" in answer.text
-
-
-def test_the_model_writes_a_record_on_request() -> None:
-    task = {"role": "user", "content": "Write:\n<state_snapshot>\n</state_snapshot>"}
-    record = reply([*LISTED, *page("a.py", 1, 5, 9), *moved("b/c.py", 1, 9, 9), task], OURS)
-    assert record.record
-    assert "- a.py, lines 1-5 of 9, kept in context\n" in record.text
-    assert f"- b/c.py, lines 1-9 of 9, kept in {FILE}\n" in record.text
-    assert record.text.endswith("</state_snapshot>")

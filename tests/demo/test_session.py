@@ -57,7 +57,7 @@ FILE = "a.py-01234567.txt"
 
 def agent(**changed: Any) -> Agent:
     """An agent after a good session, but for what `changed` says."""
-    upstream: Any = Seen(Sent([REQUEST, CALL, MOVED], [], record=False))
+    upstream: Any = Seen(Sent([REQUEST, CALL, MOVED], []))
     client: Any = None
     made = Agent(client, upstream, words)
     made.messages = [REQUEST, CALL, WHOLE]
@@ -116,7 +116,7 @@ def test_the_upstream_is_strict_about_pairs(messages: list[Json], fault: str) ->
 def test_tokens_and_what_two_requests_share() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "12"}, {"type": "image_url", "image_url": {}}]}
     assert [message_tokens(one, len) for one in (REQUEST, CALL, WHOLE, parts)] == [9, 8, 7, 6]
-    one, two = (Sent([], [(json.dumps(one), 5) for one in messages], False) for messages in ([1, 2, 3], [1, 2, 4, 3]))
+    one, two = (Sent([], [(json.dumps(one), 5) for one in messages]) for messages in ([1, 2, 3], [1, 2, 4, 3]))
     assert (one.tokens, one.shares(two), two.shares(one)) == (15, 10, 10)
 
 
@@ -126,7 +126,7 @@ def test_tokens_and_what_two_requests_share() -> None:
 @pytest.fixture
 def at_work(up: StrictUpstream) -> Iterator[Agent]:
     with openai.OpenAI(base_url=up.url, api_key="k", max_retries=0) as client:
-        seen: Any = Seen(Sent([REQUEST], [], record=False))
+        seen: Any = Seen(Sent([REQUEST], []))
         made = Agent(client, seen, words)
         made._row = lambda client, calls, requests: Row(0, str(len(calls)), client, 0, 0, 0)  # type: ignore[method-assign]
         yield made
@@ -134,7 +134,7 @@ def at_work(up: StrictUpstream) -> Iterator[Agent]:
 
 def test_the_agent_calls_tools_until_there_is_an_answer(up: StrictUpstream, at_work: Agent) -> None:
     page = ("read_source", '{"path": "no.py"}')
-    up.script(mixed("First, and then.", ("list_sources", "{}"), page), calls(page), text("Done."))
+    up.script(mixed("First, and then.", ("read_source", '{"path": "argparse.py"}'), page), calls(page), text("Done."))
     assert [row.action for row in at_work.work("Look.")] == ["2", "1", "0"]
     results = [message["content"] for message in at_work.messages if message["role"] == "tool"]
     assert "argparse.py" in results[0] and results[1:] == ["There is no no.py."] * 2
@@ -145,7 +145,7 @@ def test_the_agent_calls_tools_until_there_is_an_answer(up: StrictUpstream, at_w
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (calls(("grep", "{}")), "told to call grep, which is not one of its tools"),
+        (calls(("grep", "{}")), "told to call grep, which is not its tool"),
         (error(503), "scripted 503"),
         (Cut(text("Half of an answer"), 2, DROP), "got an error"),
     ],
