@@ -200,7 +200,7 @@ def _same_call(seen: ToolCall, sent: ToolCall) -> bool:
     if _distinctive(seen.id):
         return True
     added = [after[key] for key in after.keys() - before.keys()]
-    return before.keys() <= after.keys() and all(_like_a_default(value) for value in added)
+    return before.keys() <= after.keys() and all(_like_a_default(value) or value == seen.name for value in added)
 
 
 def _renumbered(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:

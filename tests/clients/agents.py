@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,12 +50,18 @@ class Agent:
     rules: Rules = field(default_factory=Rules)
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables of its environment."""
+    appends: bool = True
+    """Whether it only appends to its history."""
+    counts: bool = False
+    """Whether it counts tokens with tables that tiktoken would fetch."""
 
     def worker(self, workspace: Path) -> Worker:
         return Worker(self.read, self.finish, folder=workspace)
 
     async def talk(self, port: int, workspace: Path) -> dict[str, str]:
         """Model → the last answer."""
+        if self.counts:
+            unpack_tables(workspace.parent / "home")
         for name, content in self.home(port).items():
             file = workspace.parent / "home" / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +69,8 @@ class Agent:
         if self.steps:
             return {model: await self._talk_stepwise(port, workspace, model) for model in self.models}
         asked = json.dumps({model: prompts(model) for model in self.models})
-        output = await run((*self.command, asked), port, workspace, self.settings, self.unreachable)
+        settings = {**self.settings, "TIKTOKEN_CACHE_DIR": str(workspace.parent / "home")}
+        output = await run((*self.command, asked), port, workspace, settings, self.unreachable)
         begins = f'{{"{next(iter(self.models))}'
         answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith(begins)))
         return answers
@@ -71,6 +80,13 @@ class Agent:
         for step in self.steps(model, prompts(model)) if self.steps else ():
             answer = await run((*self.command, *step), port, workspace, self.settings, self.unreachable)
         return answer
+
+
+def unpack_tables(home: Path) -> None:
+    """Put the project's tables where tiktoken looks for what it has fetched; see `TIKTOKEN_CACHE_DIR`."""
+    for packed in (HERE.parents[1] / "proxy" / "vocabulary").glob("*.gz"):
+        url = f"https://openaipublic.blob.core.windows.net/encodings/{packed.name.removesuffix('.gz')}"
+        (home / hashlib.sha1(url.encode()).hexdigest()).write_bytes(gzip.decompress(packed.read_bytes()))
 
 
 def documented(part: str, port: int) -> str:
@@ -199,6 +215,21 @@ AGENTS = (
         unreachable=frozenset({"raw.githubusercontent.com"}),
         settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
+    _node("mastra", "mastra", appends=False),
+    _node("voltagent", "voltagent", appends=False),
+    _node(
+        "langchain_node",
+        "langchain_node",
+        rules=Rules(frozenset({"name"})),
+        settings={"LANGSMITH_TRACING": "false"},
+    ),
+    _python("agno"),
+    _python("strands", settings={"OTEL_SDK_DISABLED": "true"}),
+    _python("camel", counts=True, appends=False),
+    _python("langroid", counts=True),
+    _python("agent_framework"),
+    _python("google_adk", settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
+    _python("haystack", settings={"HAYSTACK_TELEMETRY_ENABLED": "false"}),
     Agent(
         "cline",
         (_CLINE, "--json", "--compaction", "off"),

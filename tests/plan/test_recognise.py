@@ -43,6 +43,7 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "parts of a text joined": (reply("I look.It is 42.", *ONE.calls), reply("I look.\nIt is 42.", *ONE.calls)),
     "arguments reordered": (ONE, reply("", ToolCall("call_0", "look", '{ "limit":3,"path":"a.txt"}'))),
     "a defaulted argument added": (ONE, reply("", call("call_0", path="a.txt", limit=3, deep=False, glob=""))),
+    "its own name added": (ONE, reply("", call("call_0", path="a.txt", limit=3, request="look"))),
     "an argument left out, with an id of its own": (OWN, reply("", call(RANDOM))),
     "a text added, with an id of its own": (OWN, reply("(edited)", *OWN.calls)),
     "nulls left out": (

@@ -1,0 +1,28 @@
+"""An agent of CAMEL over chat completions."""
+
+import json
+import sys
+from pathlib import Path
+
+from camel.agents import ChatAgent
+from camel.models import ModelFactory
+from camel.toolkits import FunctionTool
+from camel.types import ModelPlatformType
+
+
+def read_log(path: str) -> str:
+    """The text of a log file.
+
+    Args:
+        path (str): of the file
+    """
+    return Path(path).read_text()
+
+
+def talk(model: str, prompts: list[str]) -> str:
+    made = ModelFactory.create(model_platform=ModelPlatformType.OPENAI_COMPATIBLE_MODEL, model_type=model)
+    agent = ChatAgent("You read logs.", model=made, tools=[FunctionTool(read_log)])
+    return [agent.step(prompt).msgs[-1].content for prompt in prompts][-1]
+
+
+print(json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()}))
