@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import measuring, parsing, refusals
+from proxy.dialects import measuring, refusals
 from proxy.dialects.cache_marks import Mark
 from proxy.dialects.entries import left_out
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.round_request import RoundRequest, has_tools, lowered
+from proxy.dialects.request import RoundRequest, has_tools, lowered, opened
 from proxy.dialects.turn import Turn
 from proxy.dialects.values import NULL, Members, object_of, text_of, whole
 from proxy.errors import ProxyError
@@ -70,7 +70,7 @@ class Dialect(ABC):
     def parse(self, body: bytes) -> Request:
         """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream says so better."""
         try:
-            return self.parsed(body, parsing.opened(body))
+            return self.parsed(body, opened(body))
         except (NotJson, msgspec.MsgspecError) as error:
             raise Unplannable(str(error)) from error
 

@@ -1,23 +1,243 @@
-"""Recognises what a refusal is about, in any vendor's wording: one of our additions, the model's output, or neither.
+"""Recognises what a refusal is about, in any vendor's wording: a context that is too long, one of our additions, the
+model's output, or none of these.
 
-Many errors quote the request, which its author chose. So we read only the members in which upstream speaks for itself
-(`message`, `code`, `type`; for FastAPI `msg` and `loc`), and in them no quotation of several words. `error_text` leaves
-out single words too, as numbers are single words; but here they name fields.
+Many errors quote the request, and its author must not be able to choose words that we take for upstream's. So we read
+only the members in which upstream speaks for itself (`message`, `code`, `type`; for FastAPI `msg` and `loc`), without
+quotations. Where numbers are read, single words count as quotations too; elsewhere they name fields.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from proxy.dialects import error_text, overflow
+import msgspec
+
 from proxy.plan.turn import Addition, Complaint, Verdict
+
+# -- what an error says ------------------------------------------------------------------------------------------------
+
+READ = 20_000
+"""The most characters of a message that are looked at for quotations."""
+
+KEPT = 2_000
+"""The most characters of a message that are kept. No vendor's own words are longer."""
+
+PARTS = 50
+"""The most objects of an error that are read. A FastAPI server lists each mistake in the request."""
+
+DEPTH = 6
+"""The most levels of an error: a gateway's error may contain the provider's."""
+
+_INSIDE = ("error", "errors", "detail", "base_resp", "metadata", "raw")
+"""Members that contain an error or its text: of OpenAI, Cloudflare, FastAPI, MiniMax; the last two of OpenRouter."""
+
+_MESSAGES = ("message", "msg", "status_msg")
+_SAID_CODES = ("code", "type", "error_type", "status_code")
+
+_PARAMETER = re.compile(r"`(\w{1,40})`(?= (?:tokens|and|exceed|must|is no smaller)\b|\.| \+)")
+"""A parameter's name in an error's own words, as TGI, Anthropic and vLLM write it. It is no quotation."""
+
+_QUOTE = re.compile(r"(?<!\w)['\u2019]|['\u2019](?!\w)|[\"`\u201c\u201d\u2018\u00ab\u00bb]")
+"""A quotation mark. An apostrophe within a word is none."""
+
+
+_json = json.JSONDecoder()
+
+
+class ErrorText(msgspec.Struct, frozen=True):
+    """What an error says. `text` has the messages on separate lines, `codes` is in lower case."""
+
+    text: str
+    codes: frozenset[str]
+    numbers: Mapping[str, int]
+    """Numbers beside a message, by name, as llama.cpp gives them."""
+
+
+def parts(body: bytes) -> Iterator[str | Mapping[str, Any]]:
+    """Yield the objects and the texts of an error reply, the outermost first. The texts may quote the request."""
+    return islice(_parts(_decoded(body), 0), PARTS)
+
+
+def error_text(body: bytes) -> ErrorText:
+    """Read an error reply. A body that is neither JSON nor text says nothing."""
+    said: list[str] = []
+    codes: set[str] = set()
+    numbers: dict[str, int] = {}
+    for part in parts(body):
+        if isinstance(part, str):
+            said.append(_without_quotations(part))
+            continue
+        codes |= {str(part[key]).lower() for key in _SAID_CODES if isinstance(part.get(key), str | int)}
+        numbers |= {key: value for key, value in part.items() if type(value) is int and key not in _SAID_CODES}
+    return ErrorText("\n".join(said)[:READ], frozenset(codes), numbers)
+
+
+def _decoded(body: bytes) -> Any:
+    """Return the JSON value, or the text of a body that does not look like JSON. JSON that is cut off says nothing."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        start = body[: 4 * READ].lstrip()  # UTF-8 has at most 4 bytes for a character
+        return None if start[:1] in (b"{", b"[", b'"') else start.decode("utf-8", "replace")
+
+
+def _parts(value: Any, depth: int) -> Iterator[str | Mapping[str, Any]]:
+    """Yield the objects and the texts of an error, the outermost first."""
+    if depth > DEPTH:
+        return
+    if isinstance(value, list):
+        for element in value[:PARTS]:
+            if isinstance(element, dict):  # a list of anything else quotes the request, or the error's place in it
+                yield from _parts(element, depth + 1)
+    elif isinstance(value, str):
+        yield from _texts(value, depth)
+    elif isinstance(value, dict):
+        yield value
+        for key in (*_MESSAGES, *_INSIDE):
+            if key in value:
+                yield from _parts(value[key], depth + 1)
+
+
+def _texts(text: str, depth: int) -> Iterator[str | Mapping[str, Any]]:
+    """Yield a text, and what a gateway puts behind or between its own words: the provider's error as JSON."""
+    own, brace, behind = text.partition("{")
+    if not brace or _QUOTE.search(own):
+        yield text
+        return
+    try:
+        inner, end = _json.raw_decode(brace + behind)
+    except (ValueError, RecursionError):
+        yield text
+        return
+    yield own
+    yield from _parts(inner, depth + 1)
+    yield behind[end - 1 :]
+
+
+def _without_quotations(text: str) -> str:
+    """Return a message without everything between its first and its last quotation mark, as quotations may contain
+    marks of their own."""
+    beginning = " ".join(_PARAMETER.sub(r"\1", text[:READ]).split())
+    marks = [mark.start() for mark in _QUOTE.finditer(beginning)]
+    if not marks:
+        return beginning[:KEPT]
+    if len(text) > READ:
+        return beginning[: marks[0]][:KEPT]
+    return (beginning[: marks[0]] + "''" + beginning[marks[-1] + 1 :])[:KEPT]
+
+
+# -- a context that is too long ----------------------------------------------------------------------------------------
+
+_LONG_STATUSES = {400, 413, 422, 500}
+"""Most use 400; Anthropic and gateways also 413, TGI and vLLM 422, and Ollama and llama.cpp 500."""
+
+LEAST = 256
+"""The fewest tokens that a number may mean as a window. Smaller ones are counts of something else."""
+
+_TOO_LONG = {
+    "context_length_exceeded",  # OpenAI, Azure, DeepSeek, OpenRouter
+    "model_max_prompt_tokens_exceeded",  # GitHub Copilot
+    "tokens_limit_reached",  # GitHub Models
+    "exceed_context_size_error",  # llama.cpp
+    "context_exceeded",  # ds4
+    "model_context_window_exceeded",  # Z.ai
+    "1261",  # Zhipu
+}
+
+_N = r"(\d[\d,]{0,18})(?!,?\d)"
+_COUNT = r"\d[\d,]{0,18}"
+
+WORDINGS = {
+    "Mistral": rf"too large for model with {_N} maximum context length",
+    "OpenAI, Azure, DeepSeek, OpenRouter, vLLM, SGLang, Fireworks": (
+        rf"maximum context length(?:(?: is| of|:)? ?\(?{_N})?"
+    ),
+    "OpenAI": r"exceeds? the context window",
+    "Anthropic": rf"prompt is too long(?:: {_COUNT} tokens > {_N} maximum)?",
+    "Anthropic, with the reply": rf"exceed context limit(?:: {_COUNT} \+ {_COUNT} > {_N})?",
+    "Bedrock": r"input is too long for requested model",
+    "Gemini": rf"input token count(?: \(?{_COUNT}\)?)? exceeds the maximum number of tokens(?: allowed \(?{_N})?",
+    "xAI": rf"maximum prompt length is {_N}",
+    "Copilot": rf"prompt token count of {_COUNT} exceeds the limit of {_N}",
+    "GitHub Models": rf"request body too large for [^ ]{{1,80}} model\. max size: {_N} tokens",
+    "Moonshot": rf"exceeded model token limit(?:: {_N})?",
+    "Moonshot in 2024": rf"model max length exceeded(?:, max length: ?{_N})?",
+    "Cohere": rf"total number of tokens \(prompt and prediction\) cannot exceed {_N}",
+    "Zhipu": r"prompt (?:exceeds max length|too long$)|prompt ?超长",
+    "MiniMax": r"context window exceeds limit",
+    "DashScope": rf"range of input length should be \[{_COUNT}, ?{_N}\]",
+    "SiliconFlow": rf"length of prompt_tokens \({_COUNT}\) must be less than max_seq_len \({_N}\)",
+    "Cerebras": rf"reduce the length of the messages or completion\. current length is {_COUNT} while limit is {_N}",
+    "OpenAI's advice, kept by many": r"reduce the length of the (?:messages|prompt|input)",
+    "llama.cpp": rf"exceeds the available context size(?: \({_N} tokens\))?",
+    "llama.cpp, LM Studio": r"context size has been exceeded",
+    "llama-cpp-python": rf"requested tokens \({_COUNT}\) exceed context window of {_N}",
+    "LM Studio": rf"is greater than the context length(?: \(n_keep: {_COUNT} ?>= ?n_ctx: {_N}\))?",
+    "LM Studio, older": rf"loaded with (?:a )?context length of only {_N} tokens",
+    "LM Studio, newer": rf"n_keep \({_COUNT}\) >= n_ctx \({_N}\)",
+    "Ollama": r"prompt too long; exceeded max context length",
+    "vLLM, older": rf"longer than the maximum model length(?: of {_N})?",
+    "vLLM, without room for a reply": rf"max_tokens must be at least ?1, got -{_COUNT}",
+    "SGLang, Together": rf"longer than the model's context length(?: \({_N} tokens\))?",
+    "SGLang, for want of memory": rf"exceeds the maximum allowed length(?: \({_N} tokens\))?",
+    "Poolside": rf"exceeds the maximum allowed input length(?: of {_N} tokens)?",
+    "TGI, Together": rf"tokens \+ max_new_tokens must be <= {_N}",
+    "TGI": rf"inputs(?: tokens)? must have less than {_N} tokens",
+    "TensorRT-LLM": rf"prompt length \({_COUNT}\) exceeds maximum (?:input|sequence) length \({_N}\)",
+    "ds4": rf"prompt tokens \({_COUNT}\) exceeds context size \({_N}\)",
+    "LiteLLM": r"contextwindowexceedederror",
+    "others": (
+        rf"context (?:size|length|window|limit)(?: is| of|:)? \(?{_N}(?! ?\+)[^.]{{0,60}}exceed"
+        r"|exceed\w{0,10}\b[^.]{0,60}\bcontext (?:size|length|window|limit)"
+        rf"(?:(?: is| of|:)? \(?{_N}(?! ?\+))?"
+        r"|context (?:size|length|window)\b[^.]{0,60}\bexceed"
+        r"|input length\b[^.]{0,60}\bexceed|too many (?:input )?tokens|token limit exceeded"
+    ),
+}
+"""Each vendor's wording; a group in it is the window. `tests/dialects/test_overflow.py` has the whole errors and where
+they were seen. The first wording that names a window counts, so that the general ones come last."""
+
+_wordings = {vendor: re.compile(pattern, re.IGNORECASE) for vendor, pattern in WORDINGS.items()}
+
+_others = re.compile(r"rate.?limit|per min|\bTPM\b|throttl|too many requests|quota|please wait", re.IGNORECASE)
+"""What speaks of tokens per minute, and not of a context."""
+
+
+def may_be_overflow(status: int) -> bool:
+    """Whether a reply with this status may mean that the context is too long."""
+    return status in _LONG_STATUSES
+
+
+def is_overflow(status: int, body: bytes) -> bool:
+    """Whether this error reply means that the request has too many tokens."""
+    if status not in _LONG_STATUSES:
+        return False
+    said = error_text(body)
+    return bool(said.codes & _TOO_LONG) or next(_matches(said), None) is not None
+
+
+def window(body: bytes) -> int | None:
+    """Return the context window that the error names, in tokens, or None if it names none."""
+    said = error_text(body)
+    named = (group.replace(",", "") for match in _matches(said) for group in match.groups() if group)
+    tokens = said.numbers.get("n_ctx") or int(next(named, "0"))  # n_ctx: llama.cpp
+    return tokens if tokens >= LEAST else None
+
+
+def _matches(said: ErrorText) -> Iterator[re.Match[str]]:
+    if not _others.search(said.text):
+        yield from filter(None, (pattern.search(said.text) for pattern in _wordings.values()))
+
+
+# -- everything else ---------------------------------------------------------------------------------------------------
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-MOST = 4 * error_text.KEPT
+MOST = 4 * KEPT
 """The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
 
 _REFUSING = (400, 404, 405, 422)
@@ -116,7 +336,7 @@ _names_ours = re.compile(
 def complaint(status: int, body: bytes) -> Complaint:
     """Return what this refusal of a request that we changed is about. Status 200 means an error in a reply's place."""
     status = status if status != 200 else error_status(body) or 400
-    if overflow.is_overflow(status, body):
+    if is_overflow(status, body):
         return Verdict.OVERFLOW
     if status not in _REFUSING and status < 500:
         return Verdict.FINAL
@@ -177,12 +397,12 @@ def _error_in(reply: Mapping[str, Any]) -> Any:
 
 def told(body: bytes) -> str:
     """Return what upstream says itself: a line for each of its texts, without what they quote of the request."""
-    lines = (_words(part) if isinstance(part, str) else _codes(part) for part in error_text.parts(body))
+    lines = (_words(part) if isinstance(part, str) else _codes(part) for part in parts(body))
     return "\n".join(filter(None, lines))[:MOST]
 
 
 def _words(text: str) -> str:
-    beginning = " ".join(_input.sub("", text[: error_text.KEPT]).split())
+    beginning = " ".join(_input.sub("", text[:KEPT]).split())
     return _quotation.sub(_kept, _model_name.sub(r"\1", beginning))
 
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.round_request import RoundRequest
+from proxy.dialects.request import RoundRequest
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import Members

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from proxy import sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Call, ClientReply, Part, Round, check_arguments
-from proxy.dialects.round_request import RoundRequest
+from proxy.dialects.request import RoundRequest
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from proxy import rawjson, sse
-from proxy.dialects import overflow
+from proxy.dialects import refusals
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.plan.history import extend
@@ -251,7 +251,7 @@ class _Conversation:
             try:
                 return await self._answered(body)
             except Refusal as refusal:
-                too_long = overflow.is_overflow(refusal.status, refusal.said())
+                too_long = refusals.is_overflow(refusal.status, refusal.said())
                 passing = refusal.status == 429 or refusal.status >= 500
                 if (too_long or (self._showing and not passing)) and not reworded:
                     reworded = True

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, overflow, refusals, usage
+from proxy.dialects import Dialect, refusals, usage
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
@@ -303,7 +303,7 @@ class _Request:
         client.sent = client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if prepared.planned is not None and overflow.may_be(reply.status):
+            if prepared.planned is not None and refusals.may_be_overflow(reply.status):
                 refusal = await read_refusal(reply)
                 if refusal.whole:
                     return refusal

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from proxy.dialects import overflow
+from proxy.dialects import refusals
 from proxy.plan.turn import FORGIVING, Addition, Form, Verdict
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Ladder:
                 self._known.too_long,
                 policy=planned.policy,
                 model=planned.request.model,
-                named=overflow.window(refusal.said()),
+                named=refusals.window(refusal.said()),
                 counted=planned.needs(prepared.tokens, prepared.limit),
                 measured=planned.measured,
             )

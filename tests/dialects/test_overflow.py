@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects import error_text, overflow
-from proxy.dialects.overflow import WORDINGS, is_overflow, may_be, window
+from proxy.dialects import refusals
+from proxy.dialects.refusals import WORDINGS, is_overflow, may_be_overflow, window
 from tests.dialects import test_wordings
 
 OPENAI = "Please reduce the length of the messages."
@@ -126,7 +126,7 @@ def sent(body: Any) -> bytes:
     ("status", "body", "tokens"), [row[2:] for row in OVERFLOWS], ids=[f"{row[0]} ({row[1]})" for row in OVERFLOWS]
 )
 def test_overflow(status: int, body: Any, tokens: int | None) -> None:
-    assert may_be(status) and is_overflow(status, sent(body))
+    assert may_be_overflow(status) and is_overflow(status, sent(body))
     assert window(sent(body)) == tokens
 
 
@@ -139,8 +139,8 @@ def test_other_errors_are_others(status: int, body: Any) -> None:
 @pytest.mark.parametrize("vendor", WORDINGS)
 def test_every_wording_was_seen(vendor: str) -> None:
     bodies = [row[3] for row in OVERFLOWS] + [row[2] for row in test_wordings.WORDINGS]
-    texts = [error_text.read(sent(body)).text for body in bodies]
-    assert any(overflow._wordings[vendor].search(text) for text in texts)
+    texts = [refusals.error_text(sent(body)).text for body in bodies]
+    assert any(refusals._wordings[vendor].search(text) for text in texts)
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"", b"null", b"1", b"[" * 9_999, b'{"error":' * 9_999, b'"\xff"'])

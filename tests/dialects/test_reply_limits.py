@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import DIALECTS, Dialect
-from proxy.dialects.round_request import LEAST_REPLY, lowered
+from proxy.dialects.request import LEAST_REPLY, lowered
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw
 
-from proxy.dialects.round_request import has_tools, with_tools
+from proxy.dialects.request import has_tools, with_tools
 
 
 def test_ours_stand_behind_the_clients() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.overflow import window
-from proxy.dialects.refusals import complaint
+from proxy.dialects.refusals import complaint, window
 from proxy.plan.turn import Addition, Complaint, Verdict
 
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from proxy import rawjson, sse
-from proxy.dialects import overflow
+from proxy.dialects import refusals
 from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.calls import ToolCalls
 from proxy.dialects.chat.chunks import CallDelta, ReplyMessage
 from proxy.dialects.chat.request import MAX_MESSAGES
-from proxy.dialects.chat.tool_calls import ToolCalls
-from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
+from proxy.dialects.request import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from proxy.plan.turn import Unplannable
 from tests.doubling import assert_linear
 from tests.sampling import sample
@@ -121,8 +121,8 @@ def test_a_model_with_an_endless_name_is_none_of_our_business() -> None:
 def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
     def looked_at(times: int) -> None:
         said = (unit * (times * 500) + last * times)[:20_000].encode()
-        overflow.is_overflow(400, said)
-        overflow.window(said)
+        refusals.is_overflow(400, said)
+        refusals.window(said)
 
     assert_linear(lambda times: [looked_at(times) for _ in range(20)], 1, 2)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import overflow
+from proxy.dialects import refusals
 from proxy.errors import UpstreamUnreachable
 from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Addition
@@ -101,7 +101,7 @@ async def test_window_of_a_refused_request(
 ) -> None:
     """The request is planned again for upstream's own number, or for 0.8 of what was counted where that was to fit.
     Only a plausible window is remembered, and never more than was known before."""
-    assert one.too_long(policy(given), overflow.window(body), counted) == again
+    assert one.too_long(policy(given), refusals.window(body), counted) == again
     assert one.window(policy(given)) == window
     assert one.lessons == (["refused"] if again == window != given else [])
 

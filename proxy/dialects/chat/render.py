@@ -9,10 +9,10 @@ from itertools import groupby
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import summary_calls
 from proxy.dialects.chat.messages import is_known, media_in, reasoning, said, text_message, tool_calls
 from proxy.dialects.chat.request import LIMITS, function_tool
 from proxy.dialects.entries import appended, call_section, media_section, sources, title
+from proxy.dialects.request import read_summary, summary_members, summary_task, uncalled
 from proxy.dialects.values import Members, text_of
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
@@ -161,8 +161,8 @@ def summary_on_prefix(
     """If the last entry is a user message, the task goes on with it, because many chat templates refuse two in a
     row."""
     members = _asking(request.model, request, most)
-    members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
-    task = summary_calls.task(text, request, end)
+    members |= uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
+    task = summary_task(text, request, end)
     together = followed(entries[-1], by=task) if entries else None
     sent = [*entries, task] if together is None else [*entries[:-1], together]
     return rawjson.encode(members | {"messages": Raw(rawjson.array(sent))})
@@ -171,13 +171,13 @@ def summary_on_prefix(
 def _asking(model: str, request: Request | None, most: int) -> Members:
     """Return all members except messages and tools, with the reply's limit in the client's fields, because servers know
     one or the other, or in the older one."""
-    members = summary_calls.asking(model, request, WHO, (*HOW, *LIMITS))
+    members = summary_members(model, request, WHO, (*HOW, *LIMITS))
     limits = [name for name in LIMITS if members.pop(name, None) is not None] or LIMITS[:1]
     return members | (dict.fromkeys(limits, Raw(b"%d" % most)) if most else {})
 
 
 def summary_answer(status: int, body: bytes) -> SummaryAnswer:
-    read = summary_calls.answer(status, body, _summary)
+    read = read_summary(status, body, _summary)
     if status == 400 and not read.too_long and LIMITS[1].encode() in body:
         return SummaryAnswer(status, again=_with_newer_limit)
     return read

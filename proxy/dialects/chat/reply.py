@@ -17,10 +17,9 @@ from collections.abc import Collection, Iterable
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.chat import text_calls
+from proxy.dialects.chat.calls import PartialCall, ToolCalls, calls_in, could_be_call, is_named
 from proxy.dialects.chat.chunks import TEXTS, Chunk, ReplyMessage, as_events, held, parse, plain_delta
 from proxy.dialects.chat.request import ChatRoundRequest
-from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, check_arguments
 from proxy.dialects.tool_names import ToolNames
@@ -149,9 +148,9 @@ class ChatRound(Round[PartialCall]):
         content = chunk.delta.get("content", NULL)
         if rawjson.is_null(content):
             return []
-        if self.undecided and not text_calls.is_named(self._beginning):
+        if self.undecided and not is_named(self._beginning):
             self._beginning += text_of(content)
-            if not text_calls.could_be_call(self._beginning, self.names):
+            if not could_be_call(self._beginning, self.names):
                 self._show_text()
         holds = self.undecided and bool(self._beginning.strip())
         if self._text.shown or not (holds or (self._holds_text and bytes(content) != b'""')):
@@ -165,12 +164,12 @@ class ChatRound(Round[PartialCall]):
 
     def _decide_text(self) -> None:
         """Take a text that consists of calls of ours for these calls."""
-        calls = text_calls.calls_in(self.message.text(), self.names)
+        found = calls_in(self.message.text(), self.names)
         self._show_text()
-        if calls:
+        if found:
             self.message.forget("content")
             self.decide(self._text, shown=False)
-        for name, arguments in calls:
+        for name, arguments in found:
             self._decide(self._calls.adopt(name, arguments), sure=True)
 
     # -- calls --

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing
-from proxy.dialects.round_request import ALLOWED, RoundRequest
+from proxy.dialects.request import ALLOWED, RoundRequest, bounded, parsed
 from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.turn import Reason, Request
 
@@ -90,10 +89,10 @@ CALLS = {
 
 
 def parse(body: bytes, members: Members) -> Request:
-    return parsing.request(
+    return parsed(
         body,
         members,
-        parsing.elements(members.get("messages", NULL), Reason.TOO_MANY_MESSAGES),
+        bounded(members.get("messages", NULL), Reason.TOO_MANY_MESSAGES),
         limits=LIMITS,
         name=tool_name,
         known=KNOWN,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import summary_calls
 from proxy.dialects.entries import call_section, media_section, sources, title
 from proxy.dialects.messages.blocks import (
     MEDIA,
@@ -31,6 +30,7 @@ from proxy.dialects.messages.request import (
     parts_of,
     user_message,
 )
+from proxy.dialects.request import read_summary, summary_members, summary_task, uncalled
 from proxy.dialects.values import Members, object_of, text_of, whole
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
@@ -139,20 +139,20 @@ def summary_on_prefix(
     """The system prompt and the tools are part of what is cached."""
     members = _asking(request.model, request, most)
     members |= {"system": request.members["system"]} if "system" in request.members else {}
-    members |= summary_calls.uncalled(request, [client_tool(raw) for raw in tools], b'{"type":"none"}')
-    task = summary_calls.task(text, request, end)
+    members |= uncalled(request, [client_tool(raw) for raw in tools], b'{"type":"none"}')
+    task = summary_task(text, request, end)
     return rawjson.encode(members | assembled(members, followed(list(entries), task)))
 
 
 def _asking(model: str, request: Request | None, most: int) -> Members:
     """Return all members except messages, system prompt and tools. What the model thinks counts as part of a reply."""
-    members = summary_calls.asking(model, request, WHO, HOW)
+    members = summary_members(model, request, WHO, HOW)
     thinking = whole(object_of(members.get("thinking")).get("budget_tokens"))
     return members | {LIMITS[0]: Raw(b"%d" % ((most or DEFAULT_LIMIT) + thinking))}
 
 
 def summary_answer(status: int, body: bytes) -> SummaryAnswer:
-    return summary_calls.answer(status, body, _summary)
+    return read_summary(status, body, _summary)
 
 
 def _summary(reply: Members) -> tuple[str, bool]:

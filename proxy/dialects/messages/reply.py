@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects import parsing
 from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, check_arguments
+from proxy.dialects.request import decoded
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
@@ -65,7 +65,7 @@ class ReplyEvent(Event):
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
         super().__init__(data, raw, name)
-        head = parsing.known(_head, data)
+        head = decoded(_head, data)
         self.type = head.type
         self.index = place(head.index)
         self.message = head.message

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing, refusals
+from proxy.dialects import refusals
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.round_request import RoundRequest, tool_name
+from proxy.dialects.request import RoundRequest, bounded, check_number, parsed, tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan import texts
 from proxy.plan.turn import Addition, Complaint, Reason, Request
@@ -107,7 +107,7 @@ _heads = msgspec.json.Decoder(list[Head])
 
 def parse(body: bytes, members: Members) -> Request:
     entries, tools = list(_entries(members.get("messages", NULL))), members.get("tools", NULL)
-    return parsing.request(
+    return parsed(
         body,
         members,
         entries,
@@ -149,7 +149,7 @@ def _obstacle(members: Members) -> str:
 def _entries(given: Raw) -> Iterator[Raw]:
     if rawjson.is_null(given):
         return
-    raws = parsing.elements(given, Reason.TOO_MANY_MESSAGES)
+    raws = bounded(given, Reason.TOO_MANY_MESSAGES)
     for raw, head in zip(raws, heads(given), strict=True):
         if head.role == "user" and rawjson.is_array(head.content):
             yield from _user_entries(raw, head.content)
@@ -336,7 +336,7 @@ def _further_names(tools: Raw, body: bytes, entries: Sequence[Entry]) -> set[str
             added = [block, *(map(object_of, rawjson.elements(changes)) if rawjson.is_array(changes) else ())]
             for definition in (object_of(object_of(one.get("tool")).get("definition")) for one in added):
                 found += [text_of(definition.get("name")), *_set_names(definition)]
-            parsing.check_number(len(found))
+            check_number(len(found))
     return {name for name in found if name}
 
 
@@ -348,7 +348,7 @@ def _set_names(definition: Members) -> list[str]:
     tools = (
         [text_of(object_of(raw).get("name")) for raw in rawjson.elements(listed)] if rawjson.is_array(listed) else []
     )
-    parsing.check_number(len(tools))
+    check_number(len(tools))
     return [*tools, *object_of(definition.get("configs"))]
 
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing
 from proxy.dialects.reply import Event
+from proxy.dialects.request import decoded
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
@@ -37,7 +37,7 @@ class ItemEvent(Event):
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
         super().__init__(data, raw, name)
-        head = parsing.known(_head, data)
+        head = decoded(_head, data)
         self.type = head.type
         self.number = head.sequence_number
         self.index = head.output_index

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import summary_calls
 from proxy.dialects.entries import appended, call_section, media_section, sources, title
+from proxy.dialects.request import read_summary, summary_members, uncalled
 from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message
 from proxy.dialects.responses.request import COMPACTIONS, LIMITS, function_tool, items_of, joined, kind, members_of
@@ -91,7 +91,7 @@ def summary_on_prefix(
         members["store"] = request.members.get("store", Raw(b"true"))
     if "instructions" in request.members:
         members["instructions"] = request.members["instructions"]
-    members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
+    members |= uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
     return rawjson.encode(members | {"input": joined([*entries, text_message("user", text)])})
 
 
@@ -109,11 +109,11 @@ def _names_kept(entry: Entry) -> bool:
 def _asking(model: str, request: Request | None, most: int) -> Members:
     """Return all members except input, instructions and tools. Upstream stores nothing of a call."""
     limit = {LIMITS[0]: Raw(b"%d" % most)} if most else {}
-    return summary_calls.asking(model, request, WHO, HOW) | {"store": Raw(b"false")} | limit
+    return summary_members(model, request, WHO, HOW) | {"store": Raw(b"false")} | limit
 
 
 def summary_answer(status: int, body: bytes) -> SummaryAnswer:
-    return summary_calls.answer(status, body, _summary)
+    return read_summary(status, body, _summary)
 
 
 def _summary(reply: Members) -> tuple[str, bool]:

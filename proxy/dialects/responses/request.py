@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import parsing
-from proxy.dialects.round_request import RoundRequest, tool_name
+from proxy.dialects.request import RoundRequest, bounded, check_number, parsed, tool_name
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
 from proxy.plan.turn import Continuation, Reason, Request
 
@@ -152,7 +151,7 @@ def parse(body: bytes, members: Members) -> Request:
     items = _items(given)
     kinds = _kinds_of(given, items)
     stored = bytes(members.get("store", b"")) != b"false"
-    return parsing.request(
+    return parsed(
         body,
         members,
         list(_entries(items, kinds)),
@@ -188,7 +187,7 @@ def kind(item: bytes | Raw) -> ItemKind:
 def _items(given: Raw) -> list[Raw]:
     if rawjson.is_null(given):
         return []
-    return [given] if rawjson.is_string(given) else parsing.elements(given, Reason.TOO_MANY_MESSAGES)
+    return [given] if rawjson.is_string(given) else bounded(given, Reason.TOO_MANY_MESSAGES)
 
 
 def _kinds_of(given: Raw, items: Sequence[Raw]) -> list[ItemKind]:
@@ -270,7 +269,7 @@ def _grouped(tools: Raw | None) -> list[_Definition]:
     for one in _defined(tools):
         if text_of(one.type) == NAMESPACE:
             found += _defined(one.tools)
-            parsing.check_number(len(found))
+            check_number(len(found))
     return found
 
 
@@ -279,12 +278,12 @@ def _further_names(tools: Raw, items: Sequence[Raw], kinds: Sequence[ItemKind]) 
     Raises Unplannable if there are too many."""
     found = _grouped(tools)
     defining = [item for item, kind in zip(items, kinds, strict=True) if kind.type in DEFINING]
-    parsing.check_number(len(defining))
+    check_number(len(defining))
     for item in defining:
         one, masked = rawjson.decode(_definition, item)
         array = rawjson.unmasked(one.tools) if masked else one.tools
         found += [*_defined(array), *_grouped(array)]
-        parsing.check_number(len(found))
+        check_number(len(found))
     return {text_of(one.name) for one in found}
 
 
@@ -293,7 +292,7 @@ def _defined(tools: Raw) -> list[_Definition]:
     if not rawjson.is_array(tools):
         return []
     found, masked = rawjson.decode(_definitions, tools)
-    parsing.check_number(len(found))
+    check_number(len(found))
     if not masked:
         return found
     return [_Definition(*map(rawjson.unmasked, msgspec.structs.astuple(one))) for one in found]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.dialects.summary_calls import ANSWER_BYTES
+from proxy.dialects.request import ANSWER_BYTES
 from proxy.plan.summary import SummaryAnswer
 
 TOOL = b'{"name":"grep","description":"d","parameters":{}}'

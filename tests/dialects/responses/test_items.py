@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_OTHERS
 from proxy.dialects.render import compact
+from proxy.dialects.request import MAX_DEFINITIONS, MAX_OTHERS
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import places
 from proxy.plan.message import Message, Reading

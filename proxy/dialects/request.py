@@ -1,0 +1,380 @@
+"""A request: how it is parsed, how each round is built of it with the client's members unchanged except those that the
+turn must change, and how summary calls are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from proxy import rawjson
+from proxy.dialects import cache_marks, refusals
+from proxy.dialects.usage import Reported, reported
+from proxy.dialects.values import Members, object_of, string, text_of, whole
+from proxy.plan.summary import SummaryAnswer
+from proxy.plan.turn import Reason, Request, Unplannable
+from proxy.rawjson import NotJson, TooManyElements
+from proxy.tools.answer import NAMES, OTHER_NAMES, Names
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_DEFINITIONS = 2_000
+"""The most tools of a request that we parse. A request with more is forwarded unchanged."""
+MAX_MODEL = 1_000
+"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
+name at every request and for each message."""
+MAX_OTHERS = 20_000
+"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
+may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
+
+MAX_TOOLS = 128
+"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode the known members of an event, without creating objects for what is Raw. Raises NotJson."""
+    rawjson.check_utf8(body)
+    found, masked = rawjson.decode(decoder, body)
+    if not masked:
+        return found
+    values = msgspec.structs.astuple(found)
+    return type(found)(*(rawjson.unmasked(value) if isinstance(value, Raw) else value for value in values))
+
+
+def model(raw: Raw) -> str:
+    """Return the model's name; empty for none. Raises Unplannable for a very long one."""
+    if len(memoryview(raw)) > MAX_MODEL:
+        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
+    return "" if rawjson.is_null(raw) else rawjson.string(raw)
+
+
+class _Large(msgspec.Struct, frozen=True):
+    """The top-level members that may be large, in any API."""
+
+    messages: Raw = rawjson.NULL
+    input: Raw = rawjson.NULL
+    tools: Raw = rawjson.NULL
+    system: Raw = rawjson.NULL
+    instructions: Raw = rawjson.NULL
+
+
+_large = msgspec.json.Decoder(_Large)
+
+
+def opened(body: bytes) -> Members:
+    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
+    ones."""
+    rawjson.check_utf8(body)
+    found, _ = rawjson.decode(_large, body)
+    large = msgspec.structs.astuple(found)
+    if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
+        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
+        if others > MAX_OTHERS:
+            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
+    return rawjson.members(body, checked=True)
+
+
+def parsed(
+    body: bytes,
+    members: Members,
+    entries: list[Raw],
+    *,
+    limits: Sequence[str],
+    name: Callable[[Raw], str],
+    known: frozenset[str],
+    obstacle: str,
+    bound: bool,
+    others: Collection[str] = (),
+    **more: Any,
+) -> Request:
+    """Return the request with these entries. `limits` are members that limit the reply, `name` returns the name in one
+    of the client's definitions, `others` are the names of tools that are not among them, and `known` are the members
+    with which a history means what it means without them."""
+    tools = members.get("tools", rawjson.NULL)
+    names, theirs = our_names(tools, name, others)
+    return Request(
+        body=body,
+        members=members,
+        entries=entries,
+        model=model(members.get("model", rawjson.NULL)),
+        stream=bytes(members.get("stream", b"")) == b"true",
+        tools=tools,
+        reply_tokens=max(whole(members.get(limit)) for limit in limits),
+        names=names,
+        theirs=theirs,
+        bound=bound,
+        obstacle=obstacle or ("" if names else "tools"),
+        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
+        **more,
+    )
+
+
+def bounded(raw: Raw, reason: Reason) -> list[Raw]:
+    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
+    try:
+        return rawjson.elements(raw)
+    except TooManyElements as error:
+        raise Unplannable(str(error), reason) from error
+
+
+def our_names(
+    tools: Raw, name: Callable[[Raw], str], others: Collection[str] = ()
+) -> tuple[Names | None, frozenset[str]]:
+    """Return what our tools are called beside the client's, and the names of all of the client's.
+
+    `name` returns the name of one of the client's definitions, and `others` are the names of tools that are not among
+    them. Ours are None if there is no room for them. Raises Unplannable if there are too many.
+    """
+    if rawjson.is_null(tools) and not others:
+        return NAMES, frozenset()
+    defined = [] if rawjson.is_null(tools) else bounded(tools, Reason.TOO_MANY_TOOLS)
+    check_number(len(defined) + len(others))
+    taken = frozenset((*map(name, defined), *others))
+    if len(defined) > MAX_TOOLS - len(NAMES):
+        return None, taken
+    return next((names for names in (NAMES, OTHER_NAMES) if not taken.intersection(names)), None), taken
+
+
+def check_number(definitions: int) -> None:
+    """Raises Unplannable if a request defines too many tools."""
+    if definitions > MAX_DEFINITIONS:
+        raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
+
+
+# -- the request of each round -----------------------------------------------------------------------------------------
+
+WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+"""Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
+ALLOWED = "allowed_tools"
+"""The type of a `tool_choice` with a list of tools."""
+
+LEAST_REPLY = 1_000
+"""The fewest tokens to which a limit is lowered. A shorter reply is of no use; upstream's refusal says more."""
+
+ENTRY_BYTES = 3
+"""Bytes of JSON for each token of the entries that a later round adds; English text has four or more."""
+
+THINKING = (
+    ("thinking", "budget_tokens"),
+    ("reasoning", "max_tokens"),
+    ("thinking_budget",),
+    ("extra_body", "google", "thinking_config", "thinking_budget"),
+)
+"""The paths of members that set a budget for thinking: Anthropic's, OpenRouter's, Qwen's and Gemini's. Upstreams refuse
+a limit that is not above this budget."""
+
+
+class RoundRequest(ABC):
+    """The input of a turn.
+
+    `entries` are sent instead of the request's own, and `tools` are ours. `usage` says whether to ask for the usage of
+    a stream if the client does not. `left` are the tokens of the window that `entries` leave for the reply; None if
+    the window is not known.
+    """
+
+    limits: ClassVar[tuple[str, ...]]
+    """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
+
+    listed: ClassVar[str | None]
+    """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice itself does, and None
+    where an API has no such choice."""
+
+    def __init__(
+        self,
+        request: Request,
+        entries: Sequence[bytes | Raw],
+        tools: Sequence[bytes],
+        max_rounds: int,
+        usage: bool = True,
+        left: int | None = None,
+    ) -> None:
+        self.members = request.members
+        self.own = request.body
+        """The client's own body."""
+        self.streams = request.stream
+        self.names = request.names or ("", "")
+        """What our tools are called."""
+        self.theirs = request.theirs
+        self.entries = entries
+        self.tools = list(map(self.tool, tools))
+        self.max_rounds = max_rounds
+        self.usage = usage
+        self._left = left
+
+    @staticmethod
+    @abstractmethod
+    def tool(definition: bytes) -> bytes:
+        """Return one of our tools in the form that this API expects."""
+
+    @staticmethod
+    def chosen(name: str) -> bytes:
+        """Return a tool's entry in a list of allowed ones."""
+        return rawjson.encode({"type": "function", "name": name})
+
+    @property
+    @abstractmethod
+    def wants_json(self) -> bool:
+        """Whether the text has to be JSON. Two JSON texts are not JSON."""
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for the usage of its stream although the client did not."""
+        return False
+
+    @abstractmethod
+    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
+        """Return the members that consist of these entries."""
+
+    def first(self) -> bytes:
+        """The body of the first round."""
+        return rawjson.encode(self._members(self.entries, self.tools))
+
+    def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
+        """Return the body of a later round.
+
+        In the last round no call of our tools is answered, as the newest answer says. If there are no other tools,
+        calls are forbidden. Ours are left out only if `bare`, because tools come first in a prompt: without them, the
+        whole prompt is read anew.
+        """
+        others = has_tools(self.members.get("tools"))
+        members = self._members(entries, [] if bare and others else self.tools)
+        if (last or bare) and not others:
+            members = self._without_calls(members, bare=bare)
+        return rawjson.encode(members)
+
+    def _members(self, entries: Sequence[bytes | Raw], ours: Sequence[bytes]) -> Members:
+        limits = lowered(self.members, self.limits, self._left, entries[len(self.entries) :])
+        tools = with_tools(self.members.get("tools"), ours)
+        defined = {} if tools is None else {"tools": tools}
+        return self.members | limits | self._assembled(entries) | defined | (self._allowed() if ours else {})
+
+    def _allowed(self) -> Members:
+        """Return the choice of tools with ours among those that the client allows, if it names some or forces one.
+        Without them, the model could not follow a reference."""
+        choice = object_of(self.members.get("tool_choice"))
+        if self.listed is None or not text_of(choice.get("type")):
+            return {}
+        if text_of(choice["type"]) == ALLOWED:
+            listing = object_of(choice[self.listed]) if self.listed else choice
+            if not rawjson.is_array(listing.get("tools")) or not has_tools(listing["tools"]):
+                return {}  # it allows no call at all
+        else:
+            listing = {"mode": string("required"), "tools": Raw(rawjson.array([rawjson.encode(choice)]))}
+            choice = {}
+        ours = [self.chosen(name) for name in self.names]
+        listing = listing | {"tools": Raw(rawjson.array([*elements(listing["tools"]), *ours]))}
+        made = (
+            choice
+            | {"type": string(ALLOWED)}
+            | ({self.listed: Raw(rawjson.encode(listing))} if self.listed else listing)
+        )
+        return {"tool_choice": Raw(rawjson.encode(made))}
+
+    def _without_calls(self, members: Members, *, bare: bool) -> Members:
+        """Return the members of a request with no tools but ours so that none is called.
+
+        If `bare`, the tools are left out, because some servers call what is forbidden.
+        """
+        return _without(members, WITH_TOOLS) if bare else members | {"tool_choice": Raw(b'"none"')}
+
+
+def _without(members: Members, names: Sequence[str]) -> Members:
+    return {name: raw for name, raw in members.items() if name not in names}
+
+
+# -- the limit for a reply --------------------------------------------------------------------------------------------
+
+
+def lowered(members: Members, limits: Iterable[str], left: int | None, added: Sequence[bytes | Raw] = ()) -> Members:
+    """Return those of the members `limits` that have to change, with lower numbers.
+
+    `left` is how many tokens of the window were left for the reply to the client's own request; None if the window is
+    not known. `added` are the entries that this round has besides.
+    """
+    if left is None:
+        return {}
+    left -= sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES
+    room = max(left, LEAST_REPLY, _thinking(members) + 1)
+    return {limit: Raw(b"%d" % room) for limit in limits if whole(members.get(limit)) > room}
+
+
+def _thinking(members: Members) -> int:
+    """Return the largest budget for thinking; 0 if there is none."""
+    return max(_number(members, path) for path in THINKING)
+
+
+def _number(members: Members, path: Sequence[str]) -> int:
+    for key in path[:-1]:
+        members = object_of(members.get(key))
+    return whole(members.get(path[-1]))
+
+
+# -- arrays of tools, which every API has -----------------------------------------------------------------------------
+
+
+def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
+    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
+    return Raw(rawjson.array([*elements(defined), *ours])) if ours else defined
+
+
+def has_tools(defined: Raw | None) -> bool:
+    """Whether an array of tools has any. Upstream refuses a `tool_choice` without tools."""
+    return bool(elements(defined))
+
+
+def elements(defined: Raw | None) -> list[Raw]:
+    """Return the definitions in an array of tools that `parse` has accepted."""
+    return [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
+
+
+def tool_name(raw: Raw) -> str:
+    """Return the name in one definition, where it is no further inside, as in chat."""
+    return text_of(rawjson.members(raw).get("name"))
+
+
+# -- summary calls -----------------------------------------------------------------------------------------------------
+
+ANSWER_BYTES = 4 << 20
+"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
+for more than 10 ms."""
+
+
+def summary_members(model: str, request: Request | None, who: Sequence[str], how: Sequence[str]) -> Members:
+    """Return the model and what a call copies from its request: `who` asks and, if the model is the request's own,
+    `how` to cache and to reason. Another model may not know those members."""
+    if request is None:
+        return {"model": string(model)}
+    names = (*who, *how) if model == request.model else who
+    return {"model": string(model)} | {name: request.members[name] for name in names if name in request.members}
+
+
+def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
+    """Return the tools of the request and `ours`, as upstream has cached them, and the `choice` of none; or nothing."""
+    defined = with_tools(request.members.get("tools"), ours)
+    return {"tools": defined, "tool_choice": Raw(choice)} if defined is not None and has_tools(defined) else {}
+
+
+def summary_task(text: str, request: Request, end: int) -> bytes:
+    """Return the task as a user message. Some caches store a prefix only up to a breakpoint that the client sets. If
+    the client set one after entry `end`, the task gets the same, since the client's own is not part of the call."""
+    marks = [mark for raw in request.entries[end:] if (mark := cache_marks.last_in(raw))]
+    content = cache_marks.content(string(text), marks[-1]) if marks else None
+    return rawjson.encode({"role": "user", "content": content or string(text)})
+
+
+def read_summary(status: int, body: bytes, read: Callable[[Members], tuple[str, bool]]) -> SummaryAnswer:
+    """Read the reply to a call. The answer has no text if the body cannot be read. `read` returns the text of a reply,
+    and whether the model ended it by itself."""
+    if refusals.is_overflow(status, body):
+        return SummaryAnswer(status, too_long=True, window=refusals.window(body))
+    if len(body) > ANSWER_BYTES:
+        return SummaryAnswer(status)
+    try:
+        text, finished = read(rawjson.members(Raw(body)))
+    except (NotJson, KeyError, ValueError):
+        return SummaryAnswer(status)
+    said = reported(body) or Reported(0, 0, 0)
+    return SummaryAnswer(status, text, said.prompt, said.completion, said.cached or 0, finished=finished)
