@@ -4,6 +4,7 @@
 # make test-sweeps only those sweeps; make test-all has both
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
 # make bench-model how well a small model reads moved results back, on a server here (fetches 1.1 GB; hours)
+# make test-suites the SDKs' own tests, directly and through the proxy (minutes)
 # make test-clients, lint, types, bench-smoke, bench-competitors, lock, dist, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
@@ -36,6 +37,9 @@ INSTALL := install --quiet --require-hashes --no-deps -r
 CLIENTS := $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt))
 NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/clients/*/package-lock.json))
 
+# The SDKs whose own tests run through the proxy.
+SUITES := $(patsubst tests/suites/%.txt,.clients/suite_%/.installed,$(wildcard tests/suites/*.txt))
+
 # What users would pick in the proxy's place, to be measured beside it.
 COMPETITORS := $(patsubst bench/competitors/%.txt,.competitors/%/.installed,$(wildcard bench/competitors/*.txt))
 NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard bench/competitors/*/package-lock.json))
@@ -43,7 +47,7 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors dist clean
+.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients test-suites lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors dist clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -75,6 +79,9 @@ test-lowest: .lowest/.installed
 
 test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
 	$(PY) -m pytest -m clients -o faulthandler_timeout=240 $(PARALLEL) tests/clients tests/acceptance
+
+test-suites: $(STAMP) $(SUITES) $(if $(shell command -v npm),tests/suites/steady/node_modules/.package-lock.json)
+	$(PY) -m pytest -m clients -o faulthandler_timeout=900 tests/suites
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
@@ -117,7 +124,7 @@ lock:
 		--output-file tests/lowest.txt
 
 lock-clients:
-	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in bench/readback/llama.in,$(COMPILE) --custom-compile-command "make lock-clients" \
+	$(foreach input,$(wildcard tests/clients/*.in tests/suites/*.in) tests/servers.in bench/readback/llama.in,$(COMPILE) --custom-compile-command "make lock-clients" \
 		$(if $(findstring llama,$(input)),--no-deps) $(input) --output-file $(input:.in=.txt) &&) true
 
 lock-competitors:
@@ -126,7 +133,7 @@ lock-competitors:
 
 clean:
 	rm -rf $(VENV) .clients .lowest .competitors .model build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
-	rm -rf tests/clients/*/node_modules bench/competitors/*/node_modules
+	rm -rf tests/clients/*/node_modules tests/suites/*/node_modules bench/competitors/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): constraints.txt pyproject.toml
@@ -151,6 +158,14 @@ $(STAMP): constraints.txt pyproject.toml
 .clients/%/.installed: tests/clients/%.txt | .clients/uv/.installed
 	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .clients/$*
 	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .clients/$*/bin/python $<
+	touch $@
+
+# An SDK's own tests come with its source package.
+.clients/suite_%/.installed: tests/suites/%.txt | .clients/uv/.installed
+	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .clients/suite_$*
+	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .clients/suite_$*/bin/python $<
+	sed -n '/^$*==/,/# via/p' $< >.clients/suite_$*/source.txt
+	$(PIP) download --quiet --no-deps --no-binary :all: --require-hashes -r .clients/suite_$*/source.txt -d .clients/suite_$*/sdist
 	touch $@
 
 .model/.installed: bench/readback/llama.txt | .clients/uv/.installed

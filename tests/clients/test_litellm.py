@@ -1,0 +1,161 @@
+"""LiteLLM's proxy, unmodified: in front of ours, behind it, and with ours as its service for compression."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
+from tests.serving import PLAIN, Proxy, served, tight, wait_until
+
+ROOT = Path(__file__).parents[2]
+LITELLM = ROOT / ".clients/litellm_proxy/bin/litellm"
+KEY = "sk-a-key-for-the-gateway-of-these-tests-0123456789"
+NEEDLE = "the code word is heliotrope-7291"
+MOVED = re.compile(r"stored in (/[^ ;]+-([0-9a-f]{16})\.txt)")
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(not LITELLM.exists(), reason="litellm is not installed: make test-clients"),
+]
+
+
+@contextmanager
+def litellm(folder: Path, upstream: str, compression: str | None = None) -> Iterator[str]:
+    """Run LiteLLM's proxy in front of `upstream`. Yields its base URL."""
+    model = {"model": "openai/gpt-4.1", "api_base": upstream, "api_key": KEY}
+    config: dict[str, Any] = {"model_list": [{"model_name": "gpt-4.1", "litellm_params": model}]}
+    if compression:
+        guardrail = {"guardrail": "headroom", "mode": "pre_call", "api_base": compression, "api_key": KEY}
+        config["guardrails"] = [{"guardrail_name": "offload", "litellm_params": {**guardrail, "default_on": True}}]
+    (folder / "config.yaml").write_text(json.dumps(config))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [LITELLM, f"--config={folder / 'config.yaml'}", "--host=127.0.0.1", f"--port={port}"]
+    home = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_MASTER_KEY": KEY,
+    }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=home, cwd=folder, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/liveliness"), 120)
+            assert process.poll() is None, (folder / "log").read_text()
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, verify=PLAIN, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def history(turns: int = 6) -> list[Any]:
+    """An agent's history: each turn reads a log of about 2,000 tokens. The first one has the needle."""
+    messages: list[Any] = [{"role": "user", "content": "Read the logs."}]
+    for number in range(turns):
+        call = {"id": f"call_{number}", "type": "function"}
+        function = {"name": "read_log", "arguments": json.dumps({"path": f"part{number}.log"})}
+        lines = [f"{number}-{line} the pump of line {line} ran at {line * 7 % 93} percent" for line in range(120)]
+        if not number:
+            lines[60] = NEEDLE
+        messages.append({"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]})
+        messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": "\n".join(lines)})
+    messages.append({"role": "assistant", "content": "I have read them."})
+    return [*messages, {"role": "user", "content": "What is the code word?"}]
+
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "read_log", "parameters": {"type": "object", "properties": {}}}}
+]
+
+
+def asked(url: str, *, stream: bool = False) -> str:
+    client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, http_client=httpx.Client(verify=PLAIN))
+    if not stream:
+        done = client.chat.completions.create(model="gpt-4.1", messages=history(), tools=TOOLS)
+        return done.choices[0].message.content or ""
+    chunks = client.chat.completions.create(model="gpt-4.1", messages=history(), tools=TOOLS, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def reader(tool: str, argument: str) -> Any:
+    """A model that reads the first result back with this tool, and then answers with what it got."""
+
+    def respond(request: Recorded) -> Message | Pieces:
+        if not request.is_chat:
+            return error(404)  # we ask for the list of models
+        last = request.messages[-1]
+        if last.get("tool_call_id") == "call_read_back":
+            return text("It is heliotrope-7291." if NEEDLE in json.dumps(last["content"]) else "I cannot tell.")
+        moved = MOVED.search(request.body.decode())
+        assert moved, "nothing moved"
+        return calls((tool, {argument: moved[1] if argument == "path" else moved[2]}, "call_read_back"))
+
+    return respond
+
+
+def offloading(upstream: str) -> dict[str, Any]:
+    return tight(upstream, offload={"max_total_tokens": 4_000, "max_tool_message_tokens": 500, "keep_views": 1})
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+def test_in_front_of_litellm(tmp_path: Path, stream: bool) -> None:
+    with (
+        StrictUpstream() as upstream,
+        litellm(tmp_path, upstream.url) as behind,
+        served({"default": offloading(behind)}) as proxy,
+    ):
+        upstream.respond(reader("read_file", "path"))
+        assert asked(proxy.url, stream=stream) == "It is heliotrope-7291."
+        assert NEEDLE not in upstream.chats[0].body.decode()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+def test_behind_litellm(tmp_path: Path, stream: bool) -> None:
+    with (
+        StrictUpstream() as upstream,
+        served({"default": offloading(upstream.url)}) as proxy,
+        litellm(tmp_path, proxy.url) as front,
+    ):
+        upstream.respond(reader("read_file", "path"))
+        assert asked(front, stream=stream) == "It is heliotrope-7291."
+        assert NEEDLE not in upstream.chats[0].body.decode()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+def test_as_its_service_for_compression(tmp_path: Path, stream: bool) -> None:
+    with (
+        StrictUpstream() as upstream,
+        served({"default": offloading(upstream.url)}) as proxy,
+        litellm(tmp_path, upstream.url, proxy.root) as front,
+    ):
+        upstream.respond(reader("headroom_retrieve", "hash"))
+        assert asked(front, stream=stream) == "It is heliotrope-7291."
+        assert NEEDLE not in upstream.chats[0].body.decode()
+        assert readable(proxy, upstream.chats[0])
+
+
+def readable(proxy: Proxy, request: Recorded) -> bool:
+    """Whether `/read_file` gives the moved result back to who has the gateway's key."""
+    moved = MOVED.search(request.body.decode())
+    assert moved
+    asking: dict[str, Any] = {"json": {"absolute_path": moved[1]}, "headers": {"authorization": f"Bearer {KEY}"}}
+    return NEEDLE in httpx.post(f"{proxy.root}/read_file", verify=PLAIN, **asking).text
