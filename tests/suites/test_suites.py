@@ -46,7 +46,7 @@ class Suite:
 
 SUITES = (
     Suite("openai", "/v1", 5_000, ("chat", "test_responses.py")),
-    Suite("anthropic", "", 2_000, ("test_messages.py", "beta/test_messages.py")),
+    Suite("anthropic", "", 5_000, ("test_messages.py", "beta/test_messages.py")),
 )
 
 
