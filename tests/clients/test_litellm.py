@@ -16,8 +16,9 @@ import httpx
 import openai
 import pytest
 
+from tests.clock import wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
-from tests.serving import PLAIN, Proxy, served, tight, wait_until
+from tests.serving import PLAIN, Proxy, served, tight
 
 ROOT = Path(__file__).parents[2]
 LITELLM = ROOT / ".clients/litellm_proxy/bin/litellm"
@@ -52,7 +53,7 @@ def litellm(folder: Path, upstream: str, compression: str | None = None) -> Iter
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=home, cwd=folder, stdout=log, stderr=log)
         try:
-            wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/liveliness"), 120)
+            wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/liveliness"))
             assert process.poll() is None, (folder / "log").read_text()
             yield f"http://127.0.0.1:{port}/v1"
         finally:

@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import PLAIN, wait_until
+from tests.serving import PLAIN
 
 ROOT = Path(__file__).parents[2]
 UV = ROOT / ".clients/uv/bin/uv"
@@ -65,7 +66,7 @@ def serving(command: list[str], folder: Path) -> Iterator[str]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=out, stderr=out)
         try:
-            wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None, 100)
+            wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None)
             found = re.search(r"listening on (http://\S+:\d+)", log.read_text())
             assert found, log.read_text()
             yield found[1]

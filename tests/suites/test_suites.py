@@ -20,7 +20,8 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from tests.serving import PLAIN, spawned, wait_until
+from tests.clock import wait_until
+from tests.serving import PLAIN, spawned
 
 HERE = Path(__file__).parent
 STEADY = HERE / "steady/node_modules/.bin/steady"
@@ -86,7 +87,7 @@ def mock(suite: Suite, tmp_path: Path) -> Iterator[str]:
 def serving(command: list[str | Path], health: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: answers(health), 60)
+        wait_until(lambda: answers(health))
         yield
     finally:
         process.kill()
