@@ -383,12 +383,12 @@ class Background:
     def __init__(self, limit: int, bytes: int = 256 << 20) -> None:
         self._limit = limit
         self._free = bytes
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[object]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], holds: int = 0) -> bool:
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, object]], holds: int = 0) -> bool:
         """Start `work` unless a task of this name, or too much other work, is running. Returns whether it started.
 
         `holds` is the number of bytes of memory that the work keeps until it ends.
@@ -415,7 +415,7 @@ class Background:
         for task in list(self._tasks.values()):
             task.cancel()
 
-    def _ended(self, task: asyncio.Task[None], holds: int) -> None:
+    def _ended(self, task: asyncio.Task[object], holds: int) -> None:
         self._free += holds
         del self._tasks[task.get_name()]
         if not task.cancelled() and (error := task.exception()):

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
-from proxy.operations import offload, recall, schema, search
-from proxy.operations.call import OperationCall, OperationReply, refusal
+from proxy.operations import compress, offload, recall, schema, search
+from proxy.operations.call import BareReply, OperationCall, OperationReply, refusal
 from proxy.operations.files import CallerFiles
 from proxy.requests.relay import served
 from proxy.telemetry.outcome import Kind, Outcome
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proxy.requests.conversation import Services
     from proxy.requests.exchange import Exchange
 
-__all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal"]
+__all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal", "serves"]
 
 STORE_SECONDS = 30.0
 """Seconds that one call may wait for the store. It is long, because an operation cannot do without the store and a
@@ -43,7 +43,7 @@ MCP = b"/_offload/mcp"
 _OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
 """The paths whose replies always hold messages."""
 
-PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply]]] = {
+PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply | BareReply]]] = {
     b"/context_offload": offload.offload,
     b"/context_compact": offload.compact,
     b"/context_compress": offload.compress,
@@ -52,9 +52,15 @@ PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply]]] = {
     b"/recall_sessions": recall.sessions,
     b"/recall_search": recall.find,
     b"/recall_read": recall.read,
+    b"/v1/compress": compress.compress,
 }
 
 description = schema.description
+
+
+def serves(path: bytes) -> bool:
+    """Whether this path is an operation's, or the MCP server's."""
+    return path in PATHS or path == MCP or path.startswith(compress.RETRIEVE)
 
 
 def check_caller(tenant: Tenant) -> None:
@@ -90,9 +96,13 @@ class Operations:
 
     async def _serve(self, call: OperationCall) -> None:
         """Raises ProxyError and ClientGone."""
-        client = call.client
-        if client.method != "POST":
-            raise MethodNotAllowed(f"This operation takes POST, not {client.method}")
+        client, retrieves = call.client, call.client.path.startswith(compress.RETRIEVE)
+        if client.method != ("GET" if retrieves else "POST"):
+            raise MethodNotAllowed(f"This operation takes {'GET' if retrieves else 'POST'}, not {client.method}")
+        if retrieves:
+            with client.present():
+                await client.reply(200, (await compress.retrieve(call)).body())
+            return
         limit = self._services.settings.body_limit
         body = await client.read(limit)
         with client.present():

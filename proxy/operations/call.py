@@ -53,6 +53,19 @@ class OperationReply(msgspec.Struct, frozen=True):
         return _envelope(True, self.answer, self.messages, self.metadata)
 
 
+class BareReply(msgspec.Struct, frozen=True):
+    """A reply in the shape that its callers know from elsewhere: members, and raw messages where there are any."""
+
+    members: Mapping[str, Any]
+    messages: list[bytes | Raw] | None = None
+
+    def body(self) -> bytes:
+        """The body of the HTTP reply."""
+        if self.messages is None:
+            return rawjson.encode(self.members)
+        return b'{"messages":' + rawjson.array(self.messages) + b"," + rawjson.encode(self.members)[1:]
+
+
 def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], bytes]:
     """Return a function that takes an error and returns a body with the reason and the caller's own messages.
 

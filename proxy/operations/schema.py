@@ -200,6 +200,13 @@ class RecallRead(msgspec.Struct, frozen=True, kw_only=True):
     characters: Annotated[int, Meta(ge=1_000, le=16 << 20, description="most characters of the answer")] = 40_000
 
 
+class CompressMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages for a gateway that sends the request itself. Other members are ignored."""
+
+    messages: Annotated[list[MessageParameter], Meta(min_length=1, description="every field of them is kept")]
+    model: Annotated[str, Meta(description="chooses the policy's rule and the window")] = ""
+
+
 class Body(msgspec.Struct, frozen=True):
     """A request's body: its members as they came, and the elements of `messages` if that is an array."""
 
@@ -294,6 +301,7 @@ _OPERATIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "/recall_sessions": ("List your conversations that moved something", (RecallSessions,)),
     "/recall_search": ("Search what your conversations moved", (RecallSearch,)),
     "/recall_read": ("Read what one of your conversations moved", (RecallRead,)),
+    "/v1/compress": ("The messages as the proxy would send them, in Headroom's shape of reply", (CompressMessages,)),
 }
 """Each path's summary, and what it takes."""
 

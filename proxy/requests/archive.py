@@ -2,13 +2,15 @@
 
 The texts that one event moved have a record `NAMESPACE/sessions/SESSION-SET`, which is written once, after the texts.
 SESSION is the digest of how the conversation began, SET that of the texts' names. Whoever reads the index sees what it
-lists only while the originals are there.
+lists only while the originals are there. `NAMESPACE/digests/DIGEST` has the name of the text with this digest, for
+gateways that know nothing else of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,15 +24,16 @@ from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
-from proxy.requests.records import intact, sealed, unsealed
+from proxy.requests.records import Records, intact, sealed, unsealed
 from proxy.stores import Entry
 from proxy.stores.memory import Missing
 
 if TYPE_CHECKING:
+    from proxy.requests.records import Run
     from proxy.requests.rendered import Rendered
-    from proxy.stores.guarded import Visit
+    from proxy.stores.guarded import Guarded, Visit
 
-KIND, TEXTS = "sessions", "originals"
+KIND, TEXTS, DIGESTS = "sessions", "originals", "digests"
 
 DIGITS = 16
 """Hex digits of a session's digest, and of a set's."""
@@ -86,6 +89,24 @@ class Session(msgspec.Struct, frozen=True):
     texts: Sequence[Text]
 
 
+async def keep(rendered: Rendered, store: Guarded, namespace: str, run: Run, *, by_digest: bool = False) -> bool:
+    """Store the request's moved texts, and then what the index says of them. Returns whether all texts are there.
+
+    `by_digest`: they can then also be found by the digests in their names.
+    """
+    records, name = Records(store.visit(), namespace), rendered.moves_name
+    if records.has_originals(name):
+        return True
+    texts = await run(rendered.originals)
+    await records.keep_originals(name, texts, run)
+    found = await run(lambda: {f"{KIND}/{one}": record for one, record in index(rendered, time.time())})
+    if by_digest:
+        named = {digest_in(text): rawjson.encode({"name": text}) for text in texts}
+        found |= {f"{DIGESTS}/{digest}": record for digest, record in named.items() if digest}
+    await Archive(store.visit(), namespace).keep(found)
+    return records.has_originals(name)
+
+
 def index(rendered: Rendered, now: float) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of the record for each event of the request."""
     planned = rendered.planned
@@ -136,9 +157,9 @@ class Archive:
         self._namespace = namespace
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
-        """Store records of the index, unless they are there. Never raises."""
+        """Store records, by kind and name, unless they are there. Never raises."""
         for name, record in records.items():
-            key = f"{self._namespace}/{KIND}/{name}"
+            key = f"{self._namespace}/{name}"
             if not self._visit.was_put(key):
                 await self._visit.anew().put(key, sealed(key, record))
 
@@ -179,6 +200,17 @@ class Archive:
             return {}
         there = zip(wanted, values, strict=True)
         return {text.name: (text.about, value) for text, value in there if value is not None}
+
+    async def named(self, digest: str) -> str | None:
+        """Return the name of the text with this digest, if it was kept under its digest."""
+        key = f"{self._namespace}/{DIGESTS}/{digest}"
+        [value] = await self._read([key])
+        if value is None:
+            return None
+        if not intact(key, value):
+            self._visit.damaged(key)
+            return None
+        return rawjson.string(rawjson.members(unsealed(value))["name"])
 
     async def _records(self, keys: Sequence[str]) -> dict[str, Moved]:
         found = dict[str, Moved]()

@@ -28,7 +28,6 @@ from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
 from proxy.requests import archive, outcome
-from proxy.requests.archive import Archive
 from proxy.requests.conversation import Rounds, Services, converse
 from proxy.requests.ladder import Ladder
 from proxy.requests.planned import Planned, plan
@@ -373,13 +372,7 @@ class _Request:
         if not rendered.planned.policy.store_originals or self._records.has_originals(name):
             return
 
-        async def keep() -> None:
-            records = Records(self._services.store.visit(), namespace)
-            texts = await self._run(rendered.originals, request.size)
-            await records.keep_originals(name, texts, partial(self._run, size=request.size))
-            index = await self._run(lambda: dict(archive.index(rendered, time.time())), request.size)
-            await Archive(self._services.store.visit(), namespace).keep(index)
-
+        keep = partial(archive.keep, rendered, self._services.store, namespace, partial(self._run, size=request.size))
         held = 2 * len(request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)
 

@@ -170,7 +170,7 @@ class App:
         if dialect:
             client.api = client.dialect = dialect.name
             client.fault_body = dialect.error_body
-        elif client.path in operations.PATHS:
+        elif operations.serves(client.path) and client.path != operations.MCP:
             client.api, client.fault_body = CHAT.name, operations.refusal()
         elif owner := owner_of(client.path, client.fields):
             client.api, client.fault_body = owner.name, owner.error_body
@@ -225,7 +225,7 @@ class App:
 
     def _handler(self, client: Exchange, tenant: Tenant, dialect: Dialect | None) -> Handler:
         """Return the handler of this request. Raises ClientFault if there is none."""
-        if client.path in operations.PATHS or client.path == operations.MCP:
+        if operations.serves(client.path):
             operations.check_caller(tenant)
             return self._operations.mcp if client.path == operations.MCP else self._operations
         _check_path(client, tenant.policy)

@@ -49,7 +49,9 @@ def archive(store: Any) -> Archive:
 async def kept(folder: Path, **records: Moved) -> Archive:
     """An archive with these records, by their names with `_` for `-`."""
     made = archive(LocalStore(folder))
-    await made.keep({name.replace("_", "-"): msgspec.json.encode(record) for name, record in records.items()})
+    await made.keep(
+        {f"sessions/{name.replace('_', '-')}": msgspec.json.encode(record) for name, record in records.items()}
+    )
     return made
 
 
@@ -97,4 +99,4 @@ async def test_without_a_store_people_are_told_and_the_model_has_nothing(tmp_pat
     with pytest.raises(StoreFault, match="try again"):
         await made.read_many(["x-0123456789abcdef.txt"])
     assert await made.last() == {}
-    await made.keep({"aaaa-1": b"{}"})
+    await made.keep({"sessions/aaaa-1": b"{}"})
