@@ -8,6 +8,7 @@ Whichever cuts a reply off, a stream first gets its error event. SIGHUP reloads 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import math
 import multiprocessing
@@ -19,14 +20,11 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from pickle import UnpicklingError
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.multiprocess import Process
 
 from proxy.dashboard.access import new_link
 from proxy.errors import UserMistake
@@ -51,9 +49,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 """Most connections that wait to be accepted; uvicorn's own default."""
 
-_HEARTBEAT = 30
-"""Seconds that a worker has to answer its supervisor before it is replaced. Replacing a worker ends its requests, so
-this is generous."""
+_HEARTBEAT = 10
+"""Seconds that a worker has to answer its supervisor before it is replaced, which ends its requests. A thread of its
+own answers, however busy the worker is."""
 
 GRACE = 5.0
 """Seconds that a process gets on top of the drain timeout. All that is then closed, one after the other, has a bound of
@@ -67,9 +65,6 @@ _CUT = getattr(signal, "SIGUSR1", signal.SIGTERM)
 to them: systemd and terminals send the first one to every process, and the supervisor then sends another."""
 
 _ENDING = signal.SIGINT, signal.SIGTERM
-
-_IDLE = os.path.join("concurrent", "futures", "thread.py")
-"""The source file in which an idle thread of a pool waits."""
 
 OK, ENDED_EARLY = 0, 1
 
@@ -244,7 +239,9 @@ class _Ending:
 
     def _last_resort(self, seconds: float) -> None:
         time.sleep(seconds)
-        logger.error("the process did not end within %g s and is cut off; it hangs in: %s", seconds, _busy())
+        logger.error("the process did not end within %g s and is cut off; its threads are in", seconds)
+        with suppress(Exception):
+            faulthandler.dump_traceback()  # places in the code, without data
         self._end()
 
     def _end(self) -> None:
@@ -253,18 +250,6 @@ class _Ending:
             self._app.flush()
         logging.shutdown()
         os._exit(ENDED_EARLY)
-
-
-def _busy() -> str:
-    """Return the functions in which threads keep the process from ending: only names, no data."""
-    frames = sys._current_frames()
-    held = ((thread, frames.get(thread.ident or 0)) for thread in threading.enumerate() if not thread.daemon)
-    places = [
-        f"{thread.name}, {frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
-        for thread, frame in held
-        if frame is not None and not frame.f_code.co_filename.endswith(_IDLE)
-    ]
-    return "; ".join(places)
 
 
 class _Server(uvicorn.Server):
@@ -288,11 +273,6 @@ class _Supervisor(Multiprocess):
 
     killed = False
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        super().__init__(config, sockets)
-        self._asked: dict[Process, float] = {}
-        """When workers were asked that have not answered yet."""
-
     def run(self) -> None:
         try:
             super().run()
@@ -305,31 +285,6 @@ class _Supervisor(Multiprocess):
         super().init_processes()
         if all(process.wait_until_ready(_HEARTBEAT, self.should_exit) for process in self.processes):
             _announce(self.sockets[0])
-
-    def keep_subprocess_alive(self) -> None:
-        """Replace workers that have ended, or have not answered for `_HEARTBEAT`. uvicorn would wait for each answer,
-        and neither act on signals nor replace another worker meanwhile."""
-        now = time.monotonic()
-        for worker in self.processes:
-            if now - self._unanswered(worker, now) > _HEARTBEAT:
-                worker.process.kill()
-                worker.process.join()
-        living = [worker for worker in self.processes if worker.process.is_alive()]
-        self._asked = {worker: self._asked[worker] for worker in living if worker in self._asked}
-        self.processes = [worker for worker in self.processes if worker not in living]
-        super().keep_subprocess_alive()
-        self.processes += living
-
-    def _unanswered(self, worker: Process, now: float) -> float:
-        """Return since when a worker has owed an answer. If it owes none, ask it."""
-        with suppress(OSError, EOFError, UnpicklingError):
-            if worker in self._asked and worker.parent_conn.poll():
-                worker.parent_conn.recv()
-                del self._asked[worker]
-            if worker not in self._asked:
-                worker.parent_conn.send(b"ping")
-                self._asked[worker] = now
-        return self._asked.get(worker, now)
 
     def handle_hup(self) -> None:
         """Pass the signal on: policies reload in place, while uvicorn would replace the workers."""
