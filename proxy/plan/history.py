@@ -251,6 +251,7 @@ class History:
         read: list[Message],
         tokens: int = 0,
         sent_tokens: int = 0,
+        fixed: int = 0,
         held: int = 0,
         fold: Fold | None = None,
         parts: Parts | None = None,
@@ -259,6 +260,8 @@ class History:
         self.tokens = tokens
         self.sent_tokens = sent_tokens
         """The tokens of the history as it is sent, spaces in arguments included."""
+        self.fixed = fixed
+        """Tokens of images, audio and files, which could not be counted."""
         self.fold = fold
         self._read = read
         self._held = held  # bytes of the messages, and of their copies
@@ -279,14 +282,15 @@ class History:
         read = [*self._read, *messages]
         tokens = self.tokens + sum([message.tokens for message in messages])
         sent = self.sent_tokens + sum([message.tokens + message.spaces for message in messages])
+        fixed = self.fixed + sum([message.item.fixed for message in messages])
         held = self._held + sum([message.size() + COPY_BYTES * len(message.pieces) for message in messages])
         if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
-            return History(self.terms, read, tokens, sent, held)
+            return History(self.terms, read, tokens, sent, fixed, held)
         terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
         fold = self.fold.copy() if self.fold else Fold(terms.offload, terms.room, terms.tool_definition_tokens)
         for item in parts.items[len(self) if self.fold else 0 :]:
             fold.add(item)
-        return History(terms, read, tokens, sent, held, fold, parts)
+        return History(terms, read, tokens, sent, fixed, held, fold, parts)
 
     @property
     def parts(self) -> Parts:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import Raw
 
@@ -35,6 +35,8 @@ PLANS = 10_000
 """Conversations of which it is remembered for which window they were planned, and how much that moved."""
 LONG = 4
 """A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""
+
+T = TypeVar("T")
 
 Key = bytes
 """A message's digest, followed by the digest of everything else that its measure depends on."""
@@ -83,23 +85,40 @@ class MessageCache:
         return len(plan.moves) > before[1] or len(plan.boundaries) > before[2]
 
     async def history(
-        self, dialect: Dialect, raws: Sequence[Raw], terms: Terms, caller: str = "", size: int | None = None
-    ) -> History:
-        """Return the measured and folded history. If it continues an earlier request's, read only the new messages.
+        self,
+        dialect: Dialect,
+        raws: Sequence[Raw],
+        terms: Terms,
+        caller: str = "",
+        size: int | None = None,
+        *,
+        then: Callable[[History], T],
+    ) -> T:
+        """Return what `then` makes of the measured and folded history. If it continues an earlier request's, read only
+        the new messages.
 
         `size` is how many bytes it takes to look through it, if that is known. Raises Unplannable.
         """
         size = _size(raws) if size is None else size
-        past, key, seen = await self.pool.run(caller, partial(self._begun, dialect, raws, terms), size)
-        new = raws[len(past) :]
-        if not new:
-            return past
-        messages = await self.read(dialect, new, Reading.of(terms.offload, terms.room.window), terms.model, caller)
+
+        def begun() -> tuple[History, bytes, tuple[bytes, int], T | None]:
+            past, key, seen = self._begun(dialect, raws, terms)
+            return past, key, seen, then(past) if len(past) == len(raws) else None
+
+        past, key, seen, made = await self.pool.run(caller, begun, size)
+        if made is not None:
+            return made
+        reading = Reading.of(terms.offload, terms.room.window)
+        messages = await self.read(dialect, raws[len(past) :], reading, terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
-        past = await self.pool.run(caller, partial(past.extended, messages), (len(raws) + parts) * ENTRY)
-        if key:
-            self._pasts.put((key, terms), (*seen, past), ENTRY_BYTES + past.size())
-        return past
+
+        def extended() -> T:
+            whole = past.extended(messages)
+            if key:
+                self._pasts.put((key, terms), (*seen, whole), ENTRY_BYTES + whole.size())
+            return then(whole)
+
+        return await self.pool.run(caller, extended, max(size, (len(raws) + parts) * ENTRY))
 
     def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, tuple[bytes, int]]:
         """Return the known part of a history, the key by which it is found, and the whole history's digest and size.

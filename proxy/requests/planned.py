@@ -61,7 +61,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The history together with the bytes of its entries."""
         return self.history.transcript(self.request.entries)
 
-    @property
+    @cached_property
     def concerns_us(self) -> bool:
         """Whether the request may have to be changed."""
         return self._changes and not self.bound
@@ -83,9 +83,11 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def summary_asked(self) -> int | None:
         """The place of the user's last message if it asks for a summary of a conversation that has moved results."""
-        messages = self.history.messages
+        if self.plan.empty:
+            return None
+        messages = self.history.measured
         last = max((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), default=0)
-        if self.plan.empty or messages[last].role is not Role.USER:
+        if messages[last].role is not Role.USER:
             return None
         texts = (text for _, text in self.dialect.texts(self.transcript.raws[last]))
         return last if compacting.asks_for_summary(texts) else None
@@ -122,7 +124,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @property
     def measured(self) -> bool:
         """Whether every part of the history could be counted, and none is an image, audio or a file."""
-        return not any(item.fixed for item in self.history.items)
+        return not self.history.fixed
 
     @property
     def chain(self) -> list[bytes]:
@@ -251,9 +253,8 @@ async def plan(
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
-    history = await reader.history(dialect, asked.entries, terms, caller, asked.size)
 
-    def made() -> Planned:
+    def planned(history: History) -> Planned:
         quoted = names_in(asked.body, policy.offload.store_dir)
         plan = history.plan()
         relearned = reader.relearned(history, plan, caller)
@@ -261,4 +262,4 @@ async def plan(
         _ = planned.sent_whole  # reads a message that may be long
         return planned
 
-    return await reader.pool.run(caller, made, asked.size)
+    return await reader.history(dialect, asked.entries, terms, caller, asked.size, then=planned)

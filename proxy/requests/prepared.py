@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 UNFOLLOWED = "The model may not read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class Prepared(msgspec.Struct, frozen=True, dict=True):
     """What is None has not been reached, or there is none, for a `reason`."""
 
     body: bytes
@@ -80,7 +81,7 @@ class Prepared(msgspec.Struct, frozen=True):
         """Whether it is sent as it came and its plan recorded: somebody wants that, or it is of a holdout's group."""
         return self.observed or (self.planned is not None and self.planned.holdout is Holdout.KEPT)
 
-    @property
+    @cached_property
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, without its plan."""
         held = Reason.FIELD if self.obstacle else Reason.NONE
@@ -143,12 +144,12 @@ class Prepared(msgspec.Struct, frozen=True):
             return None
         return self.planned.reply_limit(self.tokens)
 
-    @property
+    @cached_property
     def compacted(self) -> int:
         """Messages whose texts moved."""
         return self.rendered.compacted() if self.rendered else self.foreseen.compacted if self.foreseen else 0
 
-    @property
+    @cached_property
     def compressed(self) -> int:
         """Messages that a snapshot replaces."""
         return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
@@ -158,7 +159,7 @@ class Prepared(msgspec.Struct, frozen=True):
         """Whether something moved that the model may not read back, because the request did not fit whole."""
         return self.rendered is not None and self.rendered.planned.request.bound and self.compacted > 0
 
-    @property
+    @cached_property
     def words(self) -> str:
         """What the plan did at this request, or what it waits for; empty if there is no plan."""
         return " ".join(filter(None, (self._advice, self._told, UNFOLLOWED if self.unfollowed else "")))

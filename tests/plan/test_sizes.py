@@ -54,10 +54,10 @@ def taken(root: Any, seen: dict[int, Any]) -> int:
 async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int, Any]]:
     """A history, and the objects that it shares with others."""
     terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
-    for known in (terms, await MessageCache(Tokens()).history(dialect, [], terms)):
+    for known in (terms, await MessageCache(Tokens()).history(dialect, [], terms, then=lambda history: history)):
         taken(known, shared)
     return await MessageCache(Tokens()).history(
-        dialect, [Raw(json.dumps(one).encode()) for one in messages], terms
+        dialect, [Raw(json.dumps(one).encode()) for one in messages], terms, then=lambda history: history
     ), shared
 
 

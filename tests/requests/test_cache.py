@@ -29,6 +29,10 @@ INLINE_BYTES = SMALL // NEW
 LARGE_ENTRIES = SMALL // ENTRY
 
 
+def same(history: History) -> History:
+    return history
+
+
 class Counting:
     """A token for each character, and which texts it was asked for."""
 
@@ -115,8 +119,8 @@ def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[li
         for part in parts:
             kept = data.draw(st.integers(3, len(raws)))
             raws = [*raws[:kept], *[one for step in part for one in step]]
-            found = await reader.history(CHAT, raws, TERMS)
-            assert seen(found) == seen(await MessageCache(Counting()).history(CHAT, raws, TERMS))
+            found = await reader.history(CHAT, raws, TERMS, then=same)
+            assert seen(found) == seen(await MessageCache(Counting()).history(CHAT, raws, TERMS, then=same))
 
     def seen(past: History) -> tuple[object, ...]:
         return past.messages, past.tools, past.links, past.items, past.irregular, past.tokens, past.plan()
@@ -138,8 +142,8 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
 
     monkeypatch.setattr(reader, "read", counted)
     for size in (3, 99, 99, 101, 100):
-        await reader.history(CHAT, raws[:size], TERMS)
-    await reader.history(CHAT, raws, msgspec.structs.replace(TERMS, model="other"))
+        await reader.history(CHAT, raws[:size], TERMS, then=same)
+    await reader.history(CHAT, raws, msgspec.structs.replace(TERMS, model="other"), then=same)
     assert read == [3, 99, 2, 100, 101]
     assert reader.caches()["histories"]()[0] == 2
 
@@ -150,7 +154,7 @@ async def test_a_message_weighs_what_its_calls_and_parts_take() -> None:
     asked = Raw(b'{"role":"assistant","tool_calls":[%b]}' % call)
     parts = [{"type": "text", "text": f"part {number}"} for number in range(1_000)]
     answer = Raw(json.dumps({"role": "tool", "tool_call_id": "c" * 100_000, "content": parts}).encode())
-    await reader.history(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS)
+    await reader.history(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS, then=same)
     for cache in ("messages", "histories"):
         assert reader.caches()[cache]()[1] > 350_000
 
@@ -173,8 +177,8 @@ async def test_the_many_parts_of_one_message_are_named_in_a_thread(monkeypatch: 
     parts = Raw(json.dumps({"role": "user", "content": [{"type": "text", "text": "x"}] * LARGE_ENTRIES}).encode())
     calls = Raw(b'{"role":"assistant","tool_calls":[%b]}' % b",".join([call] * LARGE_ENTRIES))
     for large in (parts, calls):
-        await MessageCache(Counting()).history(CHAT, [large], TERMS)
-    await MessageCache(Counting()).history(CHAT, [raw("x" * (INLINE_BYTES + 1))], TERMS)
+        await MessageCache(Counting()).history(CHAT, [large], TERMS, then=same)
+    await MessageCache(Counting()).history(CHAT, [raw("x" * (INLINE_BYTES + 1))], TERMS, then=same)
     assert [thread == threading.get_ident() for thread in threads] == [False, False, True]
 
 
