@@ -34,8 +34,6 @@ all of these with what the objects take."""
 class Naming(msgspec.Struct, frozen=True):
     """Names the pieces of a history, message by message. A name depends only on what came before it."""
 
-    digits: int = preview.DIGITS
-    """Hex digits of a text's digest in its name."""
     calls: Mapping[str, Label] = {}
     """The labels of all calls, by their ids; of calls with the same id, the newest."""
     taken: Mapping[str, str] = {}
@@ -51,11 +49,11 @@ class Naming(msgspec.Struct, frozen=True):
             known = calls.get(message.answers) if message.role is Role.TOOL else None
             pieces = [self._named(piece, known, taken) for piece in message.pieces]
             found.append(with_pieces(message, pieces) if pieces else message)
-        return found, Naming(self.digits, calls, taken)
+        return found, Naming(calls, taken)
 
     def _named(self, piece: Piece, known: Label | None, taken: dict[str, str]) -> Piece:
         label = known or piece.label
-        name = preview.file_name(label, piece.digest, self.digits)
+        name = preview.file_name(label, piece.digest)
         if taken.setdefault(name, piece.digest) != piece.digest:
             name = preview.file_name(label, piece.digest, len(piece.digest))
             taken[name] = piece.digest

@@ -19,7 +19,7 @@ from tests.stores.engines import redis_server
 
 CALLER, OTHER = "acme-0123456789abcdef", "acme-0123456789abcde0"
 KEYS = [f"{CALLER}/rounds/{number}" for number in range(5)] + [
-    f"{CALLER}/beliefs/b",
+    f"{CALLER}/originals/b",
     f"{OTHER}/rounds/1",
     "acme/files/f",
 ]
@@ -74,7 +74,7 @@ def test_everything_of_one_namespace_goes(
     assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
     assert capsys.readouterr() == (
         "deleted 2 files of captured requests, 2 KiB\n"
-        "deleted 1 record of kind beliefs, 5 B\n"
+        "deleted 1 record of kind originals, 5 B\n"
         "deleted 5 records of kind rounds, 25 B\n",
         "",
     )
@@ -103,7 +103,7 @@ def test_what_is_still_being_written_goes_too(
     assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
     assert capsys.readouterr() == (
         "deleted 4 files of captured requests, 4 KiB\n"
-        "deleted 1 record of kind beliefs, 5 B\n"
+        "deleted 1 record of kind originals, 5 B\n"
         "deleted 5 records of kind rounds, 25 B\n",
         "",
     )
@@ -134,7 +134,7 @@ def test_what_does_not_stop_coming_is_told(
     monkeypatch.setattr(forget, "PATIENCE", 0.0)
     assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == FAILED
     out, error = capsys.readouterr()
-    assert out.startswith("deleted 1 record of kind beliefs")
+    assert out.startswith("deleted 1 record of kind originals")
     assert error == f"more of {CALLER} may come: end its conversations, then run this again\n"
 
 
@@ -165,7 +165,7 @@ def test_a_terminal_is_asked(
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert main(["store", "forget", CALLER, "--store", store]) == code
     out, _ = capsys.readouterr()
-    assert out.startswith("1 record of kind beliefs, 5 B\n5 records of kind rounds, 25 B\nDelete all of this of acme-")
+    assert out.startswith("1 record of kind originals, 5 B\n5 records of kind rounds, 25 B\nDelete all of this of acme-")
     assert ("deleted" in out) == (code == OK) and len(asyncio.run(_keys(store))) == left
 
 
