@@ -15,7 +15,7 @@ from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
 from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
-from proxy.plan.turn import Addition, Broken, State
+from proxy.plan.turn import Addition, Broken
 from tests.dialects.messages.api import call, encoded, say, thinking
 from tests.dialects.messages.turns import (
     FETCH,
@@ -106,11 +106,6 @@ def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> 
     assert put_back(one, final["content"])[2:] == [{"role": "assistant", "content": ANSWERS["content"]}]
 
 
-def test_hidden_rounds_look_the_same_in_a_whole_reply() -> None:
-    out, _ = run(turn(stream=False), *(json.dumps(reply).encode() for reply in (LOOKS, AGAIN, ANSWERS)))
-    assert json.loads(out) == accumulated(run(turn(), stream(LOOKS), stream(AGAIN), stream(ANSWERS))[0])
-
-
 def searched(reply: Json, searches: int | None) -> Json:
     used = {"web_search_requests": searches, "web_fetch_requests": 1} if searches else None
     return {**reply, "usage": {**reply["usage"], "server_tool_use": used}}
@@ -161,16 +156,6 @@ def test_a_server_may_stream_one_round_and_not_the_next(first: bool) -> None:
     assert out["content"] == [*LOOKS["content"][:2], *ANSWERS["content"]]
 
 
-def test_what_is_put_back_is_what_the_model_wrote() -> None:
-    one = turn()
-    final = accumulated(run(one, stream(LOOKS), stream(AGAIN), stream(ANSWERS))[0])
-    back = put_back(one, final["content"])
-    assert [entry["content"] for entry in back if entry["role"] == "assistant"] == [
-        reply["content"] for reply in (LOOKS, AGAIN, ANSWERS)
-    ]
-    assert [entry["role"] for entry in back] == ["assistant", "user"] * 2 + ["assistant"]
-
-
 def test_thinking_streams_at_once() -> None:
     one = turn()
     one.request()
@@ -179,20 +164,6 @@ def test_thinking_streams_at_once() -> None:
 
 
 # -- mixed turns ------------------------------------------------------------------------------------------------------
-
-
-@given(data=st.data())
-def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject) -> None:
-    raw, one = stream(MIXED), turn()
-    out, _ = run(one, raw, cuts=data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
-    final = accumulated(out)
-    assert [block.get("name") for block in final["content"]] == [None, "fetch", "fetch"]
-    assert final["stop_reason"] == "tool_use"
-    assert one.mixed
-    assert put_back(one, final["content"]) == [
-        {"role": "assistant", "content": MIXED["content"]},
-        {"role": "user", "content": [FOUND]},
-    ]
 
 
 def test_all_results_of_a_mixed_turn_are_in_one_message() -> None:
@@ -241,45 +212,6 @@ def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
         assert read.meaning == MESSAGES.reply_meaning(*one.visible)
 
 
-SAID = st.sampled_from(
-    [
-        thinking("Hm."),
-        say("Well."),
-        say(""),
-        call("grep", {"pattern": "x"}),
-        call("functions.read_file", {"path": "p"}),
-        call("fetch", {"n": 1}),
-        {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {}},
-    ]
-)
-
-
-@given(rounds=st.lists(st.lists(SAID, max_size=5), min_size=6, max_size=6), data=st.data())
-def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[list[Json]], data: st.DataObject) -> None:
-    one, out, calls = turn(max_rounds=3), b"", 0
-    for number, blocks in enumerate(rounds, 1):
-        raw = stream(message(*blocks, number=number))
-        one.request()
-        out += feed(one, raw, data.draw(st.lists(st.integers(0, len(raw)), max_size=2)))
-        if one.state is State.CALLING:
-            calls += len(one.calls)
-            one.answer(["found"] * len(one.calls))
-        if one.state is State.DONE:
-            break
-    assert one.state is State.DONE
-    final = accumulated(out + one.close())
-    assert {block.get("name", "fetch") for block in final["content"]} <= {"fetch", "web_search"}
-    called = "tool_use" in types(final["content"])
-    assert called or final["stop_reason"] == "end_turn"
-    assert (one.hidden is not None) >= (calls > 0)
-    if one.hidden is not None:  # what is put back is paired
-        back = put_back(one, final["content"])
-        put = [block for entry in back for block in entry["content"]]
-        ours = [block["id"] for block in put if block.get("name") in ("grep", "read_file")]
-        assert ours == [block["tool_use_id"] for block in put if block["type"] == "tool_result"]
-        assert all(entry["content"] for entry in back)
-
-
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -312,14 +244,6 @@ def test_a_reply_that_stops_early_ends_the_turn(reason: str) -> None:
     assert final["stop_reason"] == reason
     assert types(final["content"]) == ["thinking", "text"]
     assert one.hidden is None
-
-
-def test_json_is_held_until_the_round_is_visible() -> None:
-    form = {"format": {"type": "json_schema", "schema": {}}}
-    final = accumulated(run(turn(output_config=form), stream(LOOKS), stream(ANSWERS))[0])
-    assert [block["text"] for block in final["content"] if block["type"] == "text"] == ["It is 42."]
-    final = accumulated(run(turn(output_config=form), stream(ANSWERS))[0])
-    assert final["content"] == ANSWERS["content"]
 
 
 def test_a_reply_that_stops_within_our_call_is_broken() -> None:

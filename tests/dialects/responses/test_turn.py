@@ -15,7 +15,7 @@ from proxy.dialects.responses.events import ItemEvent
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UpstreamBroken
-from proxy.plan.turn import Broken, Continuation, State
+from proxy.plan.turn import Broken, State
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
     FETCH,
@@ -119,12 +119,6 @@ def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> 
     assert b"grep" not in out
 
 
-def test_hidden_rounds_look_the_same_in_a_whole_reply() -> None:
-    one = turn(stream=False)
-    out, _ = run(one, *(json.dumps(reply).encode() for reply in (LOOKS, ANSWERS)))
-    assert json.loads(out) == accumulated(run(turn(), stream(LOOKS), stream(ANSWERS))[0])
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_upstreams_own_tools_did_is_added_up(whole: bool) -> None:
     replies = [
@@ -211,22 +205,6 @@ def shown_until(raw: bytes, end: int) -> bytes:
 # -- mixed turns ------------------------------------------------------------------------------------------------------
 
 
-@given(data=st.data())
-def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject) -> None:
-    raw = stream(MIXED)
-    one = turn()
-    out, _ = run(one, raw, cuts=data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
-    final = accumulated(out)
-    assert [item.get("name") for item in final["output"]] == [None, "fetch", "fetch"]
-    assert one.mixed
-    assert one.hidden is not None
-    assert json.loads(one.hidden.instead or b"") == MIXED["output"]
-    assert [json.loads(raw)["call_id"] for raw in one.hidden.after] == ["call_1_2"]
-    kept = one.continuation
-    assert kept == Continuation("resp_1", ("resp_1",), one.hidden.after, kept.reply if kept else b"")
-    assert kept and json.loads(kept.reply)["output"] == final["output"]
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_call_of_a_tool_in_a_group_is_the_clients(streamed: bool) -> None:
     """Codex defines each MCP server as a group: `read_file` of a server for files is not ours."""
@@ -268,18 +246,6 @@ def test_what_upstream_executes_itself_does_not_end_the_turn(kind: str) -> None:
     assert accumulated(out)["output"][-1]["type"] == "message"
 
 
-def test_what_is_put_back_is_what_the_model_wrote() -> None:
-    one = turn()
-    run(one, stream(LOOKS), stream(ANSWERS))
-    assert one.hidden is not None
-    final = [item for reply in (LOOKS, ANSWERS) for item in reply["output"] if item["type"] != "function_call"]
-    visible = b",".join(json.dumps(item).encode() for item in final)
-    put_back = RESPONSES.reinserted(one.hidden, visible)
-    items = json.loads(b"[%b]" % b",".join(map(bytes, put_back)))
-    result = {"type": "function_call_output", "call_id": "call_1_2", "output": "found"}
-    assert items == [*LOOKS["output"], result, *ANSWERS["output"]]
-
-
 def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
     from proxy.plan.message import Reading
     from proxy.plan.preview import Shape
@@ -290,45 +256,6 @@ def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
         entry = b",".join(json.dumps(item, indent=2).encode() for item in final["output"])
         read = RESPONSES.read(entry, Reading(Shape("/s", 10, 0), 100), len)
         assert read.meaning == RESPONSES.reply_meaning(*one.visible)
-
-
-SAID = st.sampled_from(
-    [
-        reasoning("Hm."),
-        reasoning(),
-        say("Well."),
-        say(""),
-        call("grep", {"pattern": "x"}),
-        call("functions.read_file", {"path": "p"}),
-        call("fetch", {"n": 1}),
-        {"type": "web_search_call", "status": "completed", "action": {"type": "search"}},
-    ]
-)
-
-
-@given(rounds=st.lists(st.lists(SAID, max_size=5), min_size=6, max_size=6), data=st.data())
-def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[list[Json]], data: st.DataObject) -> None:
-    one, out, calls = turn(max_rounds=3), b"", 0
-    for number, items in enumerate(rounds, 1):
-        raw = stream(response(*items, number=number))
-        one.request()
-        out += feed(one, raw, data.draw(st.lists(st.integers(0, len(raw)), max_size=2)))
-        if one.state is State.CALLING:
-            calls += len(one.calls)
-            one.answer(["found"] * len(one.calls))
-        if one.state is State.DONE:
-            break
-    assert one.state is State.DONE
-    final = accumulated(out + one.close())
-    assert {item.get("name", "fetch") for item in final["output"]} <= {"fetch"}
-    assert (one.hidden is not None) >= (calls > 0)
-    if one.hidden is not None:  # what is put back is paired, and no item is in it twice
-        visible = b",".join(json.dumps(item).encode() for item in final["output"])
-        back = json.loads(b"[%b]" % b",".join(map(bytes, RESPONSES.reinserted(one.hidden, visible))))
-        ids = [item["id"] for item in back if "id" in item]
-        assert len(ids) == len(set(ids))
-        ours = [item["call_id"] for item in back if item.get("name") in ("grep", "read_file")]
-        assert ours == [item["call_id"] for item in back if item["type"] == "function_call_output"]
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -398,12 +325,6 @@ def test_our_tools_are_among_those_that_the_client_allows_and_it_does_not_see_th
     assert [request["tool_choice"] for request in asked] == [sent, sent]
     assert accumulated(out)["tool_choice"] == allowed
     assert b"read_file" not in out
-
-
-def test_json_is_held_until_the_round_is_visible() -> None:
-    form = {"format": {"type": "json_schema", "name": "n", "schema": {}}}
-    final = accumulated(run(turn(text=form), stream(LOOKS), stream(ANSWERS))[0])
-    assert [item["content"][0]["text"] for item in final["output"] if item["type"] == "message"] == ["It is 42."]
 
 
 def test_a_reply_that_stops_within_our_call_is_broken() -> None:
