@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from bench.startup import SERVING
 
 ROOT = Path(__file__).parents[1]
 
@@ -203,3 +206,10 @@ def test_what_dialects_share_knows_none_of_them() -> None:
     shared = {name for name in FILES if name.rpartition(".")[0] == "proxy.dialects"} - folders
     for name in shared:
         assert not [one for one in graph()[name] if one.startswith(tuple(folders))], name
+
+
+def test_serving_does_not_import_optional_packages() -> None:
+    said = f"{SERVING}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
+    spared = {"tiktoken", "numpy", "redis", "obstore", "httpx", "rich", "proxy.demo"}
+    assert spared.isdisjoint(done.stdout.split())

@@ -165,7 +165,9 @@ def test_a_terminal_is_asked(
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert main(["store", "forget", CALLER, "--store", store]) == code
     out, _ = capsys.readouterr()
-    assert out.startswith("1 record of kind originals, 5 B\n5 records of kind rounds, 25 B\nDelete all of this of acme-")
+    assert out.startswith(
+        "1 record of kind originals, 5 B\n5 records of kind rounds, 25 B\nDelete all of this of acme-"
+    )
     assert ("deleted" in out) == (code == OK) and len(asyncio.run(_keys(store))) == left
 
 
