@@ -24,9 +24,6 @@ _ZSTD_STEP = 64
 _ZSTD_WINDOW = 8 << 20
 """The most bytes that a frame may make us remember: HTTP's limit (RFC 9659, 3). A frame's head can ask for 128 MiB."""
 
-_MOST_CODINGS = 4
-"""The most codings that may be applied to one body. One is usual."""
-
 _SHORT = 512
 """Bytes in the first piece for a new gzip member; each further piece is twice as large. zlib copies whatever follows
 the member's end, so the first pieces must be small."""
@@ -45,7 +42,7 @@ _INLINE_STEP = 256 << 10
 """Bytes, in and out, that are decoded on the event loop: less than a millisecond of work."""
 
 
-class _Layer(Protocol):
+class _Coding(Protocol):
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Decode at most `_PIECE` bytes and yield the result in at least one piece, which may be empty."""
         ...
@@ -133,7 +130,7 @@ class _Zstd:
         return self._decompressor.eof
 
 
-_LAYERS: dict[str, Callable[[], _Layer]] = {
+_CODINGS: dict[str, Callable[[], _Coding]] = {
     "gzip": _Zlib,
     "x-gzip": _Zlib,
     "deflate": _Deflate,
@@ -144,69 +141,50 @@ _FAULTS = (zlib.error, brotli.error, zstandard.ZstdError)
 
 
 class ContentDecoder:
-    """Decodes a `Content-Encoding`, for instance `gzip` or `deflate, br`.
+    """Decodes a `Content-Encoding` of one coding, or of none.
 
-    Raises BadEncoding if the coding is unknown, if the data does not follow it, or (in `finish`) if the data stops
-    early. Raises BodyTooLarge if more than `limit` bytes pass from one coding to the next.
+    Raises BadEncoding if it is another or several, which nobody sends, if the data does not follow it, or (in `finish`)
+    if the data stops early.
     """
 
-    def __init__(self, content_encoding: str, limit: int | None = None) -> None:
+    def __init__(self, content_encoding: str) -> None:
         names = [name.strip().lower() for name in content_encoding.split(",")]
         names = [name for name in names if name not in ("", "identity")]
-        if len(names) > _MOST_CODINGS or not all(name in _LAYERS for name in names):
+        if len(names) > 1 or not all(name in _CODINGS for name in names):
             raise BadEncoding(f"Content-Encoding {content_encoding!r} is not one of gzip, deflate, br, zstd")
-        self._layers = [_LAYERS[name]() for name in reversed(names)]
-        self._limit = limit
-        self._between = 0
-        """Bytes that have passed from one layer to the next."""
+        self._coding = _CODINGS[names[0]]() if names else None
         self._empty = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decode `data` and yield it piece by piece. Some pieces are empty, so that the next one never takes long."""
+        if self._coding is None:
+            yield data
+            return
         self._empty = self._empty and not data
-        pieces: Iterator[bytes | memoryview] = iter((data,))
-        for place, layer in enumerate(self._layers):
-            pieces = self._unfolded(layer, self._counted(pieces) if place else pieces)
         try:
-            for piece in pieces:
-                yield bytes(piece)
+            for start in range(0, len(data), _PIECE):
+                yield from self._coding.feed(memoryview(data)[start : start + _PIECE])
         except _FAULTS as error:
             raise BadEncoding(f"The body is not what its Content-Encoding says: {error}") from error
 
     def finish(self) -> None:
         """Check that the body is complete; call it after the last data. An empty body is valid in any coding."""
-        if not self._empty and not all(layer.finished() for layer in self._layers):
+        if self._coding and not self._empty and not self._coding.finished():
             raise BadEncoding("The compressed body stops before its end")
-
-    def _counted(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        for piece in pieces:
-            self._between += len(piece)
-            if self._limit is not None and self._between > self._limit:
-                raise BodyTooLarge(f"The body has more than {self._limit} bytes between its codings")
-            yield piece
-
-    @staticmethod
-    def _unfolded(layer: _Layer, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-        for piece in pieces:
-            view = memoryview(piece)
-            if not view:
-                yield b""
-            for start in range(0, len(view), _PIECE):
-                yield from layer.feed(view[start : start + _PIECE])
 
 
 def reply_decoder(content_encoding: str) -> ContentDecoder:
     """Return the decoder of a reply. It ignores codings that are none, as every client does: servers that mean a
     charset send `Content-Encoding: utf-8`."""
     names = [name.strip().lower() for name in content_encoding.split(",")]
-    return ContentDecoder(",".join(name for name in names if name in _LAYERS))
+    return ContentDecoder(",".join(name for name in names if name in _CODINGS))
 
 
 class _Whole:
     """Decodes a whole body in steps, whose size the caller chooses."""
 
     def __init__(self, body: bytes, content_encoding: str, limit: int) -> None:
-        self._decoder = ContentDecoder(content_encoding, limit)
+        self._decoder = ContentDecoder(content_encoding)
         self._pieces = self._decoder.feed(body)
         self._limit = limit
         self._decoded = bytearray()

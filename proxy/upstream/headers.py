@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from operator import itemgetter
 
@@ -60,14 +60,6 @@ class Headers(list[Header]):
         """Whether a name or value has a character that is forbidden in headers (RFC 9110, 5.5)."""
         joined = b"".join(chain.from_iterable(self))
         return len(joined.translate(None, _CONTROL)) != len(joined)
-
-
-def head(lines: Sequence[bytes]) -> bytes:
-    """Join the lines of a message's head. Raises ValueError if one has a control character."""
-    joined = b"\r\n".join((*lines, b"", b""))
-    if len(joined) - len(joined.translate(None, _CONTROL)) != 2 * (len(lines) + 1):
-        raise ValueError("a control character")
-    return joined
 
 
 # RFC 9110, 7.6.1, and its remark about Proxy-Connection. Proxy-Authenticate and Proxy-Authorization also concern only

@@ -1,4 +1,4 @@
-"""Content codings: whole, byte by byte, stacked, cut short, and far larger inside than outside."""
+"""Content codings: whole, byte by byte, cut short, and far larger inside than outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENCODED: list[tuple[str, bytes]] = [
     ("deflate", raw_deflate(TEXT)),
     ("br", brotli.compress(TEXT)),
     ("zstd", zstandard.compress(TEXT)),
-    ("deflate, GZIP", gzip.compress(zlib.compress(TEXT))),
+    ("identity, GZIP", gzip.compress(TEXT)),
     ("identity", TEXT),
     ("", TEXT),
 ]
@@ -69,7 +69,7 @@ def test_not_what_it_says(coding: str) -> None:
         decode(b"\xff\xfe plain text, nothing else", coding, 1000)
 
 
-@pytest.mark.parametrize("coding", ["compress", "aws-chunked", "gzip, zip", "gzip, gzip, gzip, gzip, gzip"])
+@pytest.mark.parametrize("coding", ["compress", "aws-chunked", "gzip, zip", "deflate, gzip"])
 def test_unknown(coding: str) -> None:
     with pytest.raises(BadEncoding, match="not one of"):
         ContentDecoder(coding)
@@ -108,8 +108,8 @@ def test_a_bomb_is_met_piece_by_piece(coding: str) -> None:
 
 async def test_a_request_in_the_clear() -> None:
     pool = WorkPool("decoding", 1)
-    headers = [(b"Content-Encoding", b"deflate"), (b"x", b"y"), (b"content-encoding", b"gzip")]
-    assert await decoded(gzip.compress(zlib.compress(TEXT)), headers, len(TEXT), pool) == TEXT
+    headers = [(b"Content-Encoding", b"identity"), (b"x", b"y"), (b"content-encoding", b"gzip")]
+    assert await decoded(gzip.compress(TEXT), headers, len(TEXT), pool) == TEXT
     assert await decoded(TEXT, headers[1:2], 0, pool) == TEXT, "what is not compressed was measured when it was read"
 
 
@@ -126,7 +126,6 @@ HOSTILE: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "a gzip bomb": ("gzip", lambda size: gzip.compress(bytes(size * 4), 1)),
     "zstd in small steps": ("zstd", lambda size: zstandard.compress(random.Random(1).randbytes(size * 2))),
     "brotli": ("br", lambda size: brotli.compress(random.Random(1).randbytes(size * 2), quality=1)),
-    "members within members": ("gzip, gzip", lambda size: gzip.compress(members(size // 100), 0)),
 }
 
 
@@ -137,13 +136,7 @@ def test_twice_the_body_takes_twice_as_long(name: str) -> None:
 
 
 def test_what_unfolds_to_nothing_is_still_given_up_piece_by_piece() -> None:
-    body = gzip.compress(members(10_000), 0)
-    assert len(list(ContentDecoder("gzip, gzip").feed(body))) >= 10_000
-
-
-def test_between_two_codings_there_is_a_limit_too() -> None:
-    with pytest.raises(BodyTooLarge, match="between"):
-        decode(gzip.compress(members(10_000)), "gzip, gzip", 1000)
+    assert len(list(ContentDecoder("gzip").feed(members(10_000)))) >= 10_000
 
 
 class Counted(WorkPool):
