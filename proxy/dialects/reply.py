@@ -19,12 +19,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import msgspec
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.request import RoundRequest
+from proxy.dialects.request import RoundRequest, decoded
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import Members
@@ -78,10 +79,19 @@ Part = tuple[Any, Block]
 class Event:
     """One event of a stream of JSON objects that have a type. `raw` holds the bytes that came, if it is upstream's."""
 
-    type: str
+    decoder: ClassVar[msgspec.json.Decoder[Any]]
+    """Decodes the members that the API's events may have."""
 
-    def __init__(self, data: bytes, raw: bytes, name: bytes | None) -> None:
+    def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
+        """Raises NotJson for anything that is no event of the API; it must be left unchanged."""
         self.data, self.raw, self.name = data, raw, name
+        self.head = decoded(self.decoder, data)
+        self.type: str = self.head.type
+
+    @classmethod
+    def made(cls, type: str, **members: object) -> Self:
+        """Return an event of ours, or of a reply that is not a stream."""
+        return cls(rawjson.encode({"type": type, **members}), name=type.encode())
 
     def encoded(self, changed: Members) -> bytes:
         """Return the event for the client, with these members in place of its own."""

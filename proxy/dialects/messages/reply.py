@@ -18,7 +18,6 @@ from proxy import rawjson, sse
 from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, check_arguments
-from proxy.dialects.request import decoded
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
@@ -55,23 +54,17 @@ class _Head(msgspec.Struct, frozen=True):
     usage: Raw = NULL
 
 
-_head = msgspec.json.Decoder(_Head)
 _anything = msgspec.json.Decoder(Raw)
 
 
 class ReplyEvent(Event):
     """One event of a reply."""
 
-    def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
-        """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
-        super().__init__(data, raw, name)
-        head = decoded(_head, data)
-        self.type = head.type
-        self.index = place(head.index)
-        self.message = head.message
-        self.block = head.content_block
-        self.delta = head.delta
-        self.usage = head.usage
+    decoder = msgspec.json.Decoder(_Head)
+
+    @property
+    def index(self) -> int | None:
+        return place(self.head.index)
 
 
 class ReplyBlock(Call):
@@ -170,7 +163,7 @@ class MessagesRound(Round[ReplyBlock]):
     def read(self, event: ReplyEvent) -> list[Part]:
         size = len(event.raw)
         if event.type == BEGIN:
-            message = object_of(event.message)
+            message = object_of(event.head.message)
             self._usage = merged(self._usage, message.get("usage", NULL))
             self.container = message.get("container", NULL)
             return [] if self._later else self.put(event, self._loose, size)
@@ -188,7 +181,7 @@ class MessagesRound(Round[ReplyBlock]):
         if block is None:
             return self.put(event, self._loose, size)
         if event.type == DELTA:
-            block.grow(event.delta)
+            block.grow(event.head.delta)
         elif event.type == STOP:
             block.ended = True
         if block.ours:
@@ -205,7 +198,7 @@ class MessagesRound(Round[ReplyBlock]):
         block = self._begun(events[0])
         block.shown = True
         for event in events:
-            block.grow(event.delta)
+            block.grow(event.head.delta)
         return [(event, block) for event in events]
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
@@ -213,7 +206,7 @@ class MessagesRound(Round[ReplyBlock]):
         return [rawjson.encode({"role": "assistant", "content": [block.final() for block in kept if block.says]})]
 
     def _begun(self, event: ReplyEvent) -> ReplyBlock:
-        block = ReplyBlock(event.block, self.names)
+        block = ReplyBlock(event.head.content_block, self.names)
         self._by_index[event.index] = block
         if block.type == FALLBACK:
             self._fallback = len(self.blocks)
@@ -225,11 +218,11 @@ class MessagesRound(Round[ReplyBlock]):
     def _end(self, event: ReplyEvent) -> None:
         self.over = self.over or event.type == END
         if event.type == CLOSING:
-            ended = object_of(event.delta)
+            ended = object_of(event.head.delta)
             self._reason = text_of(ended.get("stop_reason")) or self._reason
             if not rawjson.is_null(ended.get("container")):
                 self.container = ended["container"]
-            self._usage = merged(self._usage, event.usage)
+            self._usage = merged(self._usage, event.head.usage)
 
 
 class MessageReply(ClientReply):
@@ -261,24 +254,26 @@ class MessageReply(ClientReply):
             if event.index != block.place:
                 changed["index"] = Raw(b"%d" % (block.place or 0))
         elif event.type == BEGIN:
-            message = object_of(event.message)
+            message = object_of(event.head.message)
             self.begun, self._frame = True, {key: message[key] for key in FRAME if key in message}
         elif event.type == CLOSING:
             changed = self._closing(event) if self.hides else {}
-            self._end = object_of(changed.get("delta", event.delta)) | {"usage": changed.get("usage", event.usage)}
+            self._end = object_of(changed.get("delta", event.head.delta)) | {
+                "usage": changed.get("usage", event.head.usage)
+            }
         return event.encoded(changed) if self.streamed else b""
 
     def _closing(self, event: ReplyEvent) -> Members:
         changed: Members = {}
-        ended, other = object_of(event.delta), Members()
+        ended, other = object_of(event.head.delta), Members()
         if text_of(ended.get("stop_reason")) == CALLED and not any(block.type == CALLED for block in self.blocks):
             other["stop_reason"] = string("end_turn")
         if not rawjson.is_null(self._container) and rawjson.is_null(ended.get("container")):
             other["container"] = self._container
         if other:
             changed["delta"] = Raw(rawjson.encode(ended | other))
-        if not rawjson.is_null(event.usage):
-            changed["usage"] = self._ledger.total(event.usage)
+        if not rawjson.is_null(event.head.usage):
+            changed["usage"] = self._ledger.total(event.head.usage)
         return changed
 
     def _assembled(self) -> bytes:
@@ -350,12 +345,12 @@ _GROWING = ("text", "thinking", "signature")
 def as_events(members: Members) -> Iterator[ReplyEvent]:
     """Return a whole reply as the events of a stream."""
     begun = members | {"content": Raw(b"[]"), "stop_reason": NULL, "stop_sequence": NULL}
-    yield _made(BEGIN, message=begun)
+    yield ReplyEvent.made(BEGIN, message=begun)
     for index, raw in enumerate(rawjson.elements(members["content"])):
         yield from _block_events(index, raw)
     ended = {"stop_reason": NULL, "stop_sequence": NULL} | {key: members[key] for key in STOPPED if key in members}
-    yield _made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
-    yield _made(END)
+    yield ReplyEvent.made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
+    yield ReplyEvent.made(END)
 
 
 def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
@@ -374,15 +369,10 @@ def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
         begun["citations"] = Raw(b"[]")
         cited: Sequence[Raw] = rawjson.elements(block["citations"])
         deltas += [{"type": string("citations_delta"), "citation": one} for one in cited]
-    yield _made(START, index=index, content_block=begun)
+    yield ReplyEvent.made(START, index=index, content_block=begun)
     for delta in deltas:
-        yield _made(DELTA, index=index, delta=delta)
-    yield _made(STOP, index=index)
-
-
-def _made(type: str, **members: object) -> ReplyEvent:
-    """Return an event of ours, or of a reply that is not a stream."""
-    return ReplyEvent(rawjson.encode({"type": type, **members}), name=type.encode())
+        yield ReplyEvent.made(DELTA, index=index, delta=delta)
+    yield ReplyEvent.made(STOP, index=index)
 
 
 def _text(text: str) -> Raw:

@@ -9,7 +9,6 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.reply import Event
-from proxy.dialects.request import decoded
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
@@ -28,23 +27,10 @@ class _Head(msgspec.Struct, frozen=True):
     delta: Raw = NULL
 
 
-_head = msgspec.json.Decoder(_Head)
-
-
 class ItemEvent(Event):
     """One event of a reply."""
 
-    def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
-        """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
-        super().__init__(data, raw, name)
-        head = decoded(_head, data)
-        self.type = head.type
-        self.number = head.sequence_number
-        self.index = head.output_index
-        self.item_id = text_of(head.item_id)
-        self.delta = head.delta
-        self.item = head.item
-        self.response = head.response
+    decoder = msgspec.json.Decoder(_Head)
 
 
 def as_events(members: Members) -> Iterator[ItemEvent]:
@@ -63,7 +49,7 @@ def item_events(index: int, raw: Raw) -> Iterator[ItemEvent]:
     about = {"output_index": index, "item_id": item.get("id", NULL)}
     yield _made(ADDED, output_index=index, item=_begun(item))
     for event in _contents(item):
-        yield _made(**event, **about)
+        yield _made(str(event.pop("type")), **event, **about)
     yield _made(DONE, output_index=index, item=raw)
 
 
@@ -93,6 +79,6 @@ def _contents(item: Members) -> Iterator[dict[str, object]]:
             yield {"type": "response.content_part.done", "part": part, **about}
 
 
-def _made(type: object, **members: object) -> ItemEvent:
-    """Return an event of ours. Its number is set when it is shown."""
-    return ItemEvent(rawjson.encode({"type": type, "sequence_number": 0, **members}), name=str(type).encode())
+def _made(type: str, **members: object) -> ItemEvent:
+    """Return an event whose number is set when it is shown."""
+    return ItemEvent.made(type, sequence_number=0, **members)

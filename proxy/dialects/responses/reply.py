@@ -148,7 +148,7 @@ class ResponsesRound(Round[OutputItem]):
     def read(self, event: ItemEvent) -> list[Part]:
         size = len(event.raw)
         if event.type in BEGINNINGS:
-            self.id = text_of(object_of(event.response).get("id"))
+            self.id = text_of(object_of(event.head.response).get("id"))
             return [] if self._later else self.put(event, self._loose, size)
         if event.type in ENDINGS:
             return self._ended(event)
@@ -158,10 +158,10 @@ class ResponsesRound(Round[OutputItem]):
         if item is None:
             return self.put(event, self._loose, size)
         if event.type == DONE:
-            item.complete(event.item)
+            item.complete(event.head.item)
         self._decide(item, sure=event.type == DONE)
         if item.ours:
-            item.size += len(memoryview(event.delta))
+            item.size += len(memoryview(event.head.delta))
             check_arguments(item.size)
         return self.put(event, item, size)
 
@@ -195,12 +195,12 @@ class ResponsesRound(Round[OutputItem]):
 
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
-        index = place(event.index)
+        index = place(event.head.output_index)
         if index is None:
-            return self._by_id.get(event.item_id)
+            return self._by_id.get(text_of(event.head.item_id))
         item = self._by_index.get(index)
         if item is None and event.type in (ADDED, DONE):
-            item = self._begin(index, event.item)
+            item = self._begin(index, event.head.item)
         return item
 
     def _begin(self, index: int, raw: Raw) -> OutputItem:
@@ -229,7 +229,7 @@ class ResponsesRound(Round[OutputItem]):
     def _ended(self, event: ItemEvent) -> list[Part]:
         self._status = ENDINGS[event.type]
         self.over = True
-        self.response = object_of(event.response)
+        self.response = object_of(event.head.response)
         self.usage = self.response.get("usage")
         self.id = text_of(self.response.get("id")) or self.id
         parts = self._complete()
@@ -293,19 +293,23 @@ class ResponsesReply(ClientReply):
             return b""
         changed = self._changes(event, block)
         if event.type in ENDINGS:
-            self._end = object_of(changed.get("response", event.response))
+            self._end = object_of(changed.get("response", event.head.response))
             self._altered = "response" in changed
         return event.encoded(changed) if self.streamed else b""
 
     def _changes(self, event: ItemEvent, block: Block) -> Members:
         """Return the members of the event that differ from upstream's."""
         changed: Members = {}
-        if block.place is not None and bytes(event.index).isdigit() and whole(event.index) != block.place:
+        if (
+            block.place is not None
+            and bytes(event.head.output_index).isdigit()
+            and whole(event.head.output_index) != block.place
+        ):
             changed["output_index"] = Raw(b"%d" % block.place)
-        if not rawjson.is_null(event.response) and (response := self._response(event)):
-            changed["response"] = Raw(rawjson.encode(object_of(event.response) | response))
-        if not rawjson.is_null(event.number):
-            number, said = self.next_number, whole(event.number)
+        if not rawjson.is_null(event.head.response) and (response := self._response(event)):
+            changed["response"] = Raw(rawjson.encode(object_of(event.head.response) | response))
+        if not rawjson.is_null(event.head.sequence_number):
+            number, said = self.next_number, whole(event.head.sequence_number)
             self._number = number if self.hides or said < number else said
             if self._number != said or not event.raw:
                 changed["sequence_number"] = Raw(b"%d" % self._number)
@@ -313,7 +317,7 @@ class ResponsesReply(ClientReply):
 
     def _response(self, event: ItemEvent) -> Members:
         """Return the members of an event's response that differ from upstream's. The first response is the frame."""
-        response = object_of(event.response)
+        response = object_of(event.head.response)
         changed = self._without_ours(response)
         if not self.begun:
             self.begun, self._frame = True, {key: (response | changed)[key] for key in FRAME if key in response}
@@ -371,7 +375,7 @@ class ResponsesTurn(Turn):
     def _error_in(self, parsed: ItemEvent, data: bytes) -> bytes | None:
         if parsed.type not in ("error", "response.failed"):
             return None
-        error = object_of(parsed.response).get("error")
+        error = object_of(parsed.head.response).get("error")
         return data if rawjson.is_null(error) else rawjson.encode({"error": error})
 
     def _events_of(self, body: bytes) -> Iterable[ItemEvent]:

@@ -345,4 +345,4 @@ def test_an_error_event_has_the_shape_that_clients_know() -> None:
 def test_what_an_event_holds_keeps_half_a_surrogate_pair() -> None:
     usage = b'{"output_tokens":1,"service_tier":"\\ud83d"}'
     event = ReplyEvent(b'{"type":"message_delta","delta":{"x":"\\ud83d"},"usage":%b}' % usage)
-    assert (bytes(event.delta), bytes(event.usage)) == (b'{"x":"\\ud83d"}', usage)
+    assert (bytes(event.head.delta), bytes(event.head.usage)) == (b'{"x":"\\ud83d"}', usage)

@@ -419,5 +419,5 @@ def test_nothing_is_continued_where_nothing_is_stored() -> None:
 def test_half_a_surrogate_pair_in_an_id_does_not_part_an_item_from_its_events() -> None:
     item = ItemEvent(b'{"type":"response.output_item.added","output_index":0,"item":{"id":"\\ud83d"}}')
     event = ItemEvent(b'{"type":"response.output_text.delta","item_id":"\\ud83d","delta":"\\ud83d"}')
-    assert event.item_id == text_of(object_of(item.item)["id"]) == "\ud83d"
-    assert bytes(event.delta) == b'"\\ud83d"'
+    assert text_of(event.head.item_id) == text_of(object_of(item.head.item)["id"]) == "\ud83d"
+    assert bytes(event.head.delta) == b'"\\ud83d"'
