@@ -55,11 +55,10 @@ def _headroom(program: Path, site: Site) -> Launch:
 
 
 def _vocabulary(folder: Path) -> str:
-    """Unpack tiktoken's tables into `folder`, where it finds them by the SHA-1 of their address (tiktoken/load.py)."""
-    for name in ("o200k_base", "cl100k_base"):
-        key = hashlib.sha1(f"{VOCABULARIES}/{name}.tiktoken".encode()).hexdigest()
-        packed = ROOT / "proxy/vocabulary" / f"{name}.tiktoken.gz"
-        (folder / key).write_bytes(gzip.decompress(packed.read_bytes()))
+    """Unpack tiktoken's table into `folder`, where it finds it by the SHA-1 of its address (tiktoken/load.py)."""
+    key = hashlib.sha1(f"{VOCABULARIES}/o200k_base.tiktoken".encode()).hexdigest()
+    packed = ROOT / "proxy/vocabulary/o200k_base.tiktoken.gz"
+    (folder / key).write_bytes(gzip.decompress(packed.read_bytes()))
     return str(folder)
 
 

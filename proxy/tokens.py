@@ -1,23 +1,20 @@
-"""Counts a text's tokens as the model does: with OpenAI's encodings, and with each digit alone for the families that
-have it so. No other module uses tiktoken or its tables.
+"""Counts a text's tokens with OpenAI's encoding since GPT-4o, and with each digit alone for families that have it so.
 
-Nothing is ever downloaded: tiktoken is built from the tables in `proxy/vocabulary`.
+No other module uses tiktoken or its table.
+
+Nothing is ever downloaded: tiktoken is built from the table in `proxy/vocabulary`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gzip
 import hashlib
 import re
 from binascii import a2b_base64
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from threading import Lock
-
-import msgspec
 
 from proxy.errors import ProxyError
 from proxy.threads import breathe
@@ -29,12 +26,7 @@ PIECE = 20_000
 white-space characters. In pieces of this size, the worst run takes four times as long as prose."""
 
 SEAM = re.compile(r"\n(?=[^\s/]|[ \t]{1,100}\S)|(?<=[A-Za-z])(?= [A-Za-z])")
-"""Where a cut changes no count, as neither encoding has a token across it: after a line, or before a word's space."""
-
-_OLDER = re.compile(r"(^|[/:])(gpt-4(?![\w.])|gpt-3\.?5|text-embedding)")
-"""The model families of cl100k_base (tiktoken/model.py), also with a prefix such as `openai/` or `ft:`, and in Azure's
-spelling."""
-
+"""Where a cut changes no count, as no token is across it: after a line, or before a word's space."""
 
 _DIGIT_BY_DIGIT = re.compile(r"qwen|qwq|qvq|gemma|gemini|mixtral|pixtral|(mi|mini|magi|code|dev|vox)stral")
 """Model families whose vocabularies have no number of more than one digit, where OpenAI's have them up to three.
@@ -44,79 +36,51 @@ Nothing else makes such a difference: without it Qwen's count of logs is 1.5 tim
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 
 
-class Encoding(msgspec.Struct, frozen=True):
-    """Facts from tiktoken_ext/openai_public.py. Special tokens are left out: in a message they are ordinary text."""
+NAME, SHA256 = "o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+"""The encoding, and the hash of its unpacked table (tiktoken_ext/openai_public.py)."""
 
-    name: str
-    sha256: str
-    """The hash of the unpacked table."""
-    pattern: str
-
-
-CL100K = Encoding(
-    "cl100k_base",
-    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-)
-O200K = Encoding(
-    "o200k_base",
-    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+"""How it splits text into words. Special tokens are left out: in a message they are ordinary text."""
 
 
 class Tokens:
     """Counts tokens; threads may share it.
 
     Counting releases the interpreter's lock, and one piece takes 15 ms at worst (white space), so in a thread it delays
-    nobody. Loading an encoding holds the lock for up to 0.2 s and takes about 45 MB (o200k_base) or 25 MB
-    (cl100k_base), so call `load_all` before requests arrive.
+    nobody. Loading holds the lock for up to 0.2 s and takes about 45 MB, so call `load` before requests arrive.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._counters: dict[str, Counter] = {}
+        self._counter: Counter | None = None
+
+    def loaded(self, model: str = "") -> bool:
+        """Whether `count` can begin at once."""
+        return self._counter is not None
+
+    def load(self) -> Counter:
+        """Return the counter, for texts of bounded length. The first call loads it."""
+        with self._lock:
+            self._counter = self._counter or counter()
+        return self._counter
 
     def count(self, text: str, model: str = "") -> int:
-        """Count the tokens of `text` for `model`; unknown models use o200k_base.
+        """Count the tokens of `text` for `model`.
 
         For OpenAI's models the count is exact, except for stretches of more than `PIECE` characters without a line or
         word at which to cut, such as one repeated character or base64. These are cut anywhere, which adds about one
         token for each cut. Lone surrogates count as U+FFFD. In a pool's thread, others have their turn between two
         stretches.
         """
-        count, found = self.load(model), 0
+        count, alone, found = self._counter or self.load(), _DIGIT_BY_DIGIT.search(model.lower()), 0
         for piece in pieces(text):
-            found += count(piece)
+            found += count(piece) + (extra_digits(piece) if alone else 0)
             breathe()
         return found
-
-    def load(self, model: str = "") -> Counter:
-        """Return the counter of `model`'s encoding, for texts of bounded length. The first call loads it."""
-        encoding = encoding_of(model)
-        if encoding.name not in self._counters:
-            with self._lock:
-                if encoding.name not in self._counters:
-                    self._counters[encoding.name] = counter(encoding)
-        count = self._counters[encoding.name]
-        return (lambda text: count(text) + extra_digits(text)) if _DIGIT_BY_DIGIT.search(model.lower()) else count
-
-    def load_all(self) -> None:
-        """Load both encodings, so that no request has to wait while one is loaded."""
-        for encoding in (O200K, CL100K):
-            self._counters[encoding.name] = counter(encoding)
-
-    def loaded(self, model: str = "") -> bool:
-        """Whether `count` for `model` can begin at once, because its encoding is loaded."""
-        return encoding_of(model).name in self._counters
-
-
-def encoding_of(model: str) -> Encoding:
-    """The encoding of `model`: cl100k_base for the GPT-4 and 3.5 families, else o200k_base."""
-    return CL100K if _OLDER.search(model.lower()) else O200K
 
 
 def extra_digits(text: str) -> int:
@@ -132,23 +96,20 @@ def extra_digits(text: str) -> int:
 
 
 @cache
-def counter(encoding: Encoding) -> Counter:
+def counter() -> Counter:
     """Build tiktoken's counter from our table."""
     import tiktoken  # 10 ms and 2 MB that commands other than `serve` never need
 
-    ranks = table(encoding)
-    built = tiktoken.Encoding(encoding.name, pat_str=encoding.pattern, mergeable_ranks=ranks, special_tokens={})
-    ranks.clear()  # copied into the encoder, which would otherwise keep these 30 MB for nothing but pickling
-    _give_back()
+    built = tiktoken.Encoding(NAME, pat_str=PATTERN, mergeable_ranks=table(), special_tokens={})
     return lambda text: len(built.encode_ordinary(text))
 
 
-def table(encoding: Encoding) -> dict[bytes, int]:
+def table() -> dict[bytes, int]:
     """Read the packaged vocabulary: token → rank. Raises ProxyError if it is damaged."""
-    packed = (files("proxy") / "vocabulary" / f"{encoding.name}.tiktoken.gz").read_bytes()
+    packed = (files("proxy") / "vocabulary" / f"{NAME}.tiktoken.gz").read_bytes()
     lines = gzip.decompress(packed)
-    if hashlib.sha256(lines).hexdigest() != encoding.sha256:
-        raise ProxyError(f"the packaged vocabulary {encoding.name} is damaged; install offload-proxy again")
+    if hashlib.sha256(lines).hexdigest() != SHA256:
+        raise ProxyError(f"the packaged vocabulary {NAME} is damaged; install offload-proxy again")
     words = lines.split()
     return dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
 
@@ -162,10 +123,3 @@ def pieces(text: str) -> Iterator[str]:
         yield text[start:end]
         start = end
     yield text[start:]
-
-
-def _give_back() -> None:
-    """Return the memory that loading took and freed, about 10 MB, to the system. Only glibc keeps it, and only glibc
-    has this call."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -161,7 +161,7 @@ def main(requests: socket.socket) -> None:
     from proxy.server import runner  # noqa: F401
     from proxy.tokens import Tokens
 
-    Tokens().load_all()
+    Tokens().load()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it reaches the tests as well, which then end us
     _serve(requests)
 

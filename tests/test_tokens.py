@@ -23,89 +23,37 @@ from tiktoken_ext import openai_public
 from bench import vocabularies
 from proxy import regex, tokens
 from proxy.errors import ProxyError
-from proxy.tokens import (
-    CL100K,
-    O200K,
-    PIECE,
-    SEAM,
-    Encoding,
-    Tokens,
-    counter,
-    encoding_of,
-    extra_digits,
-    pieces,
-    table,
-)
+from proxy.tokens import PIECE, SEAM, Tokens, counter, extra_digits, pieces, table
 from proxy.tools.answer import Material, answer
 from proxy.tools.find import Index
 from tests import transcripts
 from tests.doubling import assert_linear
 from tests.sampling import sample
 
-REFERENCE = {encoding.name: counter(encoding) for encoding in (O200K, CL100K)}
+REFERENCE = counter()
 TOKENS = Tokens()
-MODELS = {"o200k_base": "gpt-4o", "cl100k_base": "gpt-4"}
-
-both = pytest.mark.parametrize("encoding", [O200K, CL100K], ids=lambda encoding: encoding.name)
 
 
-@pytest.mark.parametrize(
-    ("model", "encoding"),
-    [
-        ("gpt-4", CL100K),
-        ("gpt-4-0613", CL100K),
-        ("gpt-4-turbo-2024-04-09", CL100K),
-        ("openai/gpt-4-32k", CL100K),
-        ("ft:gpt-4:org", CL100K),
-        ("GPT-4", CL100K),
-        ("gpt-3.5-turbo", CL100K),
-        ("gpt-35-turbo-16k", CL100K),
-        ("ft:gpt-3.5-turbo:org", CL100K),
-        ("text-embedding-3-small", CL100K),
-        ("gpt-4o", O200K),
-        ("gpt-4o-mini", O200K),
-        ("gpt-4.1", O200K),
-        ("gpt-4.5-preview", O200K),
-        ("chatgpt-4o-latest", O200K),
-        ("gpt-5", O200K),
-        ("o3", O200K),
-        ("claude-3-5-sonnet", O200K),
-        ("my-gpt-4", O200K),
-        ("", O200K),
-    ],
-)
-def test_encoding_of_a_model(model: str, encoding: Encoding) -> None:
-    assert encoding_of(model) is encoding
-
-
-@both
-def test_encodings_agree_with_tiktoken(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoding_agrees_with_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = []
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash))
-    assert getattr(openai_public, encoding.name)()["pat_str"] == encoding.pattern
-    assert hashes == [encoding.sha256]
+    assert getattr(openai_public, tokens.NAME)()["pat_str"] == tokens.PATTERN
+    assert hashes == [tokens.SHA256]
 
 
-def test_an_encoding_is_loaded_when_it_is_first_needed() -> None:
+def test_the_encoding_is_loaded_when_it_is_first_needed() -> None:
     made = Tokens()
-    assert not made.loaded("gpt-4")
-    made.count("hello", "gpt-4")
-    assert (made.loaded("gpt-4"), made.loaded("gpt-3.5-turbo"), made.loaded("gpt-4o")) == (True, True, False)
-
-
-def test_all_encodings_are_loaded_before_the_first_request() -> None:
-    made = Tokens()
-    made.load_all()
-    assert all(map(made.loaded, MODELS.values()))
+    assert not made.loaded()
+    made.count("hello")
+    assert made.loaded()
 
 
 def test_counts_of_known_texts() -> None:
     """The Japanese example is from the OpenAI cookbook, "How to count tokens with tiktoken"."""
-    assert [TOKENS.count("hello world", model) for model in MODELS.values()] == [2, 2]
+    assert TOKENS.count("hello world") == 2
     assert TOKENS.count("") == 0
     assert TOKENS.count("<|endoftext|>") == 7, "a special token in a message is text"
-    assert TOKENS.count("お誕生日おめでとう", "gpt-4") == 9
-    assert TOKENS.count("お誕生日おめでとう", "gpt-4o") == 8
+    assert TOKENS.count("お誕生日おめでとう") == 8
 
 
 @pytest.mark.parametrize(
@@ -130,9 +78,7 @@ def test_counts_of_known_texts() -> None:
     ],
 )
 def test_families_that_take_numbers_digit_by_digit(model: str, alone: bool) -> None:
-    assert TOKENS.count("run 12345678", model) - TOKENS.count("run 12345678", MODELS[encoding_of(model).name]) == (
-        5 if alone else 0
-    )
+    assert TOKENS.count("run 12345678", model) - TOKENS.count("run 12345678") == (5 if alone else 0)
 
 
 @given(st.text(alphabet="0123456789 a,.é\ud800"))
@@ -167,14 +113,14 @@ def test_the_table_of_vocabularies_compares_with_both_counts() -> None:
     assert len(rows) == 2 + len(vocabularies.kinds()) and all(row.endswith(" | 1.00 / 1.00 |") for row in rows[2:])
 
 
-def test_a_damaged_table_is_not_used() -> None:
+def test_a_damaged_table_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "SHA256", "0" * 64)
     with pytest.raises(ProxyError, match="vocabulary o200k_base is damaged"):
-        table(Encoding("o200k_base", "0" * 64, O200K.pattern))
+        table()
 
 
-@both
-def test_every_table_is_complete(encoding: Encoding) -> None:
-    ranks = table(encoding)
+def test_the_table_is_complete() -> None:
+    ranks = table()
     assert list(ranks.values()) == list(range(len(ranks)))
     assert {bytes([byte]) for byte in range(256)} <= set(ranks)
 
@@ -192,10 +138,9 @@ def texts(value: Any) -> Iterator[str]:
 
 
 @transcripts.needed
-@both
-def test_counting_in_pieces_hardly_changes_counts_of_recorded_runs(encoding: Encoding) -> None:
+def test_counting_in_pieces_hardly_changes_counts_of_recorded_runs() -> None:
     runs = ["\n".join(texts(run.messages)) for run in islice(transcripts.load(), 0, None, 20)]
-    off = [TOKENS.count(run, MODELS[encoding.name]) - REFERENCE[encoding.name](run) for run in runs]
+    off = [TOKENS.count(run) - REFERENCE(run) for run in runs]
     assert sum(map(len, runs)) > 50 * PIECE
     assert sum(map(bool, off)) <= 1, "a JSON text of many thousand escaped lines"
     assert max(map(abs, off)) <= 3
@@ -211,8 +156,7 @@ def test_a_cut_at_a_seam_changes_no_count(before: str, seam: str, after: str) ->
     left, right = seam.split("|")
     left, right = before + left, right + after
     assert any(found.end() == len(left) for found in SEAM.finditer(left + right))
-    for count in REFERENCE.values():
-        assert count(left) + count(right) == count(left + right)
+    assert REFERENCE(left) + REFERENCE(right) == REFERENCE(left + right)
 
 
 @given(text=st.text(alphabet="a\n /", max_size=300), size=st.integers(1, 20))
@@ -227,20 +171,17 @@ def test_pieces_add_up_to_the_text(text: str, size: int) -> None:
 def test_long_texts_with_lines_are_exact() -> None:
     source = "".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py")))
     text = source * (5 * PIECE // len(source) + 1)
-    for name, model in MODELS.items():
-        assert TOKENS.count(text, model) == REFERENCE[name](text)
+    assert TOKENS.count(text) == REFERENCE(text)
 
 
 HOSTILE = [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n", " \n=", "''s"]
 
 
 @pytest.mark.parametrize("character", sample(HOSTILE, 5), ids=ascii)
-@both
-def test_counting_long_runs_is_linear(character: str, encoding: Encoding) -> None:
+def test_counting_long_runs_is_linear(character: str) -> None:
     text = character * (10 * PIECE // len(character))
-    model = MODELS[encoding.name]
-    assert 0 < TOKENS.count(text, model) <= 4 * len(text)
-    assert_linear(lambda text: TOKENS.count(text, model), text, text + text)
+    assert 0 < TOKENS.count(text) <= 4 * len(text)
+    assert_linear(TOKENS.count, text, text + text)
 
 
 def test_counting_one_endless_word_is_linear() -> None:
@@ -256,14 +197,14 @@ def test_an_endless_run_is_cut_into_pieces() -> None:
 @given(text=st.text(alphabet=st.characters() | st.sampled_from("\ud83d\ude00\ud800\udc00")))
 def test_lone_surrogates_are_replaced_for_counting(text: str) -> None:
     mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert TOKENS.count(text) == TOKENS.count(mended) == REFERENCE["o200k_base"](mended)
+    assert TOKENS.count(text) == TOKENS.count(mended) == REFERENCE(mended)
 
 
 def test_threads_load_an_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
 
-    def load(encoding: Encoding) -> tokens.Counter:
-        loaded.append(encoding.name)
+    def load() -> tokens.Counter:
+        loaded.append(1)
         for _ in range(100):
             time.sleep(0)  # lets the other threads come here, too
         return len
@@ -272,7 +213,7 @@ def test_threads_load_an_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Tokens()
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(shared.count, ["four"] * 8)) == [4] * 8
-    assert loaded == ["o200k_base"]
+    assert loaded == [1]
 
 
 OFFLINE = """
@@ -283,7 +224,7 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 from proxy.tokens import Tokens
 text = sys.stdin.read()
-print([Tokens().count(text, model) for model in ("gpt-4o", "gpt-4")])
+print([Tokens().count(text, model) for model in ("gpt-4o", "qwen3")])
 """
 
 
@@ -293,7 +234,7 @@ def test_another_process_counts_the_same_without_a_network(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE], input=text, capture_output=True, text=True, env=environment, check=True
     )
-    expected = str([TOKENS.count(text, model) for model in MODELS.values()])
+    expected = str([TOKENS.count(text, model) for model in ("gpt-4o", "qwen3")])
     assert done.stdout.splitlines() == [expected]
     assert list(tmp_path.iterdir()) == [], "nothing is cached, for nothing is fetched"
 
@@ -304,4 +245,4 @@ def test_a_page_of_a_minified_file_fills_its_budget() -> None:
     told = answer("read_file", '{"path": "f", "column": 1000}', material)
     assert told.result == "ok"
     assert 5_700 < told.tokens <= 6_000
-    assert told.tokens == REFERENCE["o200k_base"](told.text)
+    assert told.tokens == REFERENCE(told.text)

@@ -319,7 +319,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
-            self._tokens.load_all()
+            self._tokens.load()
             self._dashboard.start()
             held.callback(self._dashboard.close)
             if self._otel:
