@@ -22,6 +22,7 @@ from proxy.plan.profiles import presets
 from proxy.policy import Inject, Offload, Profile
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written
+from tests.transcripts import Run
 
 SHOWN = ("128 x 0.5", "128 x 0.25", "128 x 0.1", BREAKPOINTS, THIRD_MARK, GPT_5_6)
 READ_BACK = (0.05, 0.15, 0.3)
@@ -103,7 +104,7 @@ def _reached(one: dict[str, Any], goal: Goal) -> list[tuple[str, float, float | 
     ]
 
 
-def is_reported(run: Recorded) -> bool:
+def is_reported(run: Recorded | Run) -> bool:
     """Whether the run is in the half that the profiles were not tuned on: by the parity of a digest of its id."""
     return sha256(run.id.encode()).digest()[0] % 2 == 1
 

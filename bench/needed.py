@@ -1,0 +1,282 @@
+"""How often a model needs what was moved: `python -m bench.needed [--transcripts DIR] [--half reported|tuned|all]`.
+
+Runs of strong models are replayed request by request. For each recorded reply, its *facts* are looked up in what a
+strategy would have sent before it: numbers of three or more digits, paths, identifiers, and quoted lines of 20 or more
+characters, in its text and in the arguments of its calls. Only facts that a tool result brought count, and not those
+that the task names. A fact is
+
+- *sent*, if any message of the request has it whole;
+- *preview*, if only a preview of a moved result has it;
+- *moved*, if it is only in moved text: the proxy's model is one read away from it, with the others it is gone.
+
+The replies were written by models that saw everything, so a reply is not changed by what a strategy left out. Summaries
+are canned and hold no fact, for us and for `summary only` alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench import profiles
+from bench.fidelity import KINDS, LONGEST
+from bench.visibility import MODEL, REFERENCE, replay, synthetic
+from proxy.dialects.chat.messages import texts
+from proxy.policy import Policy, Profile
+from proxy.requests.cache import MessageCache
+from proxy.tokens import Tokens
+from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
+
+TRIGGER = 30_000
+"""Tokens of history from which the alternatives act: the default ceiling of ours."""
+
+LEAST_LINE, LEAST_DIGITS = 20, 3
+"""Characters of a line that counts as a quote, and digits of a number. Shorter ones are everywhere by chance."""
+
+AGES = ((1, 1), (2, 3), (4, 9), (10, 24), (25, 10**9))
+"""Replies since a result last had the fact: 1 is the reply right after it."""
+
+_NUMBERED = re.compile(r"^\s*\d+\s?[:|\t] ?")
+_BARE = re.compile(r"\D+")
+
+Facts = frozenset[tuple[str, str]]
+Sent = Iterable[Sequence[Json]]
+"""The messages of each request, in their order."""
+Strategy = Callable[[Run, Tokens], Sent]
+
+SENT, PREVIEW, MOVED = "sent", "preview", "moved"
+
+
+class Tally(msgspec.Struct):
+    """What became of the facts that replies use. `replies` use any fact of a result, `lacking` of them a moved one."""
+
+    where: Counter[str] = msgspec.field(default_factory=Counter)
+    kinds: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    """By kind of fact and place."""
+    ages: Counter[tuple[int, str]] = msgspec.field(default_factory=Counter)
+    """By place in `AGES` and place of the fact."""
+    replies: int = 0
+    lacking: int = 0
+    tokens: int = 0
+    """Tokens of the messages of all requests, as they were sent."""
+
+    def note(self, used: Mapping[tuple[str, str], int], sent: Facts, shown: Facts) -> None:
+        """Count a reply's facts, with the replies since a result last had each."""
+        found = {fact: SENT if fact in sent else PREVIEW if fact in shown else MOVED for fact in used}
+        for fact, place in found.items():
+            self.where[place] += 1
+            self.kinds[fact[0], place] += 1
+            self.ages[_bucket(used[fact]), place] += 1
+        self.replies += bool(found)
+        self.lacking += MOVED in found.values()
+
+    def share(self, place: str) -> float:
+        return _share(self.where[place], self.where.total())
+
+    def moved_at(self, bucket: int) -> float:
+        return _share(self.ages[bucket, MOVED], sum(self.ages[bucket, place] for place in (SENT, PREVIEW, MOVED)))
+
+    def moved_of(self, kind: str) -> float:
+        return _share(self.kinds[kind, MOVED], sum(self.kinds[kind, place] for place in (SENT, PREVIEW, MOVED)))
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _bucket(age: int) -> int:
+    return next(number for number, (_, last) in enumerate(AGES) if age <= last)
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def facts_in(text: str) -> Facts:
+    """The facts of a text, with their kinds."""
+    found = {(kind, fact) for kind, pattern in KINDS.items() for fact in pattern.findall(text) if len(fact) <= LONGEST}
+    found = {(kind, fact) for kind, fact in found if kind != "numbers" or len(_BARE.sub("", fact)) >= LEAST_DIGITS}
+    lines = (_NUMBERED.sub("", line).strip() for line in text.splitlines())
+    return frozenset(found | {("quotes", line) for line in lines if LEAST_LINE <= len(line) <= LONGEST})
+
+
+def of_message(message: Json) -> Facts:
+    """The facts of a message: its texts, and the strings in the arguments of its calls."""
+    found = frozenset[tuple[str, str]]().union(*map(facts_in, _texts(message)))
+    for call in message.get("tool_calls") or ():
+        found = found.union(*map(facts_in, _strings(call["function"]["arguments"])))
+    return found
+
+
+def _texts(message: Json) -> list[str]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    return [text for _, text in texts(json.dumps(message).encode())] if content else []
+
+
+def _strings(arguments: str) -> Iterator[str]:
+    try:
+        level: list[Any] = [json.loads(arguments)]
+    except ValueError:
+        level = [arguments]
+    while level:
+        value = level.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            level += value.values() if isinstance(value, dict) else value
+
+
+# -- strategies --------------------------------------------------------------------------------------------------------
+
+
+def proxied(profile: Profile) -> Strategy:
+    """The proxy's own preparation, under a profile."""
+
+    def sent(run: Run, tokens: Tokens) -> Sent:
+        policy = Policy(offload=profiles.chosen(profile=profile).offload)
+        bodies = asyncio.run(replay(run, policy, MessageCache(tokens))).bodies
+        return (msgspec.json.decode(body)["messages"] for body in bodies)
+
+    return sent
+
+
+def last_results(number: int, above: int = 0) -> Strategy:
+    """Only the last results, in requests above so many tokens: a window, or Anthropic's `clear_tool_uses`."""
+
+    def sent(run: Run, tokens: Tokens) -> Sent:
+        for messages, _ in requests_of(run):
+            tools = [index for index, message in enumerate(messages) if message["role"] == "tool"]
+            old = set(tools[:-number]) if _size(messages, tokens) > above else set()
+            yield [{**one, "content": "[cleared]"} if index in old else one for index, one in enumerate(messages)]
+
+    return sent
+
+
+def summary_only(run: Run, tokens: Tokens) -> Sent:
+    """All but the task becomes a summary whenever the history exceeds the trigger."""
+    start = 0
+    for messages, _ in requests_of(run):
+        task = next((at for at, one in enumerate(messages) if one["role"] == "user"), -1) + 1
+        if _size([*messages[:task], *messages[max(start, task) :]], tokens) > TRIGGER:
+            start = len(messages)
+        yield [*messages[:task], *messages[max(start, task) :]]
+
+
+def _size(messages: Sequence[Json], tokens: Tokens) -> int:
+    return sum(_tokens(json.dumps(message), tokens) for message in messages)
+
+
+@cache
+def _tokens(text: str, tokens: Tokens) -> int:
+    return tokens.count(text, MODEL)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "no proxy": last_results(10**9),
+    **{f"proxy: {profile}": proxied(profile) for profile in Profile},
+    "last 10 results": last_results(10),
+    f"clear_tool_uses, keep 3, above {TRIGGER:,}": last_results(3, TRIGGER),
+    f"summary only, above {TRIGGER:,}": summary_only,
+}
+
+
+# -- one run, all runs -------------------------------------------------------------------------------------------------
+
+
+def tally(run: Run, strategies: Mapping[str, Strategy], tokens: Tokens, into: dict[str, Tally]) -> None:
+    """Count a run's facts under each strategy."""
+    used = list(_used(run))
+    for name, strategy in strategies.items():
+        for asked, messages in zip(used, strategy(run, tokens), strict=True):
+            into[name].tokens += _size(messages, tokens)
+            moved = [one for one in messages if one["role"] == "tool" and any(map(_is_preview, _texts(one)))]
+            whole = [one for one in messages if one not in moved]
+            sent, shown = (frozenset[tuple[str, str]]().union(*map(of_message, some)) for some in (whole, moved))
+            into[name].note(asked, sent, shown)
+
+
+def _is_preview(text: str) -> bool:
+    return REFERENCE.search(text) is not None
+
+
+def _used(run: Run) -> Iterator[dict[tuple[str, str], int]]:
+    """For each reply, the facts that it has from results, with the replies since a result last had each."""
+    last, given = dict[tuple[str, str], int](), set[tuple[str, str]]()
+    reply = 0
+    for message in run.messages:
+        if message["role"] == "assistant":
+            reply += 1
+            yield {fact: reply - last[fact] for fact in of_message(message) if fact in last and fact not in given}
+        elif message["role"] == "tool":
+            last |= dict.fromkeys(of_message(message), reply)
+        else:
+            given |= of_message(message)
+
+
+def needed(runs: Iterable[Run], strategies: Mapping[str, Strategy] = STRATEGIES) -> dict[str, Tally]:
+    """What became of the facts of all runs, by strategy."""
+    tokens, found = Tokens(), {name: Tally() for name in strategies}
+    for run in runs:
+        tally(run, strategies, tokens, found)
+        facts_in.cache_clear()
+        _tokens.cache_clear()
+    return found
+
+
+def in_half(run: Run, half: str) -> bool:
+    """Whether a run is in this half; the rules for facts were chosen on the half that is not reported."""
+    return half == "all" or profiles.is_reported(run) == (half == "reported")
+
+
+def table(found: Mapping[str, Tally]) -> str:
+    ages = [f"{first}-{last}" if first < last < 10**9 else f"{first}{'+' * (last > first)}" for first, last in AGES]
+    first = next(iter(found.values()))
+    kinds = ("quotes", *KINDS)
+    lines = [
+        f"{first.where.total():,} facts of results that {first.replies:,} replies use",
+        f"{'':38}{'tokens':>8}{'sent':>8}{'preview':>9}{'moved':>8}{'replies with a moved one':>26}",
+    ]
+    for name, one in found.items():
+        shares = f"{one.share(SENT):8.1%}{one.share(PREVIEW):9.1%}{one.share(MOVED):8.1%}"
+        tokens, lacking = _share(one.tokens, first.tokens), _share(one.lacking, one.replies)
+        lines.append(f"{name:38}{tokens:8.2f}{shares}{lacking:26.1%}")
+    lines += ["", f"{'moved, by replies since the result':38}" + "".join(f"{age:>9}" for age in ages)]
+    lines += [
+        f"{name:38}" + "".join(f"{one.moved_at(at):9.1%}" for at in range(len(AGES))) for name, one in found.items()
+    ]
+    lines += ["", f"{'moved, by kind of fact':38}" + "".join(f"{kind:>13}" for kind in kinds)]
+    lines += [f"{name:38}" + "".join(f"{one.moved_of(kind):13.1%}" for kind in kinds) for name, one in found.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
+    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
+    parser.add_argument("--half", choices=("reported", "tuned", "all"), default="reported", help="[reported]")
+    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
+    options = parser.parse_args()
+    if absence(options.transcripts):
+        print(f"{absence(options.transcripts)}: a synthetic one instead")
+        runs = [synthetic()]
+    else:
+        runs = [run for run in load(options.above, folder=options.transcripts) if in_half(run, options.half)]
+    runs = runs[:2] if options.smoke else runs
+    print(f"{len(runs)} runs above {options.above:,} tokens\n{table(needed(runs))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""`bench.needed` tells where the facts stand that a reply uses, on a small made-up run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench import needed
+from bench.needed import MOVED, PREVIEW, SENT, Tally, facts_in, last_results, of_message, proxied, summary_only, table
+from proxy.policy import Profile
+from proxy.tokens import Tokens
+from tests.transcripts import Json, Run
+
+TOKENS = Tokens()
+FACT = "the vault of bay seven opens with 774123 only"
+FILLER = "\n".join(f"nothing happened in hall {number}, as ever, and nobody was there" for number in range(400))
+
+
+def run(age: int, said: str = "", arguments: Any = None, task: str = "Look.") -> Run:
+    """A run whose last reply says this, `age` replies after the result that has the fact."""
+    messages: list[Json] = [{"role": "user", "content": task}]
+    for number in range(age):
+        function = {"name": "look", "arguments": json.dumps({"path": f"/logs/{number}.log"})}
+        call = {"id": f"c{number}", "type": "function", "function": function}
+        text = f"{FILLER}\n{FACT}\n{FILLER}" if number == 0 else f"{FILLER} {number}"
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": text},
+        ]
+    last: Json = {"role": "assistant", "content": said}
+    if arguments is not None:
+        last["tool_calls"] = [{"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    return Run("made up", "1", "m", [], [*messages, last], 0)
+
+
+def tally(of: Run, strategy: needed.Strategy) -> Tally:
+    return needed.needed([of], {"it": strategy})["it"]
+
+
+def test_a_text_has_facts_of_four_kinds() -> None:
+    found = facts_in("12: def read_all(self, path='/etc/hosts'): # 4711 of 42")
+    assert {("paths", "/etc/hosts"), ("numbers", "4711"), ("identifiers", "read_all")} <= found
+    assert ("quotes", "def read_all(self, path='/etc/hosts'): # 4711 of 42") in found
+    assert ("numbers", "42") not in found and ("numbers", "12") not in found
+
+
+def test_arguments_are_read_as_what_they_say() -> None:
+    call = {"function": {"name": "edit", "arguments": json.dumps({"new": ["a\nthis line is one of the file's own"]})}}
+    assert ("quotes", "this line is one of the file's own") in of_message({"content": None, "tool_calls": [call]})
+    call = {"function": {"name": "edit", "arguments": "no JSON but host_17"}}
+    assert ("identifiers", "host_17") in of_message({"content": None, "tool_calls": [call]})
+
+
+@pytest.mark.parametrize(
+    ("age", "strategy", "where"),
+    [
+        (1, proxied(Profile.FRUGAL), SENT),
+        (8, last_results(10**9), SENT),
+        (8, proxied(Profile.BALANCED), MOVED),
+        (8, last_results(3), MOVED),
+        (8, last_results(3, 10**9), SENT),
+        (2, last_results(3), SENT),
+        (8, summary_only, MOVED),
+    ],
+)
+def test_a_used_fact_is_sent_or_moved(age: int, strategy: needed.Strategy, where: str) -> None:
+    found = tally(run(age, f"It is 774123. And:\n{FACT}"), strategy)
+    assert found.where == {where: 2} and found.replies == 1 and found.lacking == (where == MOVED)
+    assert found.kinds == {("numbers", where): 1, ("quotes", where): 1}
+    [(bucket, _)] = found.ages
+    first, last = needed.AGES[bucket]
+    assert first <= age <= last
+
+
+def test_what_only_a_preview_shows_is_told_apart() -> None:
+    """Its first line is in the preview."""
+    made = run(8, "Then 558899 it is.")
+    made.messages[2]["content"] = f"code 558899\n{FILLER}"
+    assert tally(made, proxied(Profile.BALANCED)).where == {PREVIEW: 1}
+
+
+@pytest.mark.parametrize("said", ["Nothing of it.", "It is 1234567."])
+def test_what_no_result_brought_does_not_count(said: str) -> None:
+    assert tally(run(8, said), last_results(3)).replies == 0
+
+
+def test_what_the_task_names_does_not_count() -> None:
+    assert not tally(run(8, "774123", task="Is it 774123?"), last_results(3)).where
+
+
+def test_what_the_model_said_itself_is_still_there() -> None:
+    made = run(8, "774123")
+    made.messages[3]["content"] = "I note 774123."
+    assert tally(made, last_results(3)).where == {SENT: 2}  # there, and in the last reply
+
+
+def test_the_table_has_every_strategy_and_its_share_of_tokens() -> None:
+    found = needed.needed([run(8, f"It is 774123. And:\n{FACT}")])
+    lines = table(found).splitlines()
+    assert lines[0] == "2 facts of results that 1 replies use"
+    [balanced] = [line for line in lines[:9] if "balanced" in line]
+    assert balanced.split()[-4:] == ["0.0%", "0.0%", "100.0%", "100.0%"]
+    assert float(balanced.split()[2]) < 0.7
+    assert sum(line.startswith("summary only") for line in lines) == 3
