@@ -7,13 +7,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from proxy.dialects import render
-from proxy.plan.history import BEGINNING, extend, opening
+from proxy.plan.history import beginning
 from proxy.plan.message import digest
 from proxy.plan.plan import Role, live
 from proxy.requests.planned import OUR_TOOLS_TOKENS
@@ -98,7 +97,7 @@ def detail(kept: bytes) -> dict[str, Any]:
 
 def _session(ready: Prepared, planned: Planned) -> int:
     names = f"{ready.tenant.namespace} {planned.dialect.name} {planned.request.model} "
-    began = reduce(extend, opening(planned.history.measured), BEGINNING)
+    began = beginning(planned.history.measured)
     return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
 

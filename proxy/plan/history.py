@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from itertools import takewhile
 
 import msgspec
@@ -357,17 +356,15 @@ OPENING_MESSAGES = 100
 """Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
 
 
-def opening(messages: Sequence[Message]) -> tuple[bytes, ...]:
-    """Return what each message means up to the user's first one, without the leading system messages."""
-    found: list[bytes] = []
-    for message in messages[:OPENING_MESSAGES]:
-        if found or message.role is not Role.SYSTEM:
-            found.append(message.meaning)
-            if message.role is Role.USER:
-                break
-    return tuple(found)
-
-
 def beginning(messages: Sequence[Message]) -> bytes:
-    """Return the digest of what a history means up to the user's first message."""
-    return reduce(extend, opening(messages), BEGINNING)
+    """Return the digest of what a history means up to the user's first message, without the leading system messages.
+
+    All requests of a conversation have it."""
+    link, opening = BEGINNING, START
+    for message in messages[:OPENING_MESSAGES]:
+        if not opening.leads(message.role):
+            link = extend(link, message.meaning)
+        opening = opening.then(message.role)
+        if opening.asked:
+            break
+    return link

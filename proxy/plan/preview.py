@@ -38,22 +38,22 @@ class Shape(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
 
 
-STEP = 1 << 20
-"""Characters that one step reads: a few milliseconds at most, after which other threads get their turn."""
+CHUNK = 1 << 20
+"""Characters that are read at once: a few milliseconds at most, after which other threads get their turn."""
 
 
 def digest(text: str) -> str:
     """Return the first 32 hex digits of the text's SHA-256, the first of which are part of its file's name."""
     seen = hashlib.sha256()
-    for at in range(0, len(text), STEP):
-        seen.update(text[at : at + STEP].encode("utf-8", "surrogatepass"))
+    for at in range(0, len(text), CHUNK):
+        seen.update(text[at : at + CHUNK].encode("utf-8", "surrogatepass"))
     return seen.hexdigest()[:32]
 
 
 def line_feeds(text: str, start: int = 0, stop: int | None = None) -> int:
     """Count the line feeds from `start` to `stop`."""
     stop = len(text) if stop is None else stop
-    return sum([text.count("\n", at, min(at + STEP, stop)) for at in range(start, stop, STEP)])
+    return sum([text.count("\n", at, min(at + CHUNK, stop)) for at in range(start, stop, CHUNK)])
 
 
 def line_count(text: str) -> int:

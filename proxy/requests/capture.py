@@ -11,7 +11,6 @@ import asyncio
 import errno
 import logging
 import os
-import stat
 import time
 import uuid
 from collections import Counter, deque
@@ -30,7 +29,6 @@ from proxy.errors import Overloaded, UserMistake
 from proxy.lru import Lru
 from proxy.policies.tenants import retention, tenant_of
 from proxy.rawjson import NotJson
-from proxy.regular_files import NotRegular
 from proxy.stores import Retention
 from proxy.telemetry.logs import Limited, event
 from proxy.telemetry.outcome import Basis, Kind, Outcome
@@ -61,7 +59,6 @@ CLOSING = 0.5
 SUFFIX = ".jsonl"
 
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Captured(msgspec.Struct, frozen=True):
@@ -112,7 +109,7 @@ class CaptureFolder:
             self.sweep(len(line))
         self._unchecked += len(line)
         try:
-            descriptor = _opened(self._part(namespace))
+            descriptor = os.open(self._part(namespace), _OPEN, 0o600)
         except OSError:
             self._parts.discard(namespace)  # the next line goes to another file
             raise
@@ -154,7 +151,7 @@ class CaptureFolder:
     def _part(self, namespace: str) -> Path:
         """Return the file for the next line. Its folder exists."""
         folder, now = self._root / namespace, self._clock()
-        _make(self._root)
+        self._root.mkdir(mode=0o700, exist_ok=True)
         _make(folder)
         part = self._parts.get(namespace)
         if part is None or now - part[1] > PART_SECONDS or _size(part[0]) > self._most:
@@ -299,24 +296,6 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _opened(file: Path) -> int:
-    """Open a file for appending. Raises OSError if anything else is in its place, or in that of its folder."""
-    folder = os.open(file.parent, _OPEN_FOLDER)
-    try:
-        descriptor = os.open(file.name, _OPEN, 0o600, dir_fd=folder)
-    finally:
-        with suppress(OSError):  # nothing is lost, and the file must not be left open
-            os.close(folder)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise NotRegular(errno.EINVAL, "Not a regular file")
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def _append(descriptor: int, line: bytes) -> None:
     """Write the whole line, or nothing if the disk has no room for it."""
     size, left = os.fstat(descriptor).st_size, memoryview(line)
@@ -329,10 +308,12 @@ def _append(descriptor: int, line: bytes) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder that only its owner can read, whatever the umask."""
+    """Make a folder that only its owner can read, whatever the umask. Raises OSError if a link is in its place."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         folder.chmod(0o700)
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "A link is no directory", str(folder))
 
 
 def _delete(path: Path, missed: list[OSError] | None = None) -> None:

@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.plan.history import extend
-from proxy.plan.preview import STEP, digest_in
+from proxy.plan.preview import CHUNK, digest_in
 from proxy.plan.recognise import Reply, Visible, contains, resembles
 from proxy.plan.turn import Continuation, Hidden
 from proxy.rawjson import NotJson
@@ -332,7 +332,7 @@ def _is_original(key: str, value: bytes) -> bool:
 
 def _encoded(text: Callable[[], str]) -> bytes:
     whole = text()
-    return b"".join([whole[at : at + STEP].encode("utf-8", "surrogatepass") for at in range(0, len(whole), STEP)])
+    return b"".join([whole[at : at + CHUNK].encode("utf-8", "surrogatepass") for at in range(0, len(whole), CHUNK)])
 
 
 def _places(before: bytes) -> list[str]:

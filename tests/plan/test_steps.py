@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 from proxy.plan import preview
-from proxy.plan.preview import STEP
+from proxy.plan.preview import CHUNK
 from proxy.tools import pages
 
-LONG = "".join(random.Random(1).choices('a\n"\\é語😀\x00', k=3 * STEP + 17))
+LONG = "".join(random.Random(1).choices('a\n"\\é語😀\x00', k=3 * CHUNK + 17))
 
 
 class Watched(str):
@@ -41,7 +41,7 @@ def watched() -> Watched:
 def test_a_digest_is_made_in_steps() -> None:
     text = watched()
     assert preview.digest(text) == hashlib.sha256(LONG.encode()).hexdigest()[:32]
-    assert max(text.read) <= STEP and sum(text.read) == len(LONG)
+    assert max(text.read) <= CHUNK and sum(text.read) == len(LONG)
     assert preview.digest("") == hashlib.sha256(b"").hexdigest()[:32]
 
 
@@ -49,5 +49,5 @@ def test_lines_are_counted_in_steps() -> None:
     text = watched()
     assert preview.line_count(text) == pages.line_count(text) == LONG.count("\n") + (LONG[-1] != "\n")
     assert pages.line_start(text, 100_000) == len("\n".join(LONG.split("\n", 100_000)[:-1])) + 1
-    assert max(text.read) <= STEP
+    assert max(text.read) <= CHUNK
     assert preview.line_feeds("a\nb\nc\n", 2, 5) == 1
