@@ -23,7 +23,7 @@ KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
 SUMMED = (
 "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
     "written_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted",
-    "rounds", "new_event",
+    "rounds", "new_event", "unfollowed",
 )  # fmt: skip
 """Fields of an outcome that are added up."""
 
