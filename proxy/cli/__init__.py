@@ -10,11 +10,12 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from proxy import __version__
+from proxy.cli.words import harmless
 from proxy.errors import ProxyError, UserMistake
 
 if TYPE_CHECKING:
@@ -24,37 +25,10 @@ if TYPE_CHECKING:
 
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
+Argument = tuple[str, str, str]
+"""An argument's name, metavar and help."""
+
 OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
-
-_SERVE = (
-    ("host", "HOST", "address to listen on [127.0.0.1]"),
-    ("port", "PORT", "port to listen on; 0: any free port [8787]"),
-    ("policies", "DIR", "directory of policies, one YAML file for each tenant [a built-in policy for everybody]"),
-    ("store", "URL", "URL or directory of the store [~/.local/state/offload-proxy]"),
-    ("upstream", "URL", "upstream of policies that name none; also OPENAI_BASE_URL [https://api.openai.com/v1]"),
-    ("workers", "N", "number of worker processes [1]"),
-    ("body-limit", "SIZE", "largest body of a chat request, such as 64MiB [64MiB]"),
-    ("buffered-limit", "SIZE", "bodies of all requests in a process; one tenant may have half of it [512MiB]"),
-    ("head-timeout", "SECONDS", "longest time for a request's head to arrive [10]"),
-    ("body-timeout", "SECONDS", "longest pause in a request's body [30]"),
-    ("first-byte-timeout", "SECONDS", "longest time until upstream's first byte [600]"),
-    ("drain-timeout", "SECONDS", "longest time for requests under way to finish after SIGTERM [30]"),
-    ("max-connections", "N", "connections to upstreams at once, for each process [1000]"),
-    ("allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
-    ("monitor-networks", "NETWORKS", "comma-separated networks that may read /metrics without a token [none]"),
-    ("capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
-    ("capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
-    ("dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
-    ("dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows are deleted [512MiB]"),
-    ("replica-url", "URL", "where people reach this replica's dashboard, for links on others' [host and port]"),
-    ("dashboard-content", "BOOL", "keep texts, of tenants whose policy has `dashboard_content: true` [false]"),
-    ("log-format", "FORMAT", "json or text [text on a terminal, else json]"),
-)
-
-_ENVIRONMENT = """\
-Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
-OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,8 +78,7 @@ def _discard_output() -> None:
 
 
 def _complain(error: Exception | str, code: int) -> int:
-    text = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(error))
-    sys.stderr.write(f"offload-proxy: {text}\n")
+    sys.stderr.write(f"offload-proxy: {harmless(str(error))}\n")
     return code
 
 
@@ -118,166 +91,35 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    _add_check(commands)
-    _add_replay(commands)
-    _add_recall(commands)
-    _add_store(commands)
-    demo = _add(commands, "demo", "watch an agent go past its context window, without a key or a network")
-    demo.add_argument("--serve", action="store_true", help="then go on serving the dashboard, until Ctrl-C")
-    demo.set_defaults(run=_demo)
+    for name, (run, about, arguments) in _COMMANDS.items():
+        _add(commands, name, about, arguments).set_defaults(run=run)
+    about = "list, read, search and clean up the store"
+    actions = _add(commands, "store", about, ()).add_subparsers(required=True, metavar="ACTION")
+    for name, (about, arguments) in _ACTIONS.items():
+        _add(actions, name, about, (*arguments, *_OF_STORE)).set_defaults(run=_store, action=name)
     return parser
 
 
-def _add(commands: Commands, name: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
-    return commands.add_parser(
+def _add(commands: Commands, name: str, about: str, arguments: Sequence[Argument]) -> argparse.ArgumentParser:
+    """Add a command. An argument's name ends with `?` where it may be left out, and with `*` where it may be repeated;
+    a flag without a metavar has no value."""
+    command = commands.add_parser(
         name,
         help=about,
         description=about[0].upper() + about[1:] + ".",
-        epilog=epilog,
+        epilog=_EXAMPLES.get(name, ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
-
-def _add_serve(commands: Commands) -> None:
-    examples = """\
-examples:
-  offload-proxy serve                                        in front of OpenAI, each caller with its own key
-  offload-proxy serve --upstream http://127.0.0.1:8080/v1    in front of a local model
-  offload-proxy serve --policies policies --workers 4        with tenants
-"""
-    command = _add(commands, "serve", "run the proxy", examples + "\n" + _ENVIRONMENT)
-    for name, metavar, about in _SERVE:
-        command.add_argument(f"--{name}", metavar=metavar, help=about)
-    command.set_defaults(run=_serve)
-
-
-def _add_check(commands: Commands) -> None:
-    command = _add(commands, "check", "check a directory of policies and explain it")
-    command.add_argument(
-        "directory", nargs="?", metavar="DIR", help="the directory [OFFLOAD_POLICIES, or policies, or what is built in]"
-    )
-    command.add_argument("--upstream", metavar="URL", help="as for serve")
-    pages = command.add_mutually_exclusive_group()
-    pages.add_argument(
-        "--live",
-        action="store_true",
-        help="also ask every upstream for its models, with the policy's own key",
-    )
-    pages.add_argument("--schema", action="store_true", help="print the JSON Schema of a policy file instead")
-    pages.add_argument("--reference", action="store_true", help="print the description of every key instead")
-    command.set_defaults(run=_check)
-
-
-def _add_replay(commands: Commands) -> None:
-    examples = """\
-FILE is what you have: sessions of Claude Code, Codex or opencode; logs and exports of LiteLLM, Langfuse, LangSmith,
-Helicone or OpenTelemetry; request bodies (chat completions, Responses or Messages) as JSONL or JSON, also gzipped; a
-HAR; a directory of those, such as a capture of `serve --capture`; or - for standard input. Without a FILE, the
-sessions in your home directory. Nothing is sent or stored, and credentials are not looked at.
-
-examples:
-  offload-proxy replay --profile                            your own sessions under the three profiles
-  offload-proxy replay session.jsonl                        what the default policy would have done
-  offload-proxy replay --policy a.yaml --policy b.yaml *.har
-  offload-proxy replay --html report.html captures
-  offload-proxy replay --json session.jsonl | jq '.policies[0].cost_after'
-"""
-    command = _add(commands, "replay", "say what policies would have done to recorded requests", examples)
-    command.add_argument("files", nargs="*", metavar="FILE", help="recorded requests, in their order [your sessions]")
-    command.add_argument("--profile", action="store_true", help="compare the profiles careful, balanced and frugal")
-    command.add_argument(
-        "--policy", action="append", metavar="FILE", help="a policy; repeat it to compare several [the defaults]"
-    )
-    command.add_argument(
-        "--dialect",
-        metavar="API",
-        help="the API of JSONL: chat, responses or messages [guessed for each line]",
-    )
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    command.add_argument("--html", metavar="REPORT.html", help="also write a report with charts, as one file")
-    command.set_defaults(run=_replay)
-
-
-def _add_recall(commands: Commands) -> None:
-    examples = """\
-The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input.
-
-examples:
-  offload-proxy recall                                         your conversations, newest first
-  offload-proxy recall --session 3f2a                          what one of them moved
-  offload-proxy recall --grep 'E47\\d+'                         search it all
-  offload-proxy recall billing.log-2e7dc01b9a01f2d4.txt        read one text
-"""
-    recall = _add(commands, "recall", "look into what your conversations moved out of the context", examples)
-    recall.add_argument("path", nargs="?", metavar="PATH", help="a reference, or the file's name in it")
-    recall.add_argument("--session", metavar="ID", help="only this session; the beginning of its id is enough")
-    recall.add_argument("--grep", metavar="PATTERN", help="the lines that match (RE2, ignoring case)")
-    recall.set_defaults(run=_recall)
-    mcp = _add(commands, "mcp", "serve the same to an MCP client over standard input and output")
-    mcp.set_defaults(run=_mcp)
-    for command in (recall, mcp):
-        command.add_argument("--url", metavar="URL", help="the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
-
-
-def _add_store(commands: Commands) -> None:
-    examples = """\
-examples:
-  offload-proxy store ls                        what there is, by namespace and kind
-  offload-proxy store ls default-anonymous      the records of one namespace
-  offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins with acme-
-  offload-proxy store namespace < key           the namespace of the caller with this key
-  offload-proxy store forget acme-anonymous     delete everything that is kept of one caller
-  offload-proxy store gc --dry-run              show how many records are older than their tenant's retention
-"""
-    actions = _add(commands, "store", "list, read, search and clean up the store", examples).add_subparsers(
-        required=True, metavar="ACTION"
-    )
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--store", metavar="URL", help="URL or directory of the store; also OFFLOAD_STORE")
-    shared.add_argument(
-        "--policies",
-        metavar="DIR",
-        help="policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES",
-    )
-
-    ls = actions.add_parser("ls", parents=[shared], help="list namespaces, or one namespace's records")
-    ls.add_argument("namespace", nargs="?", metavar="NAMESPACE")
-    ls.set_defaults(run=_store, action="ls")
-
-    namespace = actions.add_parser(
-        "namespace", parents=[shared], help="say which namespace the caller has whose key is on standard input"
-    )
-    namespace.set_defaults(run=_namespace)
-
-    cat = actions.add_parser("cat", parents=[shared], help="write one record to standard output, byte for byte")
-    cat.add_argument("key", metavar="KEY")
-    cat.set_defaults(run=_store, action="cat")
-
-    grep = actions.add_parser(
-        "grep", parents=[shared], help="search records (RE2, case-insensitive); exits with 1 if nothing matches"
-    )
-    grep.add_argument("pattern", metavar="PATTERN")
-    grep.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="only keys with this prefix")
-    grep.set_defaults(run=_store, action="grep")
-
-    gc = actions.add_parser("gc", parents=[shared], help="delete records older than their tenant's retention")
-    gc.add_argument(
-        "--older-than", metavar="AGE", help="delete all records older than this, such as 30d, whatever the policies say"
-    )
-    gc.add_argument("--dry-run", action="store_true", help="only say how many would be deleted")
-    gc.set_defaults(run=_store, action="gc")
-
-    forget = actions.add_parser(
-        "forget",
-        parents=[shared],
-        help="delete everything that is kept of a namespace: its records of every kind, captures and rows",
-    )
-    forget.add_argument("namespace", metavar="NAMESPACE", help="one caller, as `store ls` lists them")
-    forget.add_argument("--capture", metavar="DIR", help="the folder of `serve --capture`; also OFFLOAD_CAPTURE")
-    forget.add_argument("--dashboard", metavar="FILE", help="the file of `serve --dashboard`; also OFFLOAD_DASHBOARD")
-    forget.add_argument("--yes", action="store_true", help="do not ask")
-    forget.set_defaults(run=_forget)
+    for named, metavar, help in arguments:
+        ending = named[-1] if named[-1] in "?*" else None
+        name = named.rstrip("?*")
+        if not metavar:
+            command.add_argument(name, action="store_true", help=help)
+        elif name.startswith("--"):
+            command.add_argument(name, metavar=metavar, help=help, action="append" if ending else "store")
+        else:
+            command.add_argument(name, metavar=metavar, help=help, nargs=ending)
+    return command
 
 
 def _serve(chosen: argparse.Namespace) -> int:
@@ -351,31 +193,23 @@ def _mcp(chosen: argparse.Namespace) -> int:
 
 def _store(chosen: argparse.Namespace) -> int:
     from proxy.cli import store
+    from proxy.cli.forget import forget
 
     settings = _settings(chosen)
     match chosen.action:
         case "ls":
-            work = store.ls(chosen.namespace)
+            return store.run(settings, store.ls(chosen.namespace))
         case "cat":
-            work = store.cat(chosen.key)
+            return store.run(settings, store.cat(chosen.key))
         case "grep":
-            work = store.grep(chosen.pattern, chosen.prefix)
+            return store.run(settings, store.grep(chosen.pattern, chosen.prefix or ""))
+        case "gc":
+            return store.run(settings, store.gc(settings, chosen.older_than, dry_run=chosen.dry_run))
+        case "forget":
+            return forget(settings, chosen.namespace, sure=chosen.yes)
         case _:
-            work = store.gc(settings, chosen.older_than, dry_run=chosen.dry_run)
-    return store.run(settings, work)
-
-
-def _namespace(chosen: argparse.Namespace) -> int:
-    from proxy.cli.store import namespace_of_key
-
-    sys.stdout.write(namespace_of_key(_settings(chosen), sys.stdin.buffer.readline().strip()) + "\n")
-    return OK
-
-
-def _forget(chosen: argparse.Namespace) -> int:
-    from proxy.cli.forget import forget
-
-    return forget(_settings(chosen), chosen.namespace, sure=chosen.yes)
+            sys.stdout.write(store.namespace_of_key(settings, sys.stdin.buffer.readline().strip()) + "\n")
+            return OK
 
 
 def _demo(chosen: argparse.Namespace) -> int:
@@ -389,3 +223,176 @@ def _settings(chosen: argparse.Namespace) -> Settings:
 
     flags: Mapping[str, object] = vars(chosen)
     return read({name: text for name, text in flags.items() if text is None or isinstance(text, str)})
+
+
+_URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
+
+_SERVE_FLAGS: Sequence[Argument] = (
+    ("--host", "HOST", "address to listen on [127.0.0.1]"),
+    ("--port", "PORT", "port to listen on; 0: any free port [8787]"),
+    (
+        "--policies",
+        "DIR",
+        "directory of policies, one YAML file for each tenant [a built-in policy for everybody]",
+    ),
+    ("--store", "URL", "URL or directory of the store [~/.local/state/offload-proxy]"),
+    (
+        "--upstream",
+        "URL",
+        "upstream of policies that name none; also OPENAI_BASE_URL [https://api.openai.com/v1]",
+    ),
+    ("--workers", "N", "number of worker processes [1]"),
+    ("--body-limit", "SIZE", "largest body of a chat request, such as 64MiB [64MiB]"),
+    (
+        "--buffered-limit",
+        "SIZE",
+        "bodies of all requests in a process; one tenant may have half of it [512MiB]",
+    ),
+    ("--head-timeout", "SECONDS", "longest time for a request's head to arrive [10]"),
+    ("--body-timeout", "SECONDS", "longest pause in a request's body [30]"),
+    ("--first-byte-timeout", "SECONDS", "longest time until upstream's first byte [600]"),
+    ("--drain-timeout", "SECONDS", "longest time for requests under way to finish after SIGTERM [30]"),
+    ("--max-connections", "N", "connections to upstreams at once, for each process [1000]"),
+    ("--allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
+    (
+        "--monitor-networks",
+        "NETWORKS",
+        "comma-separated networks that may read /metrics without a token [none]",
+    ),
+    ("--capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
+    ("--capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
+    ("--dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
+    ("--dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows are deleted [512MiB]"),
+    (
+        "--replica-url",
+        "URL",
+        "where people reach this replica's dashboard, for links on others' [host and port]",
+    ),
+    (
+        "--dashboard-content",
+        "BOOL",
+        "keep texts, of tenants whose policy has `dashboard_content: true` [false]",
+    ),
+    ("--log-format", "FORMAT", "json or text [text on a terminal, else json]"),
+)
+
+_COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence[Argument]]] = {
+    "serve": (
+        _serve,
+        "run the proxy",
+        _SERVE_FLAGS,
+    ),
+    "check": (
+        _check,
+        "check a directory of policies and explain it",
+        (
+            ("directory?", "DIR", "the directory [OFFLOAD_POLICIES, or policies, or what is built in]"),
+            ("--upstream", "URL", "as for serve"),
+            ("--live", "", "also ask every upstream for its models, with the policy's own key"),
+            ("--schema", "", "print the JSON Schema of a policy file instead"),
+            ("--reference", "", "print the description of every key instead"),
+        ),
+    ),
+    "replay": (
+        _replay,
+        "say what policies would have done to recorded requests",
+        (
+            ("files*", "FILE", "recorded requests, in their order [your sessions]"),
+            ("--profile", "", "compare the profiles careful, balanced and frugal"),
+            ("--policy*", "FILE", "a policy; repeat it to compare several [the defaults]"),
+            ("--dialect", "API", "the API of JSONL: chat, responses or messages [guessed for each line]"),
+            ("--json", "", "print JSON instead of a table"),
+            ("--html", "REPORT.html", "also write a report with charts, as one file"),
+        ),
+    ),
+    "recall": (
+        _recall,
+        "look into what your conversations moved out of the context",
+        (
+            ("path?", "PATH", "a reference, or the file's name in it"),
+            ("--session", "ID", "only this session; the beginning of its id is enough"),
+            ("--grep", "PATTERN", "the lines that match (RE2, ignoring case)"),
+            _URL,
+        ),
+    ),
+    "mcp": (_mcp, "serve the same to an MCP client over standard input and output", (_URL,)),
+    "demo": (
+        _demo,
+        "watch an agent go past its context window, without a key or a network",
+        (("--serve", "", "then go on serving the dashboard, until Ctrl-C"),),
+    ),
+}
+
+_OF_STORE: Sequence[Argument] = (
+    ("--store", "URL", "URL or directory of the store; also OFFLOAD_STORE"),
+    ("--policies", "DIR", "policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES"),
+)
+
+_ACTIONS: Mapping[str, tuple[str, Sequence[Argument]]] = {
+    "ls": ("list namespaces, or one namespace's records", (("namespace?", "NAMESPACE", "one caller"),)),
+    "namespace": ("say which namespace the caller has whose key is on standard input", ()),
+    "cat": ("write one record to standard output, byte for byte", (("key", "KEY", "NAMESPACE/KIND/NAME"),)),
+    "grep": (
+        "search records (RE2, case-insensitive); exits with 1 if nothing matches",
+        (("pattern", "PATTERN", "what to look for"), ("prefix?", "PREFIX", "only keys with this prefix")),
+    ),
+    "gc": (
+        "delete records older than their tenant's retention",
+        (
+            ("--older-than", "AGE", "delete all records older than this, such as 30d, whatever the policies say"),
+            ("--dry-run", "", "only say how many would be deleted"),
+        ),
+    ),
+    "forget": (
+        "delete everything that is kept of a namespace: its records of every kind, captures and rows",
+        (
+            ("namespace", "NAMESPACE", "one caller, as `store ls` lists them"),
+            ("--capture", "DIR", "the folder of `serve --capture`; also OFFLOAD_CAPTURE"),
+            ("--dashboard", "FILE", "the file of `serve --dashboard`; also OFFLOAD_DASHBOARD"),
+            ("--yes", "", "do not ask"),
+        ),
+    ),
+}
+
+_EXAMPLES = {
+    "serve": """\
+examples:
+  offload-proxy serve                                        in front of OpenAI, each caller with its own key
+  offload-proxy serve --upstream http://127.0.0.1:8080/v1    in front of a local model
+  offload-proxy serve --policies policies --workers 4        with tenants
+
+Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
+OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
+""",
+    "replay": """\
+FILE is what you have: sessions of Claude Code, Codex or opencode; logs and exports of LiteLLM, Langfuse, LangSmith,
+Helicone or OpenTelemetry; request bodies (chat completions, Responses or Messages) as JSONL or JSON, also gzipped; a
+HAR; a directory of those, such as a capture of `serve --capture`; or - for standard input. Without a FILE, the
+sessions in your home directory. Nothing is sent or stored, and credentials are not looked at.
+
+examples:
+  offload-proxy replay --profile                            your own sessions under the three profiles
+  offload-proxy replay session.jsonl                        what the default policy would have done
+  offload-proxy replay --policy a.yaml --policy b.yaml *.har
+  offload-proxy replay --html report.html captures
+  offload-proxy replay --json session.jsonl | jq '.policies[0].cost_after'
+""",
+    "recall": """\
+The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input.
+
+examples:
+  offload-proxy recall                                         your conversations, newest first
+  offload-proxy recall --session 3f2a                          what one of them moved
+  offload-proxy recall --grep 'E47\\d+'                         search it all
+  offload-proxy recall billing.log-2e7dc01b9a01f2d4.txt        read one text
+""",
+    "store": """\
+examples:
+  offload-proxy store ls                        what there is, by namespace and kind
+  offload-proxy store ls default-anonymous      the records of one namespace
+  offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins with acme-
+  offload-proxy store namespace < key           the namespace of the caller with this key
+  offload-proxy store forget acme-anonymous     delete everything that is kept of one caller
+  offload-proxy store gc --dry-run              show how many records are older than their tenant's retention
+""",
+}
