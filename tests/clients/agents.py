@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clients.catalogue import ENVIRONMENTS, HERE
+from tests.clients.catalogue import ENVIRONMENTS, HERE, QWEN, QWEN_SETTINGS
 from tests.clients.running import run
 from tests.clients.worker import Worker, prompts
 from tests.fake_upstream import Call, Message, calls, text
@@ -49,7 +49,7 @@ class Agent:
     """Hosts that it asks for in vain; it goes on without."""
     rules: Rules = field(default_factory=Rules)
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its environment."""
+    """Variables of its environment, with PORT in the place of the proxy's."""
     appends: bool = True
     """Whether it only appends to its history."""
     counts: bool = False
@@ -69,7 +69,7 @@ class Agent:
         if self.steps:
             return {model: await self._talk_stepwise(port, workspace, model) for model in self.models}
         asked = json.dumps({model: prompts(model) for model in self.models})
-        settings = {**self.settings, "TIKTOKEN_CACHE_DIR": str(workspace.parent / "home")}
+        settings = {**self._settings(port), "TIKTOKEN_CACHE_DIR": str(workspace.parent / "home")}
         output = await run((*self.command, asked), port, workspace, settings, self.unreachable)
         begins = f'{{"{next(iter(self.models))}'
         answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith(begins)))
@@ -78,8 +78,11 @@ class Agent:
     async def _talk_stepwise(self, port: int, workspace: Path, model: str) -> str:
         answer = ""
         for step in self.steps(model, prompts(model)) if self.steps else ():
-            answer = await run((*self.command, *step), port, workspace, self.settings, self.unreachable)
+            answer = await run((*self.command, *step), port, workspace, self._settings(port), self.unreachable)
         return answer
+
+    def _settings(self, port: int) -> dict[str, str]:
+        return {name: value.replace("PORT", str(port)) for name, value in self.settings.items()}
 
 
 def unpack_tables(home: Path) -> None:
@@ -164,6 +167,16 @@ def _codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call]) -
     )
 
 
+_COPILOT = HERE / "copilot" / "node_modules" / "@github" / "copilot-linux-x64" / "copilot"
+_PI = HERE / "pi" / "node_modules" / "@mariozechner" / "pi-coding-agent" / "dist" / "cli.js"
+
+
+def _pi_home(port: int) -> Mapping[str, str]:
+    models = [{"id": model, "contextWindow": 1_000_000} for model in MODELS]
+    provider = {"baseUrl": f"http://127.0.0.1:{port}/v1", "api": "openai-completions", "apiKey": "a-key"}
+    return {".pi/agent/models.json": json.dumps({"providers": {"offload": {**provider, "models": models}}})}
+
+
 _CLAUDE = HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
 _OPENCODE = HERE / "opencode" / "node_modules" / "opencode-linux-x64-baseline" / "bin" / "opencode"
 
@@ -230,6 +243,53 @@ AGENTS = (
     _python("agent_framework"),
     _python("google_adk", settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     _python("haystack", settings={"HAYSTACK_TELEMETRY_ENABLED": "false"}),
+    Agent(
+        "copilot",
+        (_COPILOT, "--allow-all-tools", "--no-color", "--silent"),
+        _COPILOT,
+        read=lambda path: ("view", {"path": str(path)}),
+        steps=lambda model, said: [
+            ("--model", model, "--prompt", said[0]),
+            *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
+        ],
+        appends=False,
+        rules=Rules(frozenset({"__copilotMessageSource"})),
+        settings={
+            "COPILOT_PROVIDER_BASE_URL": "http://127.0.0.1:PORT/v1",
+            "COPILOT_PROVIDER_API_KEY": "a-key",
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": "1000000",
+            "COPILOT_OFFLINE": "true",
+        },
+    ),
+    Agent(
+        "pi",
+        ("node", _PI, "--offline", "--provider", "offload"),
+        _PI,
+        read=lambda path: ("read", {"path": str(path)}),
+        steps=lambda model, said: [
+            ("--model", model, "--print", said[0]),
+            *(("--continue", "--model", model, "--print", prompt) for prompt in said[1:]),
+        ],
+        home=_pi_home,
+    ),
+    Agent(
+        "qwen_code_continue",
+        ("node", QWEN, "--yolo", "--auth-type", "openai"),
+        HERE / "qwen_code" / "node_modules" / ".package-lock.json",
+        read=lambda path: ("read_file", {"file_path": str(path)}),
+        steps=lambda model, said: [
+            ("--model", model, "--prompt", said[0]),
+            *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
+        ],
+        appends=False,
+        home=lambda port: {".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
+        settings={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
+    ),
+    _messages(
+        "claude_agent_sdk",
+        read=lambda path: ("Read", {"file_path": str(path)}),
+        settings={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+    ),
     Agent(
         "cline",
         (_CLINE, "--json", "--compaction", "off"),

@@ -49,8 +49,8 @@ def _submit(words: str) -> Message:
 
 _NODE = HERE / "openai_node"
 _MINI = ENVIRONMENTS / "mini_swe_agent" / "bin" / "mini"
-_QWEN = HERE / "qwen_code" / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
-_QWEN_SETTINGS = {
+QWEN = HERE / "qwen_code" / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
+QWEN_SETTINGS = {
     "general": {"enableAutoUpdate": False},
     "privacy": {"usageStatisticsEnabled": False},
     "security": {"auth": {"selectedType": "openai"}},
@@ -87,12 +87,12 @@ CLIENTS = (
     ),
     Client(
         "qwen_code",
-        ("node", _QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
+        ("node", QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
         HERE / "qwen_code" / "node_modules" / ".package-lock.json",
         tool="read_file",
         arguments=lambda path: {"file_path": str(path)},
         # It would use an outgoing proxy even for loopback, ignoring NO_PROXY.
         environment={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
-        home={".qwen/settings.json": json.dumps(_QWEN_SETTINGS)},
+        home={".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
     ),
 )

@@ -59,7 +59,7 @@ KNOWN = frozenset(
 """The top-level members with which a history means what it means without them. A request with others passes
 unplanned; the policy's `upstream.members` adds to them."""
 
-SAID = ("role", "content", "name", "cache_control")
+SAID = ("role", "content", "name", "cache_control", "__copilotMessageSource")  # Copilot CLI's note of who says it
 MESSAGES = {
     "system": SAID,
     "developer": SAID,
