@@ -280,6 +280,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
 
 
+class Compaction(StrEnum):
+    """Who compacts where a client asks upstream to."""
+
+    AUTO = "auto"
+    """Upstream, where it is known to do so and the whole history fits; else the proxy."""
+    SERVE = "serve"
+    PASSTHROUGH = "passthrough"
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """By what a client is known whatever key it sends: one of the three. Left out, it is the key."""
 
@@ -329,6 +338,9 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dashboard_content: Annotated[
         bool, Meta(description="keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
     ] = False
+    compaction: Annotated[
+        Compaction, Meta(description="who compacts where the client asks upstream to; auto: upstream if it can")
+    ] = Compaction.AUTO
     identity: Identity = msgspec.field(default_factory=Identity)
     share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
     relay: Annotated[

@@ -25,6 +25,7 @@ from proxy.dialects.request import RoundRequest, has_tools, lowered, opened
 from proxy.dialects.turn import Turn
 from proxy.dialects.values import NULL, Members, object_of, text_of, whole
 from proxy.errors import ProxyError
+from proxy.plan.compacting import Compacting
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.recognise import kept_calls
@@ -113,6 +114,33 @@ class Dialect(ABC):
         """Return the body of a request that goes on from a reply with hidden rounds, for upstream, if that keeps them.
         Otherwise every request has the whole history."""
         return request.body
+
+    # -- compaction that the client asks for --
+
+    def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
+        """Return how a request for this path asks for compaction."""
+        return None
+
+    def target(self, target: bytes) -> bytes:
+        """Return the path and query where a model replies, for a request that has these."""
+        return target
+
+    def uncompacted(self, request: Request) -> bytes:
+        """Return the body without the wish for compaction."""
+        return request.body
+
+    def references(self, request: Request) -> list[str]:
+        """Return our references that the request has in the place of upstream's summaries."""
+        return []
+
+    def restored(self, request: Request, texts: Mapping[str, str]) -> bytes:
+        """Return the body with these texts in the place of references."""
+        return request.body
+
+    def compacted(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+        """Return the reply to a request for the compaction of its whole history: the reference to the snapshot `text`.
+        `tokens` are those of the history and of the snapshot, and `now` is in seconds."""
+        raise NotImplementedError
 
     def shape(self, request: Request) -> str:
         """Return what else in the request decides whether upstream takes our additions, such as JSON mode."""

@@ -1,8 +1,19 @@
-"""Recognises a client that has its own history summarised, by what its prompt says. Pure."""
+"""Clients that have their history summarised: by a prompt of their own, or by asking for upstream's compaction. Pure.
+
+Where we serve the latter, the client gets a *reference* in the place of upstream's encrypted summary. It is the digest
+of the snapshot's text, under which the caller's records have it: it can be neither read, nor changed, nor guessed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable
+from enum import Enum, auto
+
+import msgspec
+
+from proxy.plan.turn import Request
 
 PROMPTS = {
     "summary of the conversation so far": "Claude Code 2.1; cline, src/core/prompts/contextManagement.ts",
@@ -40,3 +51,44 @@ def limit(came: int, sent: int) -> int:
     this ratio, its history is sent as long as it wanted it. It is at most ten times as much, and a round number."""
     most = min(came * came // max(sent, 1), 10 * came)
     return round(most, 1 - len(str(most)))
+
+
+class Compacting(Enum):
+    """How a client asks for compaction."""
+
+    MANAGED = auto()
+    """Where upstream finds that the history is too long. As our plan keeps it short, leaving out the wish grants it."""
+    WHOLE = auto()
+    """Of the whole history, now and instead of a reply."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a client asks for. `request` has the wish, and what its references stand for."""
+
+    kind: Compacting
+    request: Request
+    restored: bool
+
+
+MOST = 16
+"""The most references of a request that are looked up. A history has one."""
+
+GONE = "The record of the conversation before this point is no longer kept. Ask the user for what you need to know."
+"""Stands for what a reference led to: it expired, or never was this caller's."""
+
+_REFERENCE = re.compile(r"offload-proxy\.([0-9a-f]{64})")
+
+
+def reference(text: str) -> str:
+    """Return the reference to a snapshot."""
+    return f"offload-proxy.{digest(text)}"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def referred(text: str) -> str:
+    """Return the digest in a reference of ours; empty for everything else."""
+    found = _REFERENCE.fullmatch(text)
+    return found[1] if found else ""

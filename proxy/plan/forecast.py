@@ -32,6 +32,7 @@ CAUSES = {
     Cause.EARLY.name.lower(): "newest old results, because that pays",
     Cause.TOTAL.name.lower(): "history above its ceiling",
     Cause.WINDOW.name.lower(): "to fit the context window",
+    Cause.ASKED.name.lower(): "compaction that the client asked for",
     LEARNED: "planned again for a window that was learned",
     UNSEEN: "new results, too large to be sent even once",
 }
@@ -339,6 +340,8 @@ def _sentences(
 
 def _because(event: OffloadEvent, offload: Offload, window: int | None, items: Sequence[Item], plan: Plan) -> str:
     """Say why the newest event happened, and how much of the history is written again."""
+    if event.cause is Cause.ASKED:
+        return "the client asked for compaction"
     again, total, ceiling = rewritten(items, plan), f"{event.total:,} tokens", plan.standing.ceiling
     behind = f"; {again:,} tokens are written again"
     if event.cause is Cause.EARLY:

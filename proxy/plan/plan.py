@@ -89,6 +89,8 @@ class Cause(IntEnum):
     """Old results moved because that pays."""
     WINDOW = 2
     """The request did not fit the window."""
+    ASKED = 3
+    """The client asked for compaction."""
 
 
 class OffloadEvent(msgspec.Struct, frozen=True):

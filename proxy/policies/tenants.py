@@ -28,7 +28,7 @@ KEY_HEADERS = (_AUTHORIZATION, b"api-key", _X_API_KEY)
 """The headers that carry a client's key, in order of preference: OpenAI's, Azure's, Anthropic's."""
 
 _PREFIX = rb"(?:/v1|/openai/v1|/openai/deployments/[^/]+)?"
-_INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses)")
+_INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
 _MESSAGES = re.compile(rb"(?:/v1)*/messages(?:/count_tokens)?")
 """Anthropic's, whose clients append `/v1` even to a base URL that has it."""
 _MODELS = re.compile(_PREFIX + rb"/models")

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, refusals, usage
+from proxy.dialects.render import shown_block
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
+from proxy.plan.compacting import Compacting
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
-from proxy.requests import archive, outcome
+from proxy.requests import archive, compaction, outcome
 from proxy.requests.conversation import Rounds, Services, converse
 from proxy.requests.ladder import Ladder
 from proxy.requests.planned import Planned, plan
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
+
+WRITING = 10.0
+"""Seconds that a reply to a request for compaction waits for the texts to be stored. Later requests need them."""
 
 _without_identity = logs.Limited(logging.getLogger(__name__))
 
@@ -77,6 +82,7 @@ class _Request:
         self._tenant = tenant
         self._owner = tenant  # whose records the request reads; it writes some only once `_accepted`
         self._accepted = True
+        self._proved = False  # whether upstream answered a summary call with the request's credentials
         self._own: Records | None = None  # where a snapshot that could not wait for that was stored
         self._records = Records(services.store.visit(), tenant.namespace)
         self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
@@ -88,6 +94,12 @@ class _Request:
         with self._client.present():
             self.prepared = await self._parse(body)
             self.prepared = await self._plan(self.prepared)
+            if (wish := self.prepared.wish) is not None:
+                served = compaction.served(self.prepared, self._dialect)
+                if served and wish.kind is Compacting.WHOLE and await self._compact(self.prepared):
+                    return
+                if not served or wish.kind is Compacting.WHOLE:
+                    self.prepared = compaction.as_wished(self.prepared, wish)
             if self.prepared.only_observed:
                 await self._observe()
                 return
@@ -122,15 +134,19 @@ class _Request:
             if client.encoded:
                 clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
             request = await self._run(partial(self._dialect.parse, clear), len(clear))
+            tenant = self._identify(request)
+            run = partial(self._run, size=request.size)
+            request, wish, restored = await compaction.read(self._dialect, client.path, request, self._records, run)
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
-        tenant = self._identify(request)
         chosen, wishes = tenant.policy.for_model(request.model), _wishes(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        prepared = Prepared(body, tenant, request, searching=Budget(policy.tools.max_search_seconds))
+        changed = request.body if wish or restored else None
+        searching = Budget(policy.tools.max_search_seconds)
+        prepared = Prepared(body, tenant, request, changed, wish=wish, searching=searching)
         if chosen.offload.mode is Mode.OFF or b"off" in wishes:
             prepared = replace(prepared, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in wishes:
@@ -138,7 +154,7 @@ class _Request:
         elif self._accepted:
             self._services.known.ask(tenant, client.headers)
         going_on = await self._records.continuation(request.continues) if request.continues else None
-        return replace(prepared, continued=self._dialect.continued(request, going_on) if going_on else None)
+        return replace(prepared, continued=self._dialect.continued(request, going_on)) if going_on else prepared
 
     def _identify(self, request: Request) -> Tenant:
         """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind.
@@ -243,9 +259,41 @@ class _Request:
 
     async def _summarise(self, tenant: Tenant, form: Form, body: bytes) -> SummaryAnswer:
         """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
-        changed, without = self._services.relay.changed, form.without
-        request = changed(self._client, tenant, body, self._dialect, without, first=False)
-        return await ask(self._services.upstream, request, self._dialect)
+        changed, target = self._services.relay.changed, self._dialect.target(self._client.target)
+        request = changed(self._client, tenant, body, self._dialect, form.without, first=False, target=target)
+        answer = await ask(self._services.upstream, request, self._dialect)
+        self._proved = self._proved or bool(answer.text)
+        return answer
+
+    async def _compact(self, prepared: Prepared) -> bool:
+        """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
+        planned, summaries, reader = prepared.planned, self._services.summaries, self._services.reader
+        assert planned is not None and prepared.request is not None
+        size, cut, records = planned.request.size, planned.cut(), self._records
+        if not self._accepted:
+            records = self._own = Records(self._services.store.visit(), self._tenant.namespace)
+        shown = await summaries.existing(cut if self._accepted else planned, self._records)
+        rounds = await self._records.rounds(await self._run(planned.replies, size), planned.request.model)
+        rendered = await self._run(partial(Rendered.of, cut, shown, rounds, reader), size)
+        ask = partial(self._summarise, prepared.tenant, prepared.form)
+        rendered = await summaries.complete(rendered, records, prepared.tenant, ask, waits=True)
+        if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
+            return False
+        self.prepared = replace(prepared, planned=cut, rendered=rendered)
+        if self._accepted or self._proved:
+            await self._was_accepted()
+            records = self._records
+            writing = f"{records.namespace}/{rendered.moves_name}"
+            await self._services.background.ended(writing, WRITING)  # the client drops the texts now
+        await summaries.existing(cut, records)  # it is used
+        text = shown_block(cut.transcript, rendered.shown)
+        if not await records.keep_compaction(text):
+            return False
+        made = partial(compaction.reply, planned, self._client.path, text, reader)
+        head, body = await self._run(made, size)
+        await self._client.start(200, Headers([*head, *self._ours()]))
+        await self._client.finish(body)
+        return True
 
     # -- sending it --
 
@@ -342,7 +390,10 @@ class _Request:
         Nothing is stored, asked for or learned on the way.
         """
         self.prepared = await self._foreseen(self.prepared)
-        request = self._services.relay.request(self._client, self.prepared.tenant, self.prepared.body)
+        client, relay, tenant = self._client, self._services.relay, self.prepared.tenant
+        request = relay.request(client, tenant, self.prepared.body)
+        if changed := self.prepared.continued:
+            request = relay.changed(client, tenant, changed, self._dialect, frozenset(), first=True)
         self._client.sent = time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             if 200 <= reply.status < 300:

@@ -48,7 +48,7 @@ def of_chat(
         dialect=client.dialect,
         tenant=tenant.name,
         namespace=tenant.namespace,
-        kind=Kind.OFFLOADED if prepared.turn else Kind.OBSERVED if prepared.foreseen else Kind.UNTOUCHED,
+        kind=Kind.OFFLOADED if prepared.rendered else Kind.OBSERVED if prepared.foreseen else Kind.UNTOUCHED,
         method=client.method,
         path=client.shown_path,
         model=request.model if request else "",

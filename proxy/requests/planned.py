@@ -15,7 +15,7 @@ from proxy.plan import compacting, summary
 from proxy.plan.forecast import worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning
 from proxy.plan.message import Reading
-from proxy.plan.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary
+from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.plan.preview import names_in
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Addition, Request
@@ -99,6 +99,13 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
             return False
         head = self.prompt(0) - OUR_TOOLS_TOKENS
         return worth_whole(self.history.items, self.plan, self.policy, head, OUR_TOOLS_TOKENS)
+
+    def cut(self) -> Planned:
+        """Return the request with a plan by which a snapshot replaces all of its history."""
+        plan, end = self.plan, len(self.history)
+        events = (*plan.events, OffloadEvent(end, end, Cause.ASKED, plan.standing.total))
+        boundaries = (*plan.boundaries, SummaryBoundary(end, frozenset(), len(events)))
+        return replace(self, plan=replace(plan, events=events, boundaries=boundaries, waited=0))
 
     @property
     def tokens(self) -> int:

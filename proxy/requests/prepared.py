@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.plan import compacting
+from proxy.plan.compacting import Wish
 from proxy.plan.forecast import Answers, newly_used, told, waiting
 from proxy.plan.turn import Addition, Form, Reason
 from proxy.policy import Mode, SnapshotRole
@@ -47,6 +48,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """What the body says."""
     continued: bytes | None = None
     """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
+    wish: Wish | None = None
+    """What compaction the client asks for, as long as the proxy may serve it."""
     searching: Budget = msgspec.field(default_factory=lambda: Budget(math.inf))
     """The time for all searches of the request, however often it is sent."""
     observed: bool = False

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.plan import compacting
 from proxy.plan.history import extend
 from proxy.plan.preview import CHUNK, digest_in
 from proxy.plan.recognise import Reply, Visible, contains, resembles
@@ -90,12 +91,22 @@ class _Continued(msgspec.Struct, frozen=True):
     reply: Raw
 
 
+class _Compacted(msgspec.Struct, frozen=True):
+    """The record behind a reference that the client has in the place of its history."""
+
+    text: str
+
+
 class Records:
     """The records of one namespace, for one request or one background task."""
 
     def __init__(self, visit: Visit, namespace: str) -> None:
         self._visit = visit
         self._namespace = namespace
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -127,6 +138,17 @@ class Records:
             if winner := await self.snapshot(key):
                 return winner
         return None
+
+    async def compaction(self, digest: str) -> str:
+        """Return the snapshot that a reference leads to, or the words for one that is not kept."""
+        [found] = await self._visit.get_many([self.key("compactions", digest)], intact=intact)
+        record = None if isinstance(found, Missing) else _decoded(found, _Compacted)
+        return record.text if record and compacting.digest(record.text) == digest else compacting.GONE
+
+    async def keep_compaction(self, text: str) -> bool:
+        """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""
+        key, value = self.key("compactions", compacting.digest(text)), rawjson.encode({"text": text})
+        return await self._visit.put(key, sealed(key, value), sure=True) is not Put.FAILED
 
     async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, Hidden]:
         """Return the hidden rounds of these replies, by their indexes.

@@ -95,10 +95,11 @@ class Relay:
         without: frozenset[Addition],
         *,
         first: bool,
+        target: bytes = b"",
     ) -> UpstreamRequest:
         """Return the client's request with another body, and with the idempotency key only if it is the `first` one. If
-        it is to be sent without thinking, upstream is asked to drop what it would refuse."""
-        request = rewritten(self.request(client, tenant, body), body, REWRITTEN if first else ANOTHER)
+        it is to be sent without thinking, upstream is asked to drop what it would refuse. `target` as above."""
+        request = rewritten(self.request(client, tenant, body, target), body, REWRITTEN if first else ANOTHER)
         if Addition.THINKING in without and body:
             body, headers = dialect.forgiving(body, request.headers)
             request = rewritten(replace(request, headers=Headers(headers)), body)

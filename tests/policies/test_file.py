@@ -15,6 +15,7 @@ from proxy.policies.file import overlay, parse
 from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, reference, schema
 from proxy.policy import (
     LISTED,
+    Compaction,
     Compress,
     Inject,
     Limits,
@@ -76,6 +77,7 @@ capture: true
 dashboard_content: true
 retention: 12h
 share_namespace: true
+compaction: serve
 relay: [/files/*]
 rules:
   - model: "gpt-4.1*"
@@ -149,6 +151,7 @@ def test_every_key_is_taken() -> None:
         dashboard_content=True,
         retention=12 * 3600,
         share_namespace=True,
+        compaction=Compaction.SERVE,
         relay=("/files/*",),
         rules=(rule,),
         listed=frozenset({"input_price"}),
@@ -208,16 +211,16 @@ CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
 
 
 def test_a_policy_has_few_keys() -> None:
-    """The tables have 61 rows; 35 of them decide something, beside sections and what their lists consist of."""
+    """The tables have 62 rows; 36 of them decide something, beside sections and what their lists consist of."""
     tables = {name: made.get("properties", {}) for name, made in definitions().items() if name != "Upstreams"}
-    assert sum(map(len, tables.values())) <= 61
+    assert sum(map(len, tables.values())) <= 62
     sections = {"PolicyFile", "Upstream", "Offload", "Compress", "Tools", "Limits"}
     deciding = {
         (name, key)
         for name in sections
         for key in tables[name].keys() - SECTIONS.keys() - CALLERS_AND_PLACES | ({"results"} & tables[name].keys())
     }
-    assert len(deciding) <= 35, sorted(deciding)
+    assert len(deciding) <= 36, sorted(deciding)
 
 
 def test_keys_are_kept_as_digests() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from urllib.parse import unquote
 
 from proxy.dialects.base import Dialect
-from proxy.dialects.responses import items, render, reply, request
+from proxy.dialects.responses import compaction, items, render, reply, request
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")
 _KEPT = re.compile(rb".*/responses/([^/]+)")
@@ -38,8 +38,15 @@ class ResponsesDialect(Dialect):
     summary_answer = staticmethod(render.summary_answer)
     error_event = staticmethod(reply.error_event)
 
+    compaction_asked = staticmethod(compaction.asked)
+    target = staticmethod(compaction.target)
+    uncompacted = staticmethod(compaction.without)
+    references = staticmethod(compaction.references)
+    restored = staticmethod(compaction.restored)
+    compacted = staticmethod(compaction.reply)
+
     def serves(self, method: str, path: bytes) -> bool:
-        return method == "POST" and path.endswith(b"/responses")
+        return method == "POST" and (path.endswith(b"/responses") or compaction.ENDPOINT.fullmatch(path) is not None)
 
     def kept(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""

@@ -1,0 +1,198 @@
+"""Compaction that a client asks upstream for, served by the proxy, through the openai SDK and in front of an upstream
+that refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.plan.compacting import GONE, reference
+from proxy.requests import compaction
+from tests.acceptance.test_archive import FACT, LOGS, body
+from tests.dialects.responses.api import ResponsesApi, call, say
+from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
+from tests.serving import PLAIN, Proxy, served, tight
+
+Json = dict[str, Any]
+TRIGGER = {"type": "compaction_trigger"}
+SNAPSHOT = "<state_snapshot><overall_goal>open the vault</overall_goal></state_snapshot>"
+GROUP = re.compile(r"/context_store/compressed_group_[0-9a-f]{16}\.txt")
+LOG = re.compile(r"/context_store/0\.log-[0-9a-f]{16}\.txt")
+ITEM = {"id": "cmp_1", "type": "compaction", "encrypted_content": "gAAAAABupstreams"}
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
+
+
+class Upstream:
+    """Writes snapshots, and reads the originals when asked to recall."""
+
+    def __init__(self) -> None:
+        self.api = ResponsesApi()
+        self.api.respond(self._answer)
+        self.refuses = False
+
+    def __call__(self, request: Recorded) -> Reply:
+        if self.refuses:
+            return error(401)
+        return self.api(request)
+
+    def _answer(self, asked: Json) -> list[Json]:
+        last = asked["input"][-1] if isinstance(asked["input"], list) else {"content": asked["input"]}
+        text = json.dumps(last)
+        if "scratchpad" in text:
+            return [say(SNAPSHOT)]
+        found = GROUP.findall(json.dumps(asked["input"]))
+        if "Recall" in text and found:
+            return [call("read_file", {"path": found[0]})]
+        if last.get("type") == "function_call_output" and (log := LOG.search(text)) and FACT not in text:
+            return [call("grep", {"pattern": "vault", "path": log[0]})]
+        return [say("Done.")]
+
+    @property
+    def asked(self) -> Json:
+        return self.api.asked[-1]
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+@pytest.fixture
+def up(upstream: Upstream) -> Iterator[StrictUpstream]:
+    with StrictUpstream() as made:
+        made.respond(upstream)
+        yield made
+
+
+@pytest.fixture
+def proxy(up: StrictUpstream, tmp_path: Path) -> Iterator[Proxy]:
+    with served({"default": tight(up.url, compaction="auto")}, store=tmp_path) as one:
+        yield one
+
+
+def client_of(proxy: Proxy, key: str = "alice") -> openai.OpenAI:
+    return openai.OpenAI(base_url=proxy.url, api_key=key, max_retries=0, timeout=30)
+
+
+def history() -> list[Json]:
+    items: list[Json] = body("responses", LOGS, "And?")[1]["input"]
+    return items
+
+
+def compacted(client: openai.OpenAI, way: str) -> Json:
+    """The item that the client gets, in one of the ways to ask for it."""
+    common: Json = {"model": "gpt-4.1", "store": False, "tools": [TOOL]}
+    if way == "endpoint":
+        answer = client.responses.compact(model="gpt-4.1", input=history())  # type: ignore[arg-type]
+        *users, item = answer.output
+        assert [json.loads(user.model_dump_json())["content"] for user in users] == ["Look into the logs.", "And?"]
+    elif way == "trigger":
+        [item] = client.responses.create(input=[*history(), TRIGGER], **common).output
+    else:
+        with client.responses.stream(input=[*history(), TRIGGER], **common) as events:
+            [item] = events.get_final_response().output
+    made: Json = item.model_dump(exclude_none=True)
+    return made
+
+
+each_way = pytest.mark.parametrize("way", ["endpoint", "trigger", "streamed"])
+
+
+@each_way
+def test_a_compacted_history_is_there_again(way: str, up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+    with client_of(proxy) as client:
+        item = compacted(client, way)
+        assert item["type"] == "compaction" and len(item["encrypted_content"]) < 100
+        assert FACT not in json.dumps(item), "a reference, not a text"
+        kept = [{"role": "user", "content": "Look into the logs."}, item]
+        for question in ("Recall: what opens the vault?", "And now?"):
+            asking: Any = [*kept, {"role": "user", "content": question}]
+            client.responses.create(model="gpt-4.1", input=asking, tools=[TOOL], store=False)  # type: ignore[arg-type]
+            if "Recall" in question:
+                assert FACT in json.dumps(upstream.asked["input"][-1])
+        shown = json.dumps(upstream.asked["input"][1])
+    assert "open the vault" in shown and upstream.asked["input"][1]["role"] == "user"
+    assert not upstream.api.refused and len([one for one in up.requests if b"scratchpad" in one.body]) == 1
+
+
+def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy: Proxy) -> None:
+    with client_of(proxy) as client:
+        one, other = compacted(client, "trigger"), compacted(client, "streamed")
+    assert one["encrypted_content"] == other["encrypted_content"]
+    assert len([asked for asked in up.requests if b"scratchpad" in asked.body]) == 1
+
+
+def ask(proxy: Proxy, items: list[Json], key: str = "alice", **more: Any) -> httpx.Response:
+    made = {"model": "gpt-4.1", "store": False, "tools": [TOOL], "input": items, **more}
+    given = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{proxy.url}/responses", json=made, headers=given, timeout=60, verify=PLAIN)
+
+
+def test_a_reference_of_anothers_leads_nowhere(upstream: Upstream, proxy: Proxy) -> None:
+    """In the words for one that never was; so do cut and changed ones that still look like ours."""
+    with client_of(proxy) as client:
+        item = compacted(client, "trigger")
+    question = {"role": "user", "content": "Go on."}
+    last = item["encrypted_content"]
+    for key, given in (("mallory", last), ("alice", reference("made up")), ("alice", last[:-1] + "0")):
+        assert ask(proxy, [{**item, "encrypted_content": given}, question], key).status_code == 200
+        assert upstream.asked["input"][0]["content"] == [{"type": "input_text", "text": GONE}]
+
+
+@pytest.mark.parametrize("given", ["gAAAAABupstreams", "offload-proxy.", "offload-proxy." + "0" * 63, "x" * 100, ""])
+def test_what_is_not_ours_is_not_touched(given: str, up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+    up.expect_refusals = True
+    items = [{**ITEM, "encrypted_content": given}, {"role": "user", "content": "Go on."}]
+    made = json.dumps({"model": "gpt-4.1", "store": False, "input": items}).encode()
+    httpx.post(f"{proxy.url}/responses", content=made, headers={"authorization": "Bearer alice"}, verify=PLAIN)
+    assert up.requests[-1].body == made
+
+
+def test_compaction_that_upstream_manages_is_left_out(upstream: Upstream, proxy: Proxy) -> None:
+    wish = [{"type": "compaction", "compact_threshold": 1000}]
+    assert ask(proxy, history(), context_management=wish).status_code == 200
+    assert "context_management" not in upstream.asked and FACT not in json.dumps(upstream.asked["input"])
+
+
+@pytest.mark.parametrize("mode", ["passthrough", "native"])
+def test_upstream_serves_it_where_it_can_and_all_fits(
+    mode: str, up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode == "native":
+        monkeypatch.setitem(compaction.NATIVE, "responses", ("127.0.0.1",))
+    up.respond(lambda request: whole({"id": "resp_1", "object": "response", "output": [ITEM]}))
+    policy = tight(up.url, **({"compaction": "passthrough"} if mode == "passthrough" else {}))
+    with served({"default": policy}, store=tmp_path) as proxy, client_of(proxy) as client:
+        assert compacted(client, "trigger")["encrypted_content"] == ITEM["encrypted_content"]
+        assert json.loads(up.requests[-1].body)["input"] == [*history(), TRIGGER]
+        client.responses.compact(model="gpt-4.1", input=history())  # type: ignore[arg-type]
+        assert up.requests[-1].path == "/v1/responses/compact"
+        assert json.loads(up.requests[-1].body)["input"] == history()
+        reply = ask(proxy, [*history(), TRIGGER])
+        assert reply.headers["x-offload-reason"] == "compaction_trigger"
+    assert proxy.stored() == []
+
+
+def test_a_history_that_does_not_fit_is_served_here(
+    up: StrictUpstream, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(compaction.NATIVE, "responses", ("127.0.0.1",))
+    policy = tight(up.url)
+    policy["upstream"]["context_window"] = 9_000
+    with served({"default": policy}, store=tmp_path) as proxy, client_of(proxy) as client:
+        assert compacted(client, "trigger")["encrypted_content"].startswith("offload-proxy.")
+
+
+def test_whoever_upstream_refuses_gets_its_refusal(up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+    upstream.refuses = True
+    made = [*history(), TRIGGER]
+    assert ask(proxy, made).status_code == 401
+    assert json.loads(up.requests[-1].body)["input"] == made, "as it came"
+    assert proxy.stored() == []
