@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks
-from proxy.dialects.values import Members, string
+from proxy.dialects.measuring import Places
+from proxy.dialects.values import Members, string, text_of
 from proxy.plan.message import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section
@@ -46,6 +49,33 @@ def text_part(part: Members, type: str, text: str) -> Members:
     marks = {key: part[key] for key in cache_marks.KEYS if key in part}
     known = part if rawjson.is_string(part.get("text")) else {"type": string(type), **marks}
     return known | {"text": string(text)}
+
+
+def texts_in(content: Raw | None, type: str = "") -> Places:
+    """Return a content's texts: one without a place, or each text part with its place; see `numbered`. Raises
+    NotJson."""
+    if content is None or rawjson.is_null(content):
+        return []
+    if rawjson.is_string(content):
+        return [(None, rawjson.string(content))]
+    return numbered(map(rawjson.members, rawjson.elements(content)), type)
+
+
+def numbered(parts: Iterable[Members], type: str = "") -> Places:
+    """Return the texts of these parts with their places, if `type` is given of those of this type."""
+    found = [(place, part.get("text")) for place, part in enumerate(parts) if type in ("", text_of(part.get("type")))]
+    return [(place, rawjson.string(text)) for place, text in found if rawjson.is_string(text)]
+
+
+def with_texts_in(content: Raw, replaced: Mapping[int | None, str], type: str = "text") -> Raw:
+    """Return a content with these texts. An image or a file becomes a part of this type."""
+    if None in replaced:
+        return string(replaced[None])
+    parts = rawjson.elements(content)
+    for place, text in replaced.items():
+        if place is not None:
+            parts[place] = Raw(rawjson.encode(text_part(rawjson.members(parts[place]), type, text)))
+    return Raw(rawjson.array(parts))
 
 
 def sources(title: str, part: Members, role: Role) -> list[Section]:

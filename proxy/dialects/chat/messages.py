@@ -12,8 +12,9 @@ from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.attachments import KINDS
 from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat.request import CALLS, MESSAGES, PARTS
+from proxy.dialects.entries import texts_in, with_texts_in
 from proxy.dialects.measuring import Places, known
-from proxy.dialects.values import Members, text_of
+from proxy.dialects.values import NULL, Members, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.turn import Unplannable
@@ -48,7 +49,7 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
 def _measured(raw: bytes | Raw, members: Members, role: str, reading: Reading, count: Count) -> Message:
     if role not in ROLES:
         raise NotJson(f"unknown role {role[:40]!r}")
-    texts, others, calls = _content_texts(content := members.get("content")), _others(content), tool_calls(members)
+    texts, others, calls = texts_in(content := members.get("content")), _others(content), tool_calls(members)
     fixed = sum(map(attachments.tokens, others))
     if ROLES[role] is not Role.ASSISTANT:
         answers = _text(members.get("tool_call_id"))
@@ -77,7 +78,7 @@ def is_known(members: Members) -> bool:
 
 def texts(raw: bytes | Raw) -> Places:
     content = rawjson.members(raw).get("content")
-    return [*_content_texts(content), *((place, part.decode("utf-8", "replace")) for place, part in media_in(content))]
+    return [*texts_in(content), *((place, part.decode("utf-8", "replace")) for place, part in media_in(content))]
 
 
 def media_in(content: Raw | None) -> list[tuple[int, bytes]]:
@@ -106,20 +107,12 @@ def with_texts(raw: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
     if not replaced:
         return bytes(raw)
     members = rawjson.members(raw)
-    if None in replaced:
-        content = rawjson.encode(replaced[None])
-    else:
-        parts = rawjson.elements(members["content"])
-        for place, text in ((place, text) for place, text in replaced.items() if place is not None):
-            part = rawjson.members(parts[place]) | {"text": Raw(rawjson.encode(text))}
-            parts[place] = Raw(rawjson.encode(part))
-        content = rawjson.array(parts)
-    return rawjson.encode(members | {"content": Raw(content)})
+    return rawjson.encode(members | {"content": with_texts_in(members.get("content", NULL), replaced)})
 
 
 def said(raw: bytes | Raw) -> tuple[str, list[ToolCall]]:
     members = rawjson.members(raw)
-    return "".join(text for _, text in _content_texts(members.get("content"))), tool_calls(members)
+    return "".join(text for _, text in texts_in(members.get("content"))), tool_calls(members)
 
 
 def answered(raw: bytes | Raw) -> str:
@@ -150,20 +143,9 @@ def _text(raw: Raw | None) -> str:
     return rawjson.string(raw) if rawjson.is_string(raw) else bytes(raw).decode("utf-8", "replace")
 
 
-def _content_texts(content: Raw | None) -> Places:
-    if content is None or rawjson.is_null(content):
-        return []
-    if rawjson.is_string(content):
-        return [(None, rawjson.string(content))]
-    parts = [rawjson.members(part) for part in rawjson.elements(content)]
-    return [(place, rawjson.string(part["text"])) for place, part in enumerate(parts) if _is_text(part)]
-
-
-def _is_text(part: Members) -> bool:
-    return rawjson.is_string(part.get("text"))
-
-
 def _others(content: Raw | None) -> list[bytes]:
     """Return images, audio and files as canonical JSON, without cache breakpoints."""
     parts = rawjson.elements(content) if content and rawjson.is_array(content) else []
-    return [cache_marks.unmarked(part) for part in map(rawjson.members, parts) if not _is_text(part)]
+    return [
+        cache_marks.unmarked(part) for part in map(rawjson.members, parts) if not rawjson.is_string(part.get("text"))
+    ]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.cache_marks import Mark
-from proxy.dialects.entries import text_part
+from proxy.dialects.entries import numbered, texts_in, with_texts_in
 from proxy.dialects.measuring import Places, item, known, sealed
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
 from proxy.dialects.values import NULL, Members, object_of, text_of
@@ -73,8 +73,8 @@ def texts(entry: bytes | Raw) -> Places:
     media = [(place, part.decode("utf-8", "replace")) for place, part in media_in(found)]
     result = _result(found)
     if message is not None:
-        return [*_texts(message.get("content")), *media]
-    return [*(_texts(result.get("content")) if result is not None else _numbered(found)), *media]
+        return [*texts_in(message.get("content"), "text"), *media]
+    return [*(texts_in(result.get("content"), "text") if result is not None else numbered(found, "text")), *media]
 
 
 def media_in(blocks: Sequence[Members]) -> list[tuple[int, bytes]]:
@@ -100,13 +100,13 @@ def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
         return bytes(entry)
     message, blocks = parts_of(entry)
     if message is not None:
-        return rawjson.encode(message | {"content": _replaced(message["content"], replaced)})
+        return rawjson.encode(message | {"content": with_texts_in(message["content"], replaced)})
     found = list(map(rawjson.members, blocks))
     result = _result(found)
     if result is None:
-        made: Sequence[bytes | Raw] = rawjson.elements(_replaced(Raw(rawjson.array(blocks)), replaced))
+        made: Sequence[bytes | Raw] = rawjson.elements(with_texts_in(Raw(rawjson.array(blocks)), replaced))
     else:
-        changed = Raw(rawjson.encode(result | {"content": _replaced(result["content"], replaced)}))
+        changed = Raw(rawjson.encode(result | {"content": with_texts_in(result["content"], replaced)}))
         made = [changed if members is result else raw for raw, members in zip(blocks, found, strict=True)]
     return b",".join(made)
 
@@ -179,30 +179,6 @@ def _result(blocks: Iterable[Members]) -> Members | None:
     return next((block for block in blocks if text_of(block.get("type")) == RESULT), None)
 
 
-def _texts(content: Raw | None) -> Places:
-    if content is None or rawjson.is_null(content):
-        return []
-    if rawjson.is_string(content):
-        return [(None, rawjson.string(content))]
-    return list(_numbered(map(rawjson.members, rawjson.elements(content))))
-
-
-def _numbered(blocks: Iterable[Members]) -> Iterator[tuple[int | None, str]]:
-    for place, block in enumerate(blocks):
-        if text_of(block.get("type")) == "text" and rawjson.is_string(block.get("text")):
-            yield place, rawjson.string(block["text"])
-
-
-def _replaced(content: Raw, replaced: Mapping[int | None, str]) -> Raw:
-    """Return a message's or a result's content with these texts."""
-    if None in replaced:
-        return Raw(rawjson.encode(replaced[None]))
-    blocks = rawjson.elements(content)
-    for place, text in ((place, text) for place, text in replaced.items() if place is not None):
-        blocks[place] = Raw(rawjson.encode(text_part(rawjson.members(blocks[place]), "text", text)))
-    return Raw(rawjson.array(blocks))
-
-
 # -- measures ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,12 +192,12 @@ def _client(
     answer = _result(blocks)
     if answer is None:
         answers, reminders, others, failed, movable = "", 0, blocks, False, len(blocks)
-        texts: Places = [(None if one else place, text) for place, text in _numbered(blocks)]
+        texts: Places = [(None if one else place, text) for place, text in numbered(blocks, "text")]
         meant = [text for _, text in texts if not is_reminder(text)]
     else:
-        role, answers, texts = Role.TOOL, text_of(answer.get("tool_use_id")), _texts(answer.get("content"))
+        role, answers, texts = Role.TOOL, text_of(answer.get("tool_use_id")), texts_in(answer.get("content"), "text")
         around = [block for block in blocks if block is not answer]
-        reminders = sum(count(text) for _, text in _numbered(around))
+        reminders = sum(count(text) for _, text in numbered(around, "text"))
         content = list(_content(answer.get("content")))
         others, movable = [*content, *around], len(content)
         meant = [text for _, text in texts]

@@ -10,7 +10,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.cache_marks import Mark
-from proxy.dialects.entries import text_part
+from proxy.dialects.entries import text_part, texts_in
 from proxy.dialects.measuring import MESSAGE_TOKENS, Places, item, known
 from proxy.dialects.responses.request import (
     CLIENT,
@@ -223,7 +223,7 @@ def answered(entry: bytes | Raw) -> str:
 
 def reasoning(members: Members) -> str:
     """Return the readable text of a reasoning item: its summary and, from some servers, its content."""
-    return "\n".join(text for field in ("summary", "content") for _, text in _parts(members.get(field)))
+    return "\n".join(text for field in ("summary", "content") for _, text in texts_in(members.get(field)))
 
 
 def without_media(members: Members) -> Members:
@@ -240,19 +240,9 @@ def _argument(raw: Raw | None) -> str:
 def texts_of(members: Members) -> Places:
     type = text_of(members.get("type")) or "message"
     content = members.get("output" if type in OUTPUTS else "content")
-    if content is None or rawjson.is_null(content):
-        return []
-    if rawjson.is_string(content):
-        return [(None, rawjson.string(content))]
-    return list(_shell_texts(content)) if type == SHELL else list(_parts(content))
-
-
-def _parts(content: Raw | None) -> Iterator[tuple[int | None, str]]:
-    """Yield the text parts of a list; there are none in anything else, such as a screenshot."""
-    for place, part in enumerate(rawjson.elements(content) if content and rawjson.is_array(content) else []):
-        text = object_of(part).get("text")
-        if rawjson.is_string(text) and text is not None:
-            yield place, rawjson.string(text)
+    if type == SHELL and rawjson.is_array(content):
+        return list(_shell_texts(content))
+    return texts_in(content) if rawjson.is_string(content) or rawjson.is_array(content) else []  # or a screenshot
 
 
 _STREAMS = ("stdout", "stderr")
