@@ -6,9 +6,8 @@ No other module imports re2.
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 import re2  # type: ignore[import-untyped]
@@ -33,14 +32,6 @@ If a pattern has too many states, RE2 uses only its slow engine, in which each s
 
 LINE_STEPS = 8 * STEPS
 """The same limit for a long line, which can only be searched in one call: 0.3 s at worst. A longer line is refused."""
-
-WORDS = re.compile(r"(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])*")
-"""Matches patterns that are plain text. For these, RE2 needs no more states than they have bytes, so it always uses its
-fast engine: at most 3 ns for each byte, however long the text.
-"""
-
-MAX_WORDS = 256
-"""The most instructions of a plain-text pattern: the states of one this long fit into `MAX_MEM`."""
 
 
 class Budget:
@@ -93,45 +84,37 @@ async def sliced(pool: WorkPool, caller: str, steps: Generator[object, None, T],
     return done[0]
 
 
-def compile(pattern: str, budget: Budget | None = None) -> Find:
+def literal(text: str, budget: Budget | None = None) -> Find:
+    """Like `compile`, but match `text` literally, whatever its characters."""
+    return compile(text, budget, quote=re2.escape)
+
+
+def compile(pattern: str, budget: Budget | None = None, *, quote: Callable[[str], str] = str) -> Find:
     """Return a matcher of `pattern` over UTF-8; see `Find`. Both raise TooSlow once `budget` is spent.
 
     Matching ignores case; `^` and `$` match at the ends of a line, and no match extends beyond its line. RE2 releases
     the interpreter's lock, and threads may share a matcher. Raises ValueError with a text for the pattern's author.
     """
-    return _matcher("(?m)", pattern, _options(), budget)
-
-
-def literal(text: str, budget: Budget | None = None) -> Find:
-    """Like `compile`, but match `text` literally, whatever its characters."""
-    options = _options()
-    options.literal = True
-    return _matcher("", text, options, budget)
-
-
-def _matcher(flags: str, pattern: str, options: re2.Options, budget: Budget | None) -> Find:
     if len(pattern) > MAX_LENGTH:
         raise ValueError(f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are allowed")
     budget = budget or Budget(math.inf)
     budget.check()
     try:
-        program = re2.compile(flags + pattern, options)
+        return _Matcher(re2.compile("(?m)" + quote(pattern), _options()), budget)
     except (re2.error, UnicodeEncodeError) as error:
         raise ValueError(_reason(error)) from error
     finally:
         re2.purge()  # its cache would keep the automata of 128 patterns that are never asked for again
-    plain = options.literal or WORDS.fullmatch(pattern) is not None
-    return _Matcher(program, budget, plain)
 
 
 class _Matcher:
     """Searches a few whole lines at a time, so that others can have their turn and the budget is checked."""
 
-    def __init__(self, program: re2._Regexp, budget: Budget, plain: bool) -> None:
+    def __init__(self, program: re2._Regexp, budget: Budget) -> None:
         self._search = program.search
         self._budget = budget
         self._piece = STEPS // program.programsize
-        self._longest = LINE_STEPS // (1 if plain and program.programsize <= MAX_WORDS else program.programsize)
+        self._longest = LINE_STEPS // program.programsize
 
     def __call__(self, data: bytes, start: int) -> int:
         self._budget.check()
