@@ -137,7 +137,7 @@ class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
     @property
     def shape(self) -> Shape:
         """The form of what stands for a moved result. `store_dir` keeps the caller's spelling."""
-        return Shape(names.stem(self.store_dir), self.preview_char_length, 0)
+        return Shape(names.stem(self.store_dir), self.preview_char_length)
 
     def keep(self, default: int) -> int:
         """Return how many of the last messages stay."""

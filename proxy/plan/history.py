@@ -186,7 +186,7 @@ def extend(link: bytes, meaning: bytes) -> bytes:
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Everything that a plan depends on besides the messages; see `planner.folded`."""
+    """Everything that a plan depends on besides the messages; see `planner.fold`."""
 
     model: str
     offload: Offload

@@ -160,6 +160,6 @@ class Reading(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, offload: Offload, window: int | None = None) -> Reading:
-        shape = Shape(offload.store_dir, PREVIEW_CHARS, 0)
+        shape = Shape(offload.store_dir, PREVIEW_CHARS)
         beginnings = tuple(named for named in offload.said if not is_tool(named))
         return cls(shape, offload.unseen_limit(window), offload.result_rules(), beginnings)

@@ -247,15 +247,10 @@ def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_to
     `tool_definition_tokens`: tokens of the tool definitions that the first event adds before everything else, so that
     the whole prefix is lost; 0 if they are present from the start.
     """
-    return folded(items, offload, room, tool_definition_tokens).plan()
-
-
-def folded(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold:
-    """The fold over these items, for a history that continues."""
     state = Fold(offload, room, tool_definition_tokens)
     for item in items:
         state.add(item)
-    return state
+    return state.plan()
 
 
 def least_freed(ceiling: int) -> int:

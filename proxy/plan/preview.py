@@ -31,7 +31,6 @@ class Shape(msgspec.Struct, frozen=True):
 
     store_dir: str
     preview_chars: int
-    preview_tail_chars: int
 
     def first_preview(self) -> Shape:
         """Return this shape with the larger preview for a result that the model has not seen."""
@@ -83,9 +82,8 @@ def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, ke
     """
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
-    tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""
     head = text[: max(shape.preview_chars, kept)]
-    return "\n\n".join([f"{head}{'...' if tail else ''}{tail}{reference}", *texts.quoted(text, spans, len(head))])
+    return "\n\n".join([f"{head}{reference}", *texts.quoted(text, spans, len(head))])
 
 
 # -- what a moved text is called ---------------------------------------------------------------------------------------

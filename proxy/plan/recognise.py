@@ -165,11 +165,6 @@ def _before(piece: str, opening: str) -> str:
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def paired(seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...]) -> list[tuple[ToolCall, ToolCall]]:
-    """Return each sent call with the call that it was, for a reply that `resembles` has recognised."""
-    return _paired(seen, sent, same_text=True) or []
-
-
 def _paired(
     seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...], same_text: bool
 ) -> list[tuple[ToolCall, ToolCall]] | None:

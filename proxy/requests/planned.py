@@ -225,10 +225,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The most tokens that the reply to a summary call may have."""
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
-    def with_role(self, role: SnapshotRole) -> Planned:
-        """Return the request with its snapshot in a message of this role."""
-        return replace(self, role=role)
-
     def refusable(self, namespace: str, addition: Addition) -> Refusable:
         """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
         shape = self.dialect.shape(self.request)

@@ -266,7 +266,7 @@ def test_a_mark_says_nothing_of_what_an_entry_means(dialect: Dialect, part: Json
 
     def meaning(part: Json) -> bytes:
         entry = json.dumps({"role": "user", "content": [part]}).encode()
-        return dialect.read(entry, Reading(Shape("", 0, 0), 0), len).meaning
+        return dialect.read(entry, Reading(Shape("", 0), 0), len).meaning
 
     assert meaning(part | {key: {"mode": "explicit"}}) == meaning(part)
     assert meaning(part) != meaning({"type": part["type"], "text": "other"})

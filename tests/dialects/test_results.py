@@ -15,7 +15,7 @@ from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
 from proxy.plan.texts import PRESETS, Carries, ResultPreset
 
-SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+SHAPE = Shape(store_dir="/context_store", preview_chars=100)
 READING = Reading(SHAPE, 20_000, PRESETS[ResultPreset.SMOLAGENTS])
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.plan.plan import Cause, Item, Plan, Role, Room, live
-from proxy.plan.planner import PAYBACK, Fold, fold, folded, least_freed
+from proxy.plan.planner import PAYBACK, Fold, fold, least_freed
 from proxy.policy import Mode, Offload
 from tests.plan.test_planner import histories, history, offloads, policy
 
@@ -218,4 +218,4 @@ def test_folding_on_from_a_copy_changes_nothing(items: list[Item], offload: Offl
         state.plan()
         state = state.copy()
         state.add(one)
-    assert state.plan() == folded(items, offload, Room()).plan()
+    assert state.plan() == fold(items, offload, Room())

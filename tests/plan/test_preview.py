@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.plan import preview
-from proxy.plan.preview import GLIMPSE_CHARS, MARK, Shape
+from proxy.plan.preview import GLIMPSE_CHARS, Shape
 
-SHAPE = Shape("/context_store", 10, 0)
+SHAPE = Shape("/context_store", 10)
 
 
 def test_a_preview_has_the_documented_form() -> None:
@@ -22,14 +22,9 @@ def test_a_preview_has_the_documented_form() -> None:
     )
 
 
-def test_a_preview_can_include_the_tail() -> None:
-    shape = Shape("/s", 3, 4)
-    assert preview.replacement("abcdefgh", "f", "o", 2, shape).startswith("abc...efgh... " + MARK + "/s/f;")
-
-
 def test_the_first_preview_shows_a_screen_or_more_by_policy() -> None:
     assert SHAPE.first_preview().preview_chars == GLIMPSE_CHARS
-    assert Shape("/s", 5000, 0).first_preview().preview_chars == 5000
+    assert Shape("/s", 5000).first_preview().preview_chars == 5000
 
 
 def test_other_content_has_another_digest() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.plan.message import ToolCall
-from proxy.plan.recognise import Visible, paired, plain, resembles
+from proxy.plan.recognise import Visible, plain, resembles
 
 RANDOM = "call_Zk3f9TqLm2Xw8RbV"
 OTHER_RANDOM = "call_Pq8d1WnSx5Yt6HcG"
@@ -98,8 +98,6 @@ OTHERS: dict[str, tuple[Visible, Visible]] = {
 def test_a_reply_that_its_client_has_rewritten(how: str) -> None:
     seen, sent = REWRITTEN[how]
     assert resembles(seen, sent)
-    if sent.calls:
-        assert [other for _, other in paired(seen.calls, sent.calls)] == list(sent.calls)
 
 
 @pytest.mark.parametrize("how", OTHERS)

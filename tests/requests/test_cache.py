@@ -24,7 +24,7 @@ from proxy.requests.cache import KEY_BYTES, TEXT_BYTES, MessageCache
 from proxy.threads import NEW, SMALL
 from tests import written
 
-READING = Reading(Shape("/s", 5, 0), 100)
+READING = Reading(Shape("/s", 5), 100)
 INLINE_BYTES = SMALL // NEW
 LARGE_ENTRIES = SMALL // ENTRY
 
@@ -71,7 +71,7 @@ async def test_only_what_is_new_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "model"), [(READING, "other"), (Reading(Shape("/t", 5, 0), 100), "m"), (Reading(READING.shape, 9), "m")]
+    ("reading", "model"), [(READING, "other"), (Reading(Shape("/t", 5), 100), "m"), (Reading(READING.shape, 9), "m")]
 )
 async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str) -> None:
     tokens = Counting()

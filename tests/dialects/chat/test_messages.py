@@ -27,7 +27,7 @@ from proxy.plan.preview import MARK, Shape
 from proxy.plan.turn import Unplannable
 from proxy.policy import Offload
 
-SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+SHAPE = Shape(store_dir="/context_store", preview_chars=100)
 READING = Reading(SHAPE, 20_000)
 
 
@@ -141,13 +141,6 @@ def test_a_glimpse_shows_more() -> None:
     [(_, shown)] = texts(compact(CHAT, raw, known, SHAPE, first_preview=True))
     assert shown.startswith("x" * 2000 + "... " + MARK)
     assert known.item.first_preview == known.tokens - 30_000 + len(shown)
-
-
-def test_the_tail_stands_before_the_reference() -> None:
-    shape = Shape("/s", 3, 4)
-    raw = tool("abc" + "-" * 5000 + "wxyz")
-    [(_, shown)] = texts(compact(CHAT, raw, read(raw, Reading(shape, 20_000), words), shape, first_preview=False))
-    assert shown.startswith("abc...wxyz... " + MARK)
 
 
 def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() -> None:

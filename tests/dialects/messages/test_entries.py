@@ -21,7 +21,7 @@ from tests.dialects.messages.api import call, say, thinking
 
 Json = dict[str, Any]
 
-SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+SHAPE = Shape(store_dir="/context_store", preview_chars=100)
 READING = Reading(SHAPE, 20_000)
 LONG = "long " * 400
 HI = {"role": "user", "content": "hi"}

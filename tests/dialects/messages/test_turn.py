@@ -208,7 +208,7 @@ def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
         one = turn()
         final = accumulated(run(one, *map(stream, rounds))[0])
         entry = json.dumps({"content": final["content"], "role": "assistant"}, indent=2).encode()
-        read = MESSAGES.read(entry, Reading(Shape("/s", 10, 0), 100), len)
+        read = MESSAGES.read(entry, Reading(Shape("/s", 10), 100), len)
         assert read.meaning == MESSAGES.reply_meaning(*one.visible)
 
 

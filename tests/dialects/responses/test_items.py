@@ -24,7 +24,7 @@ from tests.dialects.responses.api import call, reasoning, say
 
 Json = dict[str, Any]
 
-SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+SHAPE = Shape(store_dir="/context_store", preview_chars=100)
 READING = Reading(SHAPE, 20_000)
 LONG = "long " * 400
 USER = {"role": "user", "content": "hi"}

@@ -254,7 +254,7 @@ def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
         one = turn()
         final = accumulated(run(one, *map(stream, rounds))[0])
         entry = b",".join(json.dumps(item, indent=2).encode() for item in final["output"])
-        read = RESPONSES.read(entry, Reading(Shape("/s", 10, 0), 100), len)
+        read = RESPONSES.read(entry, Reading(Shape("/s", 10), 100), len)
         assert read.meaning == RESPONSES.reply_meaning(*one.visible)
 
 
