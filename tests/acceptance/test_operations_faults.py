@@ -145,7 +145,7 @@ def test_fault_null_content_failed_the_call(caller: Caller) -> None:
 def test_fault_tool_pairs_were_cut(caller: Caller) -> None:
     """No call is separated from its results, whatever N is and also when groups are made."""
     history = [user(words(96))]
-    for number in range(4):
+    for number in range(3):
         history += step(f"c{number}", words(200), words(150), words(100))
     for keep in range(len(history)):
         for group in (0, 100, 500):

@@ -23,6 +23,7 @@ def sent() -> Sent:
     return asyncio.run(replay(synthetic(), Policy(), MessageCache(TOKENS)))
 
 
+@pytest.mark.sweep
 def test_a_synthetic_run_loses_nothing_and_hides_something() -> None:
     asked = []
     found = examined(synthetic(), TOKENS, lambda run: asked.append(run))
