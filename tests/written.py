@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from proxy.plan.profiles import presets
-from proxy.policy import Offload
+from proxy.policy import Compress, Mode, Offload
 
 
 class Limited(Offload, frozen=True, kw_only=True):
@@ -25,3 +25,18 @@ def offload(**keys: Any) -> Offload:
     if (limit := given.pop("unseen_limit", None)) is None:
         return msgspec.convert(given, Offload)
     return msgspec.convert({**given, "limit": limit}, Limited)
+
+
+SMALL = offload(
+    mode=Mode.AUTO,
+    keep_views=1,
+    max_total_tokens=2000,
+    max_tool_message_tokens=300,
+    unseen_limit=9000,
+    pin_user_tokens=100,
+    cached_read=0,
+    cache_write=0,
+    store_dir="/store",
+    compress=Compress(snapshot_tokens=100),
+)
+"""For histories in which a token is a character."""

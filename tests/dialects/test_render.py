@@ -22,22 +22,11 @@ from proxy.plan.pairing import Pairing
 from proxy.plan.plan import Plan, Role, Room
 from proxy.plan.planner import fold
 from proxy.plan.turn import Hidden
-from proxy.policy import Compress, Mode, Offload, SnapshotRole
+from proxy.policy import Offload, SnapshotRole
 from proxy.tools.answer import OTHER_NAMES
 from tests import written
 
-OFFLOAD = written.offload(
-    mode=Mode.AUTO,
-    keep_views=1,
-    max_total_tokens=2000,
-    max_tool_message_tokens=300,
-    unseen_limit=9000,
-    pin_user_tokens=100,
-    cached_read=0,
-    cache_write=0,
-    store_dir="/store",
-    compress=Compress(snapshot_tokens=100),
-)
+OFFLOAD = written.SMALL
 
 
 def raw(role: str, content: Any = "", **more: Any) -> bytes:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from proxy.dialects.chat import CHAT
-from proxy.policy import Compress, Inject, Mode, Policy, Tools
+from proxy.policy import Inject, Policy, Tools
 from proxy.requests.cache import Counter, MessageCache
 from proxy.requests.planned import Planned, plan
 from proxy.requests.windows import Known
@@ -15,18 +15,7 @@ from tests import written
 
 Json = dict[str, Any]
 
-OFFLOAD = written.offload(
-    mode=Mode.AUTO,
-    keep_views=1,
-    max_total_tokens=2000,
-    max_tool_message_tokens=300,
-    unseen_limit=9000,
-    pin_user_tokens=100,
-    cached_read=0,
-    cache_write=0,
-    store_dir="/store",
-    compress=Compress(snapshot_tokens=100),
-)
+OFFLOAD = written.SMALL
 POLICY = Policy(offload=OFFLOAD)
 ALWAYS = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.ALWAYS))
 
