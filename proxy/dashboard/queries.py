@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.dashboard.describe import detail
 from proxy.dashboard.recorded import DAY, HOUR, KEYS, MINUTE, SUMS, SUMS_KEYS, Row, nested
-from proxy.dashboard.rows import FLEET_SESSIONS, moved
+from proxy.dashboard.rows import FLEET_SESSIONS
 from proxy.errors import DashboardFault, Overloaded
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -117,7 +117,6 @@ class Reader:
     """One connection, for one thread, that cannot write. `namespace` None stands for all. Raises DashboardFault."""
 
     def __init__(self, path: Path) -> None:
-        self.gone = moved(path)
         address = f"{path.absolute().as_uri()}?mode=rw"
         self._connection = sqlite3.connect(
             address, timeout=1.0, isolation_level=None, check_same_thread=False, uri=True
@@ -306,17 +305,18 @@ class Queries:
 
     def close(self) -> None:
         """End what runs and what waits."""
-        if self._reader is not None:
-            self._reader.stop()
+        with suppress(sqlite3.ProgrammingError):  # it has ended
+            if self._reader is not None:
+                self._reader.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, query: Callable[[Reader], T]) -> T:
         try:
-            if self._reader is None or self._reader.gone():  # never closed: that would delete the new file's log
-                self._reader = Reader(self._path)
+            reader = self._reader = Reader(self._path)
         except sqlite3.Error as error:
             raise unreadable(error) from error
-        return query(self._reader)
+        with closing(reader):
+            return query(reader)
 
 
 def unreadable(error: Exception) -> DashboardFault:

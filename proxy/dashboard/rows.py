@@ -124,13 +124,9 @@ class Rows:
     def __init__(self, path: Path, size: int) -> None:
         self._pages = max(size // PAGE, 64)
         _create(path)
-        self.gone = moved(path)
-        """Whether the file has been removed or replaced, so that rows would be lost with it."""
         self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(path)
-            self.log_gone = moved(path.with_name(f"{path.name}-wal"))
-            """Whether the log beside the file is another one."""
         except sqlite3.OperationalError:
             self.close()
             raise
@@ -333,34 +329,21 @@ def digest(name: str) -> bytes:
 # -- the file by its path --
 
 
-def moved(path: Path) -> Callable[[], bool]:
-    """Return a function that returns whether `path` no longer names the same file."""
-    began = _identity(path)
-    return lambda: _identity(path) != began
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _create(path: Path) -> None:
-    """Create the file if there is none, for its owner alone. Raises DashboardFault."""
+    """Create the file if there is none, for its owner alone. Raises DashboardFault.
+
+    One that is there is not opened: closing it would end the locks that this process has on it
+    (sqlite.org/howtocorrupt.html, 2.2).
+    """
     try:
         with _alone(path.parent):
-            if not path.exists():  # or SQLite would take the log of a file that was removed for that of the new one
-                for end in ("-wal", "-shm"):
+            if not os.path.lexists(path):
+                for end in ("-wal", "-shm"):  # SQLite would take the log of a removed file for that of the new one
                     path.with_name(path.name + end).unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise DashboardFault(f"{path} is no regular file: name another")
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise DashboardFault(f"{path} is no regular file: name another")
+        path.chmod(0o600)
     except OSError as error:
         raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
 

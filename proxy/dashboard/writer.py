@@ -1,7 +1,8 @@
 """Writes rows in a thread of its own, in one transaction a second. A request only appends to a queue.
 
 The queue is bounded: what comes beyond it is dropped and counted, and nobody waits. While the disk is full or another
-process has locked the file, rows wait, and the thread tries again every `AGAIN` seconds.
+process has locked the file, rows wait, and the thread tries again every `AGAIN` seconds. The file is opened for each
+transaction, so that it may be removed or replaced at any time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,8 +92,6 @@ class Writer:
         """Bytes that ever came with requests, and those that are no longer held: each is changed by one thread."""
         self._wake, self._ended = threading.Event(), threading.Event()
         self._next_expiry = 0.0
-        self._lost: list[Rows] = []
-        """Connections to files that were removed. To close one would delete the log of the file in its place."""
         self._warn = logs.Limited(logger)
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self.state = Writing()
@@ -146,43 +146,30 @@ class Writer:
     def _run(self) -> None:
         try:
             while not self._ended.is_set() or (self._waiting() and not self.state.fault):
+                self._wake.wait(LATEST)
+                self._wake.clear()
                 try:
-                    self._serve(Rows(self._path, self._size))
-                except (DashboardFault, sqlite3.OperationalError) as error:
+                    self._write()
+                except (DashboardFault, sqlite3.Error) as error:
                     self._failed(error)
                     self._ended.wait(AGAIN)
-        except sqlite3.DatabaseError as error:
-            self._give_up(f"the dashboard is off: {self._path} is damaged ({error}): delete it, or name another")
         except Exception as error:
             logger.exception("a bug, in writing the dashboard's rows")
             self._give_up(f"the dashboard is off until the proxy is started again: {error}")
 
-    def _serve(self, rows: Rows) -> None:
-        """Write what comes until the process ends or the file is gone. Raises DashboardFault and `sqlite3.Error`."""
-        self.secret, closes = rows.secret(), True
-        try:
-            while not (self._ended.is_set() and not self._waiting()):
-                self._wake.wait(LATEST)
-                self._wake.clear()
-                if rows.gone():
-                    closes = False
-                    self._lost.append(rows)
-                    return self._begin_anew(rows)
-                while self._queue or self._batch:
-                    self._write_some(rows)
-                self._expire(rows)
-        finally:
-            if closes:
-                rows.close()
-
-    def _begin_anew(self, rows: Rows) -> None:
-        """Go on in a new file if this one was removed, or give up if somebody put another in its place: SQLite would
-        take our log for a part of it. Another worker that was faster has made a new log as well."""
-        if self._path.exists() and not rows.log_gone():
-            self._ended.set()
-            self._give_up(f"the dashboard is off: {self._path} was replaced while the proxy ran: start it again")
-        else:
-            self._warn("file", f"{self._path} was removed: the dashboard begins a new one")
+    def _write(self) -> None:
+        """Write what waits, to the file that is there now. Raises DashboardFault and `sqlite3.Error`."""
+        now = self._clock()
+        expires = not 0 <= self._next_expiry - now <= HOUR  # it is time, or the clock was set back
+        if not (self._waiting() or expires):
+            return
+        with closing(Rows(self._path, self._size)) as rows:
+            self.secret = rows.secret()
+            while self._waiting():
+                self._write_some(rows)
+            if expires:
+                rows.expire(self._seconds, now)
+                self._next_expiry, self.state.fault = now + HOUR, ""
 
     def _write_some(self, rows: Rows) -> None:
         """Write the oldest of the rows that wait. Raises `sqlite3.Error`."""
@@ -214,19 +201,14 @@ class Writer:
         del self._batch[: len(some)]
         self.state.dropped += len(some)
 
-    def _expire(self, rows: Rows) -> None:
-        now = self._clock()
-        if not 0 <= self._next_expiry - now <= HOUR:  # it is time, or the clock was set back
-            rows.expire(self._seconds, now)
-            self._next_expiry, self.state.fault = now + HOUR, ""
-
     def _seconds(self, namespace: str) -> float:
         kept = self._retention(namespace)
         return LONGEST_AGE if kept is None else min(kept, LONGEST_AGE)
 
     def _failed(self, error: Exception) -> None:
         self.state.fault = str(error)
-        self._warn("rows", f"the dashboard cannot write its rows: {self._path}: {error}")
+        cure = ": it is damaged, delete it" if type(error) is sqlite3.DatabaseError else ""
+        self._warn("rows", f"the dashboard cannot write its rows: {self._path}: {error}{cure}")
 
     def _give_up(self, reason: str) -> None:
         self.state.off, self.state.fault = True, reason
