@@ -20,9 +20,8 @@ from typing import Any, ClassVar
 
 from proxy import sse
 from proxy.dialects.refusals import is_error
-from proxy.dialects.reply import Call, ClientReply, Part, Round, check_arguments
+from proxy.dialects.reply import Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import RoundRequest
-from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall

@@ -19,7 +19,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat import messages as chat_messages
-from proxy.dialects.chat.render import is_system
+from proxy.dialects.chat.messages import is_system
 from proxy.dialects.measuring import MESSAGE_TOKENS
 from proxy.dialects.render import compact
 from proxy.operations.names import joined

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.tool_names import AFTER, BEFORE, ToolNames
+from proxy.dialects.reply import AFTER, BEFORE, ToolNames
 
 NAMES = ToolNames(("grep", "read_file"), {"search", "functions.grep"})
 

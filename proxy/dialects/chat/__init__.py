@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from proxy.dialects.base import Dialect
-from proxy.dialects.chat import messages, render, request
+from proxy.dialects.chat import messages, request
 from proxy.dialects.chat.reply import ChatTurn, error_event
 
 _OWN = re.compile(rb"/chat/completions(?:/|\Z)")
@@ -32,12 +32,12 @@ class ChatDialect(Dialect):
     said = staticmethod(messages.said)
     answered = staticmethod(messages.answered)
     marked = staticmethod(messages.marked)
-    sections = staticmethod(render.sections)
-    with_snapshot = staticmethod(render.with_snapshot)
-    joined = staticmethod(render.joined)
-    summary_request = staticmethod(render.summary_request)
-    summary_on_prefix = staticmethod(render.summary_on_prefix)
-    summary_answer = staticmethod(render.summary_answer)
+    sections = staticmethod(messages.sections)
+    with_snapshot = staticmethod(messages.with_snapshot)
+    joined = staticmethod(messages.joined)
+    summary_request = staticmethod(messages.summary_request)
+    summary_on_prefix = staticmethod(messages.summary_on_prefix)
+    summary_answer = staticmethod(messages.summary_answer)
     error_event = staticmethod(error_event)
 
     def serves(self, method: str, path: bytes) -> bool:

@@ -19,8 +19,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.chat.chunks import CallDelta, signature
-from proxy.dialects.reply import MAX_REPLY, Call
-from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.reply import MAX_REPLY, Call, ToolNames
 from proxy.dialects.values import NULL, Members, join, place, string, text_of
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken

@@ -21,8 +21,7 @@ from proxy.dialects.chat.calls import PartialCall, ToolCalls, calls_in, could_be
 from proxy.dialects.chat.chunks import TEXTS, Chunk, ReplyMessage, as_events, held, parse, plain_delta
 from proxy.dialects.chat.request import ChatRoundRequest
 from proxy.dialects.refusals import is_error
-from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, check_arguments
-from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
 from proxy.dialects.values import NULL, Members, object_of, on_one_line, string, text_of

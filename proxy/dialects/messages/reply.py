@@ -17,8 +17,7 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
-from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, check_arguments
-from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, on_one_line, place, string, text_of

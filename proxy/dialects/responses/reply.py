@@ -15,11 +15,10 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, check_arguments
+from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.responses.events import ADDED, BEGINNINGS, DONE, ENDINGS, ItemEvent, as_events, item_events
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
-from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import RESPONSES, UsageLedger, added
 from proxy.dialects.values import NULL, Members, object_of, on_one_line, place, string, text_of, whole

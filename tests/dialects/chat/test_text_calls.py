@@ -8,7 +8,7 @@ import pytest
 
 from proxy.dialects.chat.calls import LONGEST, calls_in, could_be_call
 from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.reply import ToolNames
 from proxy.plan.turn import State
 from tests.dialects.chat.turns import (
     ANSWER,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.render import followed, joined
+from proxy.dialects.chat.messages import followed, joined
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
 MARK = {"cache_control": {"type": "ephemeral"}}
