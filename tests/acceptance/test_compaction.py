@@ -78,7 +78,7 @@ def proxy(up: StrictUpstream, tmp_path: Path) -> Iterator[Proxy]:
 
 
 def client_of(proxy: Proxy, key: str = "alice") -> openai.OpenAI:
-    return openai.OpenAI(base_url=proxy.url, api_key=key, max_retries=0, timeout=30)
+    return openai.OpenAI(base_url=proxy.url, api_key=key, max_retries=0, timeout=60)
 
 
 def history() -> list[Json]:

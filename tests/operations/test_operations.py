@@ -99,7 +99,7 @@ def test_the_body_of_a_refused_caller_is_not_read(
     proxy = serve({"acme": {"tenant": "acme", "api_keys": [{"sha256": "0" * 64}], "upstream": upstream}})
     for body in (BODY, b"{"):
         head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (path, coding, len(BODY))
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as caller:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as caller:
             caller.sendall(head + body)
             reply = caller.recv(65536)
         assert reply.startswith(b"HTTP/1.1 401 ") and b'"messages":[]' in reply

@@ -99,7 +99,7 @@ async def test_age_is_told_from_what_is_left_to_live(redis_process: Process) -> 
     await store.put("aged-1/round/k", b"1")
     seconds["aged-1"] = 7200.0
     [entry] = (await listed(store, "aged-1/")).values()
-    assert time.time() - entry.modified == pytest.approx(3600, abs=5)
+    assert time.time() - entry.modified == pytest.approx(3600, abs=60)
     await store.close()
 
 
