@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
-import msgspec
-
+from proxy.cli.words import several
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamFault
 from proxy.policies.tenants import KEY_HEADERS, Tenant
@@ -19,89 +19,64 @@ from proxy.upstream.models import ModelList, ModelsClient
 SECONDS = 5.0
 """How long to wait for one answer."""
 
-AT_ONCE = 20
-"""Most upstreams asked at once."""
-
 FEW = 5
 """A list of at most so many models, such as a local server's, is shown in full."""
 
-MOST = 20
-"""Most models shown for one upstream."""
 
-
-class Target(msgspec.Struct, frozen=True):
-    """One upstream of one policy for one API, and the model names (globs) that the policy sends there."""
+class Target(NamedTuple):
+    """One upstream of one policy, and the model names (globs) that the policy sends there. `api`: the only API that it
+    is for; empty if it is for every other one."""
 
     policy: Policy
     api: str
-    """The API that only this upstream is for; empty if it is for every other one."""
     upstream: Upstream
-    models: tuple[str, ...]
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """An upstream's answer in words, and whether requests can be expected to work."""
-
-    good: bool
-    text: str
-    models: tuple[str, ...] = ()
-    """One line for each model to show."""
+    models: list[str]
 
 
 def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]:
     """Return whether every upstream answers and accepts its key, and a text that says so."""
     targets = [target for policy in policies for target in _targets(policy)]
-    answers = asyncio.run(_answers(ModelsClient(settings.environment), targets))
-    lines = ["", "upstreams, asked now"]
-    for target, answer in zip(targets, answers, strict=True):
-        lines.append(f"  {target.policy.tenant:<10} {target.upstream.base_url}: {answer.text}")
-        lines += [f"  {'':<10}   {model}" for model in answer.models]
-    return all(answer.good for answer in answers), "".join(f"{line}\n" for line in lines)
+    client = ModelsClient(settings.environment)
+
+    async def asked() -> list[tuple[bool, list[str]]]:
+        return await asyncio.gather(*(_answer(client, target) for target in targets))
+
+    answers, text = asyncio.run(asked()), "\nupstreams, asked now\n"
+    for target, (_, (first, *models)) in zip(targets, answers, strict=True):
+        text += f"  {target.policy.tenant:<10} {target.upstream.base_url}: {first}\n"
+        text += "".join(f"  {'':<10}   {model}\n" for model in models)
+    return all(good for good, _ in answers), text
 
 
-def _targets(policy: Policy) -> Iterator[Target]:
-    """Yield a target for each distinct address and key in the policy."""
-    named: dict[tuple[str, str | None], tuple[str, Policy, Upstream, list[str]]] = {}
+def _targets(policy: Policy) -> Iterable[Target]:
+    """Return a target for each distinct address and key in the policy."""
+    found: dict[tuple[str, str | None], Target] = {}
     for api, one in (("", policy), *policy.by_api):
         for rule in (None, *one.rules):
-            part = one if rule is None else rule
+            part = rule or one
             upstream, summaries = part.upstream, part.offload.compress.model
-            target = named.setdefault((upstream.base_url, upstream.api_key), (api, one, upstream, []))
-            target[-1].extend(model for model in (rule and rule.model, summaries) if model)
-    for api, one, upstream, models in named.values():
-        yield Target(one, api, upstream, tuple(models))
+            target = found.setdefault((upstream.base_url, upstream.api_key), Target(one, api, upstream, []))
+            target.models.extend(model for model in (rule and rule.model, summaries) if model)
+    return found.values()
 
 
-async def _answers(client: ModelsClient, targets: list[Target]) -> list[Answer]:
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def asked(target: Target) -> Answer:
-        async with slots:
-            try:
-                return await _answer(client, target)
-            except UpstreamFault as fault:
-                return Answer(False, f"FAILED, {fault.detail or fault.message}")
-
-    return await asyncio.gather(*(asked(target) for target in targets))
-
-
-async def _answer(client: ModelsClient, target: Target) -> Answer:
-    """Ask with the policy's key, trying each header that clients use until one works. Raises UpstreamFault."""
-    upstream, header = target.upstream, b""
-    anthropic = target.api == MESSAGES.name
+async def _answer(client: ModelsClient, target: Target) -> tuple[bool, list[str]]:
+    """Ask with the policy's key, trying each header that clients use until one works. Return whether requests can be
+    expected to work, and the answer in words."""
+    upstream, anthropic = target.upstream, target.api == MESSAGES.name
     address = url_for(upstream.base_url, b"/v1", anthropic=anthropic)
     headers = [(MESSAGES.version_header, b"2023-06-01")] if anthropic else []
-    if upstream.api_key is None:
-        found = await client.models(address, headers, SECONDS)
-    else:
-        for header in KEY_HEADERS:
-            credential = Tenant(target.policy, "", key_header=header).credential(upstream, anthropic=anthropic)
+    for header in (b"",) if upstream.api_key is None else KEY_HEADERS:
+        credential = Tenant(target.policy, "", key_header=header).credential(upstream, anthropic=anthropic)
+        try:
             found = await client.models(address, [*headers, *([credential] if credential else [])], SECONDS)
-            if found.status not in (401, 403):
-                break
+        except UpstreamFault as fault:
+            return False, [f"FAILED, {fault.detail or fault.message}"]
+        if found.status not in (401, 403):
+            break
     good, text = verdict(found.status, header.decode())
-    count = f", {len(found.windows)} model{'s' * (len(found.windows) != 1)}" if found.windows else ""
-    return Answer(good, text + count, tuple(_windows(target, found)))
+    count = f", {several(len(found.windows), 'model')}" if found.windows else ""
+    return good, [text + count, *_windows(target, found)]
 
 
 def verdict(status: int, key_header: str) -> tuple[bool, str]:
@@ -123,15 +98,8 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
 
 def _windows(target: Target, found: ModelList) -> Iterator[str]:
     """Yield the context windows of the models that the policy names, or of all models if there are few."""
-    names = [
-        name
-        for name in found.windows
-        if len(found.windows) <= FEW or any(fnmatchcase(name, model) for model in target.models)
-    ]
-    for name in names[:MOST]:
-        window = found.windows[name]
-        written = target.policy.for_model(name).upstream.context_window
-        said = f"context window {window:,} tokens" if window else "context window not given"
-        yield f"{name}: {said}" + (f", the policy says {written:,}" if written and written != window else "")
-    if len(names) > MOST:
-        yield f"and {len(names) - MOST} more"
+    for name, window in found.windows.items():
+        if len(found.windows) <= FEW or any(fnmatchcase(name, model) for model in target.models):
+            written = target.policy.for_model(name).upstream.context_window
+            said = f"context window {window:,} tokens" if window else "context window not given"
+            yield f"{name}: {said}" + (f", the policy says {written:,}" if written and written != window else "")
