@@ -174,6 +174,18 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     holdout: Annotated[
         float, Meta(ge=0, le=1, description="share of conversations that are left as they come, to be compared with")
     ] = 0.0
+    verify: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of requests with moved results that are asked twice more, to compare what follows",
+        ),
+    ] = 0.0
+    verify_budget: Annotated[
+        float,
+        Meta(ge=0, le=1_000_000, description="money that `verify` may spend in a day, by `input_price` or the list"),
+    ] = 1.0
     # One spelling for models, files and tools, so no odd characters.
     store_dir: Annotated[
         str,

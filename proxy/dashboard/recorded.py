@@ -24,6 +24,7 @@ SUMMED = (
 "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
     "written_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted",
     "rounds", "new_event", "unfollowed",
+    "again_tools", "again_exact", "whole_tools", "whole_exact",
 )  # fmt: skip
 """Fields of an outcome that are added up."""
 

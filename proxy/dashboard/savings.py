@@ -67,6 +67,14 @@ def compared(groups: Iterable[Mapping[str, Any]], sums: Iterable[Mapping[str, An
     return [found[names] for names in sorted(found)]
 
 
+def verified(sums: Iterable[Mapping[str, Any]]) -> Row:
+    """Return how many requests were asked again, and how many of them led to the same next action."""
+    found = [one for one in sums if one["kind"] == Kind.VERIFY]
+    fields = ("again_tools", "again_exact", "whole_tools", "whole_exact")
+    asked = sum(one["requests"] - one["faults"] for one in found)
+    return {"asked": asked, **{name: sum(one[name] for one in found) for name in fields}}
+
+
 def _empty(tenant: str, model: str) -> Row:
     counted = (
         "requests", "faults", "tokens_before", "tokens_after", "rewritten", "billed", "losses", "expected", "actual",

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from proxy.plan.plan import CEILING_SHARE, Room
+from proxy.plan.prices import ASSUMED, price_of
 from proxy.plan.texts import ResultRole, ResultRule
 from proxy.policies.document import Path
 from proxy.policies.format import PolicyFile
@@ -152,6 +153,8 @@ def _pairs(part: Policy | Rule) -> Iterator[tuple[str, ...]]:
         yield text, "offload.keep_recent_count"
     if offload.holdout == 1:
         yield "leaves every conversation as it comes", "offload.holdout"
+    if offload.verify and offload.input_price is None and price_of(part.upstream.base_url) is ASSUMED:
+        yield "asks nothing again: its cost is not known, for want of `input_price`", "offload.verify"
     if part.tools.inject is Inject.NEVER:
         yield "leaves references that the model cannot follow", "tools.inject"
     if window is not None and part.tools.max_retrieved_tokens > window // 2:

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -73,6 +73,31 @@ NOT_TAKEN = "This image or file cannot be shown again: the API that serves you d
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
+DAY = 86_400
+
+
+@dataclass
+class Spending:
+    """What each tenant has spent today, in money. `clock` returns seconds since the epoch."""
+
+    clock: Callable[[], float] = time.time
+    _day: int = 0
+    _spent: dict[str, float] = field(default_factory=dict)
+
+    def take(self, tenant: str, money: float, most: float) -> bool:
+        """Spend this if that leaves the tenant within its day's bound."""
+        if (today := int(self.clock() // DAY)) != self._day:
+            self._day, self._spent = today, {}
+        if self._spent.get(tenant, 0.0) + money > most:
+            return False
+        self.correct(tenant, money)
+        return True
+
+    def correct(self, tenant: str, money: float) -> None:
+        """Add what was spent beyond what was taken; less than nothing if it was less."""
+        self._spent[tenant] = max(self._spent.get(tenant, 0.0) + money, 0.0)
+
+
 @dataclass(frozen=True)
 class Services:
     """The parts of a process that all of its requests share: `known` is what upstreams have shown, `sink` gets all
@@ -88,6 +113,8 @@ class Services:
     threads: WorkPool
     known: Known
     sink: Sink
+    verifying: Spending | None = None
+    """What tenants spend on asking again; None: nothing is asked again."""
     watch: Callable[[Outcome, Prepared], None] | None = None
     """Called with every chat request that has ended, before the sink gets its outcome."""
 

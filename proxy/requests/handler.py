@@ -29,7 +29,7 @@ from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
-from proxy.requests import archive, compaction, outcome
+from proxy.requests import archive, compaction, outcome, verify
 from proxy.requests.conversation import Rounds, Services, converse
 from proxy.requests.ladder import Ladder
 from proxy.requests.planned import Planned, plan
@@ -121,6 +121,7 @@ class _Request:
         """Pass on the outcome of the whole request."""
         if self._services.watch is not None:
             self._services.watch(outcome, self.prepared)
+        verify.consider(self._services, self._client, self.prepared, self._records, outcome)
         self._services.sink(outcome)
 
     # -- from the body to what is sent --

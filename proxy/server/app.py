@@ -28,7 +28,7 @@ from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identify, reten
 from proxy.requests.advice import Adviser
 from proxy.requests.cache import MessageCache
 from proxy.requests.capture import Captures
-from proxy.requests.conversation import Services
+from proxy.requests.conversation import Services, Spending
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.kept import KeptReplies
@@ -129,6 +129,7 @@ class App:
             threads=self._threads,
             known=self._known,
             sink=self._record,
+            verifying=Spending(),
             watch=self._watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}

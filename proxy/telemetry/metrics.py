@@ -53,7 +53,7 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "continuations"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "sessions", "files", "continuations"})
 BREAKER_STATES = ("closed", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
@@ -116,6 +116,10 @@ SUMS: Mapping[str, tuple[str, str]] = {
     "completion_tokens": ("upstream_completion_tokens", "Output tokens as upstream counted them."),
     "summary_prompt_tokens": ("summary_prompt_tokens", "Input tokens of summaries."),
     "summary_completion_tokens": ("summary_completion_tokens", "Output tokens of summaries."),
+    "again_tools": ("verified_again_tools", "Requests that called the same tools when they were asked twice."),
+    "again_exact": ("verified_again_exact", "Those that called them with the same arguments."),
+    "whole_tools": ("verified_whole_tools", "Requests that called the same tools with their whole history."),
+    "whole_exact": ("verified_whole_exact", "Those that called them with the same arguments."),
 }
 """Field of `Outcome` → the metric that sums it for each tenant, and its help text."""
 

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """Refused before any work on it began."""
     SUMMARY = "summary"
     """A summary made for a conversation, apart from its requests."""
+    VERIFY = "verify"
+    """A request asked again, as it was sent and as it came, to compare what the model does next."""
 
 
 class Holdout(StrEnum):
@@ -156,6 +158,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Those of the input tokens that upstream wrote to its cache."""
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
+    again_tools: int = 0
+    """For a request asked again as it was sent: 1 if the model called the same tools, or none again."""
+    again_exact: int = 0
+    """1 if it also called them with the same arguments."""
+    whole_tools: int = 0
+    """The same for the request as it came."""
+    whole_exact: int = 0
     refused: tuple[Addition, ...] = ()
     """What upstream refused of our additions and took the request without."""
     store_errors: Mapping[str, int] = {}

@@ -17,6 +17,7 @@ import pytest
 
 from proxy.dashboard.recorded import Recorded
 from proxy.dashboard.rows import Rows
+from proxy.telemetry.outcome import Kind
 from tests import transcripts
 from tests.clock import wait_until
 from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
@@ -216,6 +217,30 @@ async def test_pages_are_clean_with_any_number_of_requests(
                     assert await page.faults() == [], (place, width, scheme)
                 if count == 200_000 and place in ("#overview/month", "#live") and scheme == "light":
                     await shoot(page, place[1:].partition("/")[0] + ("" if width == 1280 else "-phone"))
+        assert_clean(page, proxy)
+
+
+async def test_the_first_page_shows_how_often_the_model_does_the_same(page: Page, tmp_path: Path) -> None:
+    """Only where requests are asked again."""
+    path, asked = tmp_path / "rows.db", {"kind": Kind.VERIFY, "status": 200, "again_tools": 1, "again_exact": 1}
+    same = [outcome(number, **asked, whole_tools=int(number > 0), whole_exact=int(number > 1)) for number in range(4)]
+    await asyncio.to_thread(fill, path, 34, time.time(), 3_000.0)
+    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, dashboard=path) as proxy:
+        await page.size(1280, 980)
+        await page.open(address(proxy), ADMIN)
+        assert "Same next action" not in await page.show("#overview/day")
+        with closing(Rows(path, 10**8)) as rows:
+            rows.write([Recorded(time.time(), one) for one in same])
+        shown = (await page.show("#overview/hour")).replace("\n\n", "\n")
+        assert "Same next action\n75 %\nwith the whole history, of 4 requests asked again" in shown
+        assert "100 % where the same request is asked twice" in shown
+        assert "with the same arguments: 50 %, twice: 100 %" in shown
+        for width in (1280, 400):
+            await page.size(width, 980)
+            await page.show("#live")
+            assert "Same next action" in await page.show("#overview/hour")
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            assert await page.faults() == []
         assert_clean(page, proxy)
 
 

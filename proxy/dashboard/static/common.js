@@ -199,6 +199,7 @@ export const isWaiting = (row) => (row.words ?? "").startsWith("waiting");
 export function happened(row) {
   if (row.fault) return `error: ${row.fault}${row.detail ? `, ${row.detail}` : ""}`;
   if (row.kind === "summary") return "a summary was made";
+  if (row.kind === "verify") return "asked again, to compare what the model does next";
   if (row.kind === "refused") return "refused by the proxy";
   if (row.status >= 400) return `upstream answered ${row.status}`;
   if (row.kind === "relay") return `passed on: ${row.method} ${row.path}`;

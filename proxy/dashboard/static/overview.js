@@ -31,7 +31,7 @@ export async function overview(page, [period = "month"], me) {
 const nothing = (me) => element("section", { class: "card empty" }, element("h2", {}, me.off ? "The dashboard is off" : "No requests in this period"),
   element("p", {}, me.off ? me.fault : "Point a client at this proxy, and its requests appear here about a second later."));
 
-function tiles({ models, sessions }) {
+function tiles({ models, sessions, verified }) {
   const observed = !total(models, "tokens_before") && total(models, "observed");
   const [before, after] = observed ? ["observed_before", "observed_after"] : ["tokens_before", "tokens_after"];
   const came = total(models, before);
@@ -39,8 +39,14 @@ function tiles({ models, sessions }) {
   return element("dl", { class: "tiles" },
     tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, came)), `${short(saved)} of ${short(came)} tokens that clients sent`, ...costs(models, observed)),
     tile("Sessions that cost more", signed(-sessions.losses, number(sessions.losses)), `of ${counted(sessions.sessions, "session")} whose cost is known (${percent(sessions.losses, sessions.sessions)})`),
-    tile("Moved results read back", number(sessions.reads), `${counted(sessions.reads, "read")} for ${counted(sessions.moved, "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`));
+    tile("Moved results read back", number(sessions.reads), `${counted(sessions.reads, "read")} for ${counted(sessions.moved, "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`),
+    ...(verified.asked ? [same(verified)] : []));
 }
+
+// What the model does next with its whole history, beside the noise of asking the same thing twice.
+const same = ({ asked, whole_tools, whole_exact, again_tools, again_exact }) =>
+  tile("Same next action", percent(whole_tools, asked), `with the whole history, of ${counted(asked, "request")} asked again`,
+    `${percent(again_tools, asked)} where the same request is asked twice`, `with the same arguments: ${percent(whole_exact, asked)}, twice: ${percent(again_exact, asked)}`);
 
 // What was saved of the cost: in money where the price is known, else in plain input tokens.
 function costs(models, observed) {

@@ -1,0 +1,200 @@
+"""Asks a share of planned requests again, off the client's path: does the model do the same as with its whole history?
+
+    the reply that the client got ──── is compared with the reply
+                                        to the same request again: the noise of asking twice
+                                        to the client's own bytes: what the plan changes, and that noise
+
+Only what the model does next is compared: which tools it calls, with which arguments, or that it stops. Nobody sees
+these replies, nothing is recorded of them but that, and a tenant spends at most `verify_budget` a day, with the
+credentials of the requests themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from proxy.errors import Fault, OffloadError, UpstreamBroken, UpstreamFault
+from proxy.plan.forecast import OUTPUT_PRICE
+from proxy.plan.prices import FREE, price_of
+from proxy.plan.turn import Addition
+from proxy.requests import conversation
+from proxy.requests.exchange import RAW, Exchange
+from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+
+    from proxy.dialects.turn import Turn
+    from proxy.policy import Policy
+    from proxy.requests.conversation import Services
+    from proxy.requests.prepared import Prepared
+    from proxy.requests.records import Records
+    from proxy.requests.rendered import Rendered
+
+REPLY_TOKENS = 2_000
+"""Tokens of output that a reply is taken to cost until upstream has said it."""
+SECONDS = 600.0
+"""Seconds that both replies together may take."""
+
+Action = tuple[tuple[str, bytes], ...]
+"""What the model does next: the names of the tools that it calls, with their arguments; empty if it stops."""
+
+
+def consider(services: Services, client: Exchange, prepared: Prepared, records: Records, outcome: Outcome) -> None:
+    """Start asking again if the request is of the share, and its tenant has money left today. Returns at once."""
+    rendered, turn, policy, spending = prepared.rendered, prepared.turn, prepared.tenant.policy, services.verifying
+    if not policy.offload.verify or spending is None or rendered is None or turn is None:
+        return
+    if outcome.status != 200 or outcome.fault:
+        return
+    planned, tenant = rendered.planned, prepared.tenant.name
+    whole_fits = planned.room.holds(planned.tokens) and not planned.request.continues
+    if rendered.plan.empty or not whole_fits or not _drawn(planned.chain[-1], policy.offload.verify):
+        return
+    price = _price(policy, planned.request.model)
+    if price is None:
+        return
+    expected = (planned.prompt(planned.tokens) + prepared.prompt + 2 * OUTPUT_PRICE * REPLY_TOKENS) * price
+    most = policy.offload.verify_budget / services.settings.workers
+    if not spending.take(tenant, expected, most):
+        return
+    seen = _action(turn)
+    asking = _Asking(services, _unheard(client), replace(prepared, uses=[]), rendered, records)
+    work = partial(_verify, asking, seen, outcome, expected, price)
+    if not services.background.start(f"verify {tenant}", work, 3 * planned.request.size):  # one at a time
+        spending.correct(tenant, -expected)
+
+
+async def _verify(asking: _Asking, seen: Action, outcome: Outcome, expected: float, price: float) -> None:
+    """Ask twice, and record how the replies compare with what the client has seen."""
+    began, same, fault = time.perf_counter(), dict[str, int](), Fault.NONE
+    turns = [asking.again(), asking.whole()]
+    try:
+        async with asyncio.timeout(SECONDS):
+            for name, turn in zip(("again", "whole"), turns, strict=True):
+                did = await asking.reply(turn)
+                same[f"{name}_tools"] = int([tool for tool, _ in did] == [tool for tool, _ in seen])
+                same[f"{name}_exact"] = int(did == seen)
+    except (OffloadError, TimeoutError) as error:
+        fault = error.fault if isinstance(error, UpstreamFault) else Fault.PROTOCOL
+    spent = [turn.spent for turn in turns]
+    prompt, completion = sum(one.prompt for one in spent), sum(one.completion for one in spent)
+    services = asking.services
+    if prompt and services.verifying:
+        services.verifying.correct(outcome.tenant, (prompt + OUTPUT_PRICE * completion) * price - expected)
+    services.sink(
+        Outcome(
+            request_id=outcome.request_id,
+            tenant=outcome.tenant,
+            namespace=outcome.namespace,
+            kind=Kind.VERIFY,
+            method="POST",
+            path="",
+            dialect=outcome.dialect,
+            model=outcome.model,
+            status=502 if fault else 200,
+            fault=fault,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=sum(one.cached for one in spent),
+            seconds=round(time.perf_counter() - began, DECIMALS),
+            **({} if fault else same),  # type: ignore[arg-type]
+        )
+    )
+
+
+class _Asking(conversation.Rounds):
+    """The rounds of requests whose replies nobody sees."""
+
+    def __init__(
+        self, services: Services, client: Exchange, prepared: Prepared, rendered: Rendered, records: Records
+    ) -> None:
+        super().__init__(services, client, prepared, rendered, records, _nothing)
+        self.services = services
+        self._usage = Addition.USAGE not in prepared.form.without
+
+    def again(self) -> Turn:
+        """The turn that sends the request as it was sent."""
+        return self._rendered.turn(self._usage)
+
+    def whole(self) -> Turn:
+        """The turn that sends it as it came."""
+        request = self._planned.request
+        return self._planned.dialect.turn(request, [*request.entries], [], 1, self._usage, None)
+
+    async def reply(self, turn: Turn) -> Action:
+        """Return what the model does next. Raises UpstreamFault, and Refusal if upstream does not answer this."""
+        if refused := await conversation.converse(turn, self._client, self):
+            raise UpstreamBroken(f"Upstream answered {refused.status}")
+        return _action(turn)
+
+    async def remember(self, turn: Turn) -> None:
+        """What nobody has seen leaves nothing behind."""
+
+
+async def _nothing() -> None:
+    """Upstream has accepted this request before."""
+
+
+def _action(turn: Turn) -> Action:
+    _, calls = turn.visible
+    return tuple(sorted((call.name, _canonical(call.arguments)) for call in calls))
+
+
+def _canonical(arguments: str | bytes) -> bytes:
+    """Return arguments in one spelling, if they are JSON."""
+    try:
+        return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return arguments.encode("utf-8", "surrogatepass") if isinstance(arguments, str) else arguments
+
+
+def _drawn(history: bytes, share: float) -> bool:
+    return int.from_bytes(hashlib.sha256(b"verify" + history).digest()[:8]) < share * 2**64
+
+
+def _price(policy: Policy, model: str) -> float | None:
+    """Return the money for a token of plain input, None if it is not known. A model on this machine costs nothing."""
+    listed = price_of(policy.upstream.base_url, model)
+    said = policy.offload.input_price if policy.offload.input_price is not None else listed.input_price
+    return 0.0 if said is None and listed is FREE else None if said is None else said / 1_000_000
+
+
+class _Unlimited:
+    """What our server tells of a request, for one that no client waits for."""
+
+    fault = None
+
+    def __init__(self, target: bytes) -> None:
+        self.target = target
+
+    def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
+        return lambda: None
+
+    def charge(self, tenant: str) -> None: ...
+    def hold(self, size: int) -> None: ...
+    def release(self, size: int) -> None: ...
+    def let_go(self) -> None: ...
+
+
+def _unheard(client: Exchange) -> Exchange:
+    """Return an exchange with the same request, whose reply goes nowhere."""
+
+    async def send(message: Message) -> None: ...
+
+    def forever() -> Awaitable[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    scope = {**client.scope, "extensions": {RAW: _Unlimited(client.written_target)}}
+    made = Exchange(scope, forever, send)
+    made.sent = time.perf_counter()  # so that headers which are for one body only are left out
+    made.api, made.dialect = client.api, client.dialect
+    return made

@@ -1,0 +1,209 @@
+"""A share of requests is asked again as it was sent and as it came, and only what the model does next is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.requests.conversation import Spending
+from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
+from tests.clients.apis import Asked, api
+from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text
+from tests.serving import ADMIN, Proxy, served, tight, wait_until
+
+Json = dict[str, Any]
+Answer = Callable[[Asked, int], Message]
+"""What a model does, by what it sees and how often it was asked before."""
+
+PRICED = {"verify": 1.0, "input_price": 1.0}
+
+
+class World:
+    """A proxy whose model is asked again. `asked`: all that it was asked, in order."""
+
+    def __init__(self, proxy: Proxy, asked: list[Asked], upstream: StrictUpstream) -> None:
+        self.proxy, self.asked, self.upstream = proxy, asked, upstream
+
+    @property
+    def row(self) -> Json:
+        """The newest row of a request that was asked again."""
+        return self.rows[0]
+
+    @property
+    def rows(self) -> list[Json]:
+        headers = {"authorization": f"Bearer {ADMIN}"}
+        url = f"{self.proxy.root}/_offload/api/requests?outcome=other"
+        reply = httpx.get(url, headers=headers, trust_env=False)
+        return [row for row in reply.json() if row["kind"] == "verify"]
+
+    def same(self) -> tuple[int, int, int, int]:
+        wait_until(lambda: bool(self.rows))
+        row = self.row
+        return row["again_tools"], row["again_exact"], row["whole_tools"], row["whole_exact"]
+
+
+@contextmanager
+def world(answer: Answer, name: str = "chat", folder: Path | None = None, **offload: Any) -> Iterator[World]:
+    asked: list[Asked] = []
+
+    def model(one: Asked) -> Message:
+        asked.append(one)
+        return answer(one, len(asked) - 1)
+
+    with StrictUpstream() as upstream:
+        upstream.respond(api(name, model))
+        policy = tight(upstream.url, offload=PRICED | offload)
+        assert folder
+        with served({"default": policy}, dashboard=folder / "rows.db", store=folder / "store") as proxy:
+            yield World(proxy, asked, upstream)
+
+
+def look(path: str) -> Message:
+    return calls(("look", {"path": path}))
+
+
+def steady(asked: Asked, _: int) -> Message:
+    return look("/next.log")
+
+
+def seeing(asked: Asked, _: int) -> Message:
+    """Needs the fact, and looks for it where it is not there."""
+    return text("7741 it is.") if FACT in asked.shown else look("/logs/0.log")
+
+
+def elsewhere(asked: Asked, _: int) -> Message:
+    return look("/a.log" if FACT in asked.shown else "/b.log")
+
+
+def fickle(asked: Asked, number: int) -> Message:
+    return look(f"/{number}.log") if number % 2 else text("Done.")
+
+
+def reading(asked: Asked, _: int) -> Message:
+    """Reads back what was moved, and then does what it would have done."""
+    moved = [path for path in REFERENCE.findall(asked.shown) if "0.log" in path]
+    if FACT not in asked.shown and moved and "read_file" in asked.tools:
+        return calls(("read_file", {"path": moved[0]}))
+    return look("/fact.log" if FACT in asked.shown else "/blind.log")
+
+
+@pytest.mark.parametrize("name", ["chat", "responses", "messages"])
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [
+        (steady, (1, 1, 1, 1)),
+        (seeing, (1, 1, 0, 0)),
+        (elsewhere, (1, 1, 1, 0)),
+        (fickle, (0, 0, 1, 1)),
+        (reading, (1, 1, 1, 1)),
+    ],
+)
+def test_only_what_the_model_does_next_is_compared(
+    name: str, answer: Answer, same: tuple[int, ...], tmp_path: Path
+) -> None:
+    with world(answer, name, tmp_path) as made:
+        ask(made.proxy, name, LOGS, "And?")
+        assert made.same() == same
+    assert FACT in made.asked[-1].shown and "read_file" not in made.asked[-1].tools
+
+
+def test_nothing_that_nobody_saw_is_kept(tmp_path: Path) -> None:
+    """A hidden round is stored once: that of the reply which the client got."""
+    with world(reading, "chat", tmp_path) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        made.same()
+        rounds = sorted(path.name for path in tmp_path.rglob("*/rounds/*"))
+    with world(reading, "chat", tmp_path / "other", verify=0) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        assert sorted(path.name for path in tmp_path.rglob("other/store/**/rounds/*")) == rounds
+
+
+def test_the_client_does_not_wait(tmp_path: Path) -> None:
+    """Its reply ends while the model still thinks about the others."""
+
+    def slow(asked: Asked, number: int) -> Message:
+        return look("/next.log") if not number else Message("Hm.", pause=0.5, split=1)
+
+    with world(slow, "chat", tmp_path) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        assert not made.rows
+        assert made.same() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        {"verify": 0.0},
+        {"verify_budget": 0.0},
+        {"verify_budget": 0.001},
+        {"mode": "observe"},
+        {"max_total_tokens": 10**6},
+    ],
+)
+def test_it_asks_nothing_again_without_a_share_money_or_a_plan(offload: Json, tmp_path: Path) -> None:
+    with world(steady, "chat", tmp_path, **offload) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        ask(made.proxy, "chat", LOGS[:4], "Again?")
+    assert len(made.asked) == 2  # the proxy has ended, and with it what it still had to ask
+
+
+def test_money_ends_for_the_day(tmp_path: Path) -> None:
+    """Asking again costs some 0.01 here, and 0.03 are kept back for it."""
+    with world(steady, "chat", tmp_path, verify_budget=0.04) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        made.same()
+        for number in range(3):
+            ask(made.proxy, "chat", LOGS, f"And {number}?")
+    assert len(made.asked) == 3 + 3
+
+
+def test_a_model_on_this_machine_costs_nothing(tmp_path: Path) -> None:
+    with world(steady, "chat", tmp_path, verify_budget=0, input_price=None) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        assert made.same() == (1, 1, 1, 1)
+
+
+def test_a_refusal_is_no_answer_and_reaches_nobody(tmp_path: Path) -> None:
+    with world(steady, "chat", tmp_path) as made:
+        answer, seen = api("chat", lambda asked: look("/next.log")), list[Recorded]()
+
+        def refusing(request: Recorded) -> Any:
+            seen.append(request)
+            return answer(request) if len(seen) == 1 else error(400)
+
+        made.upstream.respond(refusing)
+        assert "/next.log" in ask(made.proxy, "chat", LOGS, "And?")
+        assert made.same() == (0, 0, 0, 0)
+        assert made.row["fault"] and made.row["status"] == 502
+        url = f"{made.proxy.root}/_offload/api/savings?period=day"
+        found = httpx.get(url, headers={"authorization": f"Bearer {ADMIN}"}, trust_env=False).json()
+        assert found["verified"]["asked"] == 0
+
+
+def test_the_first_page_shows_it_with_its_noise(tmp_path: Path) -> None:
+    with world(elsewhere, "chat", tmp_path) as made:
+        ask(made.proxy, "chat", LOGS, "And?")
+        made.same()
+        headers = {"authorization": f"Bearer {ADMIN}"}
+        url = f"{made.proxy.root}/_offload/api/savings?period=day"
+        found = httpx.get(url, headers=headers, trust_env=False).json()["verified"]
+        metrics = httpx.get(f"{made.proxy.root}/metrics", trust_env=False).text
+    assert found == {"asked": 1, "again_tools": 1, "again_exact": 1, "whole_tools": 1, "whole_exact": 0}
+    assert 'offload_verified_whole_tools_total{tenant="default"} 1.0' in metrics
+    assert 'offload_requests_total{dialect="chat",kind="verify",status="200",tenant="default"} 1.0' in metrics
+
+
+def test_a_tenants_money_is_its_own_and_comes_back_the_next_day() -> None:
+    now = [1_000_000.0]
+    spending = Spending(lambda: now[0])
+    assert spending.take("a", 0.6, 1.0) and not spending.take("a", 0.6, 1.0)
+    assert spending.take("b", 1.0, 1.0)
+    spending.correct("a", -0.3)
+    assert spending.take("a", 0.6, 1.0) and not spending.take("a", 0.2, 1.0)
+    now[0] += 86_400
+    assert spending.take("a", 1.0, 1.0)
