@@ -96,7 +96,7 @@ class Fleet:
             return  # another worker of this replica does it
         for record, marker in (await self._file(lambda rows: _changed(rows, now))).items():
             share = await self._file(partial(_share, day=int(record.split(".")[0]), name=self._name, url=self._url))
-            await self._store.put(f"{SUMS}{record}", zlib.compress(msgspec.msgpack.encode(share), 1))
+            await self._store.put(f"{SUMS}{record}", await asyncio.to_thread(_encoded, share))
             await self._file(partial(_note, record=record, share=share, at=now, marker=marker))
         listed: dict[str, float] = {}
         async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:
@@ -126,7 +126,7 @@ class Fleet:
             some = fresh[start : start + AT_ONCE]
             values = await self._store.get_many([f"{SUMS}{record}" for record in some])
             for record, value in zip(some, values, strict=True):
-                if share := _decoded(value):
+                if share := await asyncio.to_thread(_decoded, value):
                     await self._file(partial(_note, record=record, share=share, at=listed[record]))
 
     async def _file(self, work: Callable[[Rows], T]) -> T:
@@ -137,6 +137,10 @@ class Fleet:
                 return rows.within(partial(work, rows))
 
         return await asyncio.to_thread(opened)
+
+
+def _encoded(share: Share) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(share), 1)
 
 
 def _decoded(value: bytes | None) -> Share | None:

@@ -202,7 +202,8 @@ class RedisStore:
     async def _entries(self, names: set[bytes]) -> Sequence[Entry]:
         keys = {key: name for name in names if is_key(key := self._key(name))}
         entries: list[Entry] = []
-        for group in _by_namespace(list(keys)).values():
+        one_slot = _by_namespace(list(keys)).values() if isinstance(self._client, RedisCluster) else [list(keys)]
+        for group in filter(None, one_slot):
             with _faults():
                 answer = convert(await self._client.eval(SIZES, len(group), *(keys[key] for key in group)), bytes)
                 numbers = [int(number) for number in answer.split()]

@@ -59,6 +59,17 @@ class TestContractOfACluster(StoreContract):
                 assert await client.dbsize() > 5
 
 
+async def test_a_listing_asks_once_for_a_page_of_many_namespaces(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as process:
+        store = open_store(url(process), lambda namespace: 3600.0)
+        await asyncio.gather(*(store.put(f"acme-{number}/rounds/k", b"1") for number in range(300)))
+        assert len(await listed(store, "")) == 300
+        async with Redis(port=process.port) as client:
+            stats = await client.info("commandstats")
+        assert stats["cmdstat_eval"]["calls"] <= 5, "one for each namespace takes minutes on a large Redis"
+        await store.close()
+
+
 async def test_a_cluster_is_not_taken_for_a_single_server(redis_nodes: list[Process]) -> None:
     store = open_store(url(redis_nodes[0]).replace("/0", ""))
     with pytest.raises(StoreFault, match=r"this is a Redis Cluster, which needs redis\+cluster://"):
