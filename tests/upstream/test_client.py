@@ -68,25 +68,6 @@ async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
 # What goes out
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        b"/v1/chat/completions",
-        b"/",
-        b"/a%2Fb%2fc",
-        b"/a//b///",
-        b'/a|b"c{d}^e`\\',
-        b"/v1/x?a=%20+&a=&&b=1?2/3;[x]={y}|",
-        b"/%zz%",
-        b"/;p=1/~user/!$&'()*,@:",
-    ],
-)
-async def test_target_is_sent_as_written(pool: UpstreamClient, target: bytes) -> None:
-    async with upstream(replying(OK)) as wire:
-        assert await body(pool, wire.url + target.decode(), method="GET") == b"ok"
-    assert wire.requests[0].line == b"GET " + target + b" HTTP/1.1"
-
-
 async def test_a_query_may_stand_behind_the_authority(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         for query in ("?", "?a=1", "?a=/b@c:1/"):
@@ -196,24 +177,6 @@ async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: Upstr
         assert wire.connections == 2
 
 
-async def test_a_body_is_sent_as_it_comes(pool: UpstreamClient) -> None:
-    arrived = asyncio.Event()
-
-    async def handle(peer: Peer) -> None:
-        assert b"first" in await peer.reader.readuntil(b"first")
-        arrived.set()
-        await peer.reader.readuntil(b"second")
-        await peer.send(OK)
-
-    async def content() -> AsyncIterator[bytes]:
-        yield b"first"
-        await soon(arrived.wait())
-        yield b"second"
-
-    async with upstream(handle) as wire:
-        assert await body(pool, wire.url, content=content()) == b"ok"
-
-
 # What comes back
 
 
@@ -244,22 +207,6 @@ async def test_nothing_is_kept_but_the_connection(pool: UpstreamClient) -> None:
     assert [asked.target for asked in wire.requests] == [b"/"] * 3
     assert not any(asked.get(b"cookie") for asked in wire.requests)
     assert wire.connections == 1
-
-
-async def test_chunks_come_as_they_arrive(pool: UpstreamClient) -> None:
-    read = asyncio.Event()
-
-    async def handle(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(EVENTS, chunk(b"data: 1\n\n"))
-        await soon(read.wait())
-        await peer.send(chunk(b"data: 2\n\n"), chunk(b""))
-
-    async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        pieces = reply
-        assert await anext(pieces) == b"data: 1\n\n"
-        read.set()
-        assert [piece async for piece in pieces] == [b"data: 2\n\n"]
 
 
 @pytest.mark.parametrize(
@@ -812,17 +759,6 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(pool: UpstreamCli
         with pytest.raises(UpstreamBroken):
             await pool.send(request(wire.url, content=b"x"))
     assert len(wire.requests) == 1
-
-
-async def test_upstream_that_closes_after_every_reply(pool: UpstreamClient) -> None:
-    async def once(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(OK)
-
-    async with upstream(once) as wire:
-        for _ in range(100):
-            assert await body(pool, wire.url, content=b"x") == b"ok"
-    assert len(wire.requests) == 100
 
 
 # The way out

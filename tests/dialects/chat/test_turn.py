@@ -163,20 +163,6 @@ def test_without_any_text_before_the_reply_needs_no_other_wording() -> None:
     assert turn.hidden is not None and turn.hidden.instead is None
 
 
-def test_a_mixed_turn() -> None:
-    turn = ChatTurn(asked())
-    out, _ = run(turn, MIXED)
-    reply = folded(out)
-    assert made(reply) == [("a", "search", '{"q":1}'), ("c", "search", "{}")]
-    assert (text(reply), reply["finish"], reply["usage"]) == ("", "tool_calls", None)
-    assert out.endswith(stream(DONE))
-    hidden = turn.hidden
-    assert hidden is not None and hidden.before == () and turn.mixed and turn.rounds == 0
-    assert [call["id"] for call in json.loads(hidden.instead or b"")["tool_calls"]] == ["a", "b", "c"]
-    assert [json.loads(raw) for raw in hidden.after] == [{"role": "tool", "tool_call_id": "b", "content": "found"}]
-    assert [call.id for call in turn.visible[1]] == ["a", "c"]
-
-
 def test_the_clients_calls_do_not_wait() -> None:
     """Each piece goes on as it comes; only the end waits, for there is something to remember first."""
     turn = ChatTurn(asked())
@@ -727,48 +713,6 @@ def test_a_whole_reply_with_nothing_of_ours_goes_through(body: bytes) -> None:
     assert turn.hidden is None
 
 
-def test_hidden_rounds_of_a_whole_reply() -> None:
-    mine = [called("grep", '{"pattern":"x"}')]
-    logprobs = [{"token": "x", "logprob": -1.5}]
-    first = json.loads(
-        whole(calls(*mine, content="Let me look.", refusal=None, annotations=[]), "tool_calls", usage=usage(100, 10))
-    )
-    second = json.loads(
-        whole({"content": "It is 42.", "refusal": None}, id="c2", service_tier="flex", usage=usage(150, 5))
-    )
-    for reply in (first, second):
-        reply["choices"][0]["logprobs"] = {"content": logprobs, "refusal": None}
-    turn = ChatTurn(asked(stream=False))
-    out, requests = run(turn, json.dumps(first).encode(), json.dumps(second).encode())
-    assert requests[1]["messages"][1] == {
-        "role": "assistant",
-        "content": "Let me look.",
-        "tool_calls": [{key: value for key, value in mine[0].items() if key != "index"}],
-    }
-    assert json.loads(out) == {
-        "id": "c1",
-        "object": "chat.completion",
-        "model": "m",
-        "service_tier": "flex",
-        "usage": usage(150, 15),
-        "choices": [
-            {
-                "index": 0,
-                "message": {
-                    "role": "assistant",
-                    "content": "Let me look.\n\nIt is 42.",
-                    "refusal": None,
-                    "annotations": [],
-                },
-                "finish_reason": "stop",
-                "logprobs": {"content": logprobs * 2, "refusal": None},
-            }
-        ],
-    }
-    assert turn.visible == ("Let me look.\n\nIt is 42.", [])
-    assert "stream_options" not in requests[0]
-
-
 def test_a_later_whole_reply_of_another_shape_is_shown() -> None:
     turn = ChatTurn(asked(stream=False))
     error = b'{"error": {"message": "overloaded"}}'
@@ -813,12 +757,6 @@ def test_a_stream_cannot_go_on_with_what_is_no_completion() -> None:
 # -- every cut, and every mix -----------------------------------------------------------------------------------------
 
 SCRIPTS = {
-    "plain": [PLAIN],
-    "theirs": [THEIRS],
-    "hidden": [OURS, ANSWER],
-    "mixed": [MIXED],
-    "hidden, then mixed": [OURS, MIXED],
-    "twice hidden": [OURS, SILENT, ANSWER],
     "CRLF": [OURS.replace(b"\n", b"\r\n"), ANSWER.replace(b"\n", b"\r\n")],
     "CR": [OURS.replace(b"\n", b"\r"), ANSWER.replace(b"\n", b"\r")],
     "odd": [b": hi\n\nevent: x\ndata: {\ndata: }\n\n" + OURS, ANSWER + b": bye\n\n"],
