@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -35,6 +36,7 @@ from proxy.requests.kept import KeptReplies
 from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
+from proxy.server import websocket
 from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
 from proxy.server.bounds import COME_BACK
 from proxy.server.lifespan import running, settled
@@ -144,6 +146,7 @@ class App:
         """The tasks that serve requests now."""
         self._under_way: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
+        self._sockets: Counter[str] = Counter()
         monitors = Monitors(settings.admin_token, settings.monitor_networks, self._check_origin)
         self._own = own_routes(
             monitors, self._check_deeply, self._show_metrics, pages.routes(self._dashboard), self._lifespan
@@ -161,9 +164,29 @@ class App:
                 self.serving.discard(task)
                 client.close()
         elif scope["type"] == "websocket":
-            await _refuse_websocket(scope, send)
+            await self._serve_socket(scope, receive, send)
         else:
             await self._own(scope, receive, send)
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("raw_path") or scope["path"].encode()
+        try:
+            if for_request("POST", path) is not RESPONSES:
+                raise _upgrade_refused(path)
+            lane = websocket.Lane(path, scope["extensions"][websocket.BOUNDS])
+            client = Exchange(websocket.request_scope(scope, lane, 0), receive, send)
+            client.api = RESPONSES.name
+            policy = self._tenant(client).policy
+            if self._sockets[policy.tenant] >= policy.limits.concurrent_requests:
+                raise Overloaded("More connections at once than `limits.concurrent_requests`", retry_after=COME_BACK)
+        except ProxyError as error:
+            await _refuse_websocket(error, scope, send)
+            return
+        self._sockets[policy.tenant] += 1
+        try:
+            await websocket.Connection(scope, receive, send, self).run()
+        finally:
+            self._sockets[policy.tenant] -= 1
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
@@ -398,12 +421,12 @@ async def _apologise(client: Exchange, error: ProxyError) -> None:
     await (client.break_off(error) if client.status else client.fail(error))
 
 
-async def _refuse_websocket(scope: Scope, send: Send) -> None:
-    error = _upgrade_refused(scope.get("raw_path") or scope["path"].encode())
+async def _refuse_websocket(error: ProxyError, scope: Scope, send: Send) -> None:
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close"})
         return
-    headers = [(b"content-type", b"application/json"), *error.headers()]
+    ours = [(b"content-type", b"application/json"), (b"x-request-id", f"req_{os.urandom(16).hex()}".encode())]
+    headers = [*ours, *error.headers()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": error.body()})
 
@@ -411,7 +434,7 @@ async def _refuse_websocket(scope: Scope, send: Send) -> None:
 def _upgrade_refused(path: bytes) -> ClientFault:
     """Return the error for an upgrade. Codex goes on over HTTP after a 426, and tries again and again after a 501."""
     refused = UpgradeRefused if for_request("POST", path) else Unsupported
-    return refused("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
+    return refused("Only `/v1/responses` is served over WebSocket; ask for a stream (SSE) instead")
 
 
 def _check_path(client: Exchange, policy: Policy) -> None:

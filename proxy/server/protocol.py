@@ -254,7 +254,23 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as offer:
                 data = data[offer.args[0] :]
+                if self._switches:
+                    self._switch()
+                    return
                 self._read_on()
+
+    @property
+    def _switches(self) -> bool:
+        """Whether the client offers WebSocket, and so uvicorn has left the request to us."""
+        offers = (name == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers)
+        return self.parser.should_upgrade() and any(offers)
+
+    def _switch(self) -> None:
+        """Leave the connection to uvicorn's protocol for WebSocket, which the bounds count on."""
+        self.bounds.deadlines.pop(self, None)
+        self._reading = DEAF
+        self.transport = cast("Any", self.transport).own
+        self.handle_websocket_upgrade()
 
     def _read_on(self) -> None:
         """Ignore an offer to switch to another protocol (RFC 9110, 7.8).
@@ -348,6 +364,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.app = self._unframed
         super().on_headers_complete()
         self.app = app
+        if self._switches:
+            return
         # A reply that begins before its request is whole is the last on its connection.
         self._keeps, self.cycle.keep_alive = self.cycle.keep_alive, False
         self._reading, self._since, self._size, self._fields = BODY, 0, 0, 0
@@ -397,7 +415,7 @@ class _Gentle:
     uvloop has closed a connection, it raises, even before it has said that the connection is lost."""
 
     def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
-        self._transport = transport
+        self.own = self._transport = transport
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:

@@ -31,6 +31,7 @@ from proxy.errors import UserMistake
 from proxy.server.app import App, build
 from proxy.server.bounds import IDLE_SECONDS, Bounds
 from proxy.server.protocol import BoundedProtocol
+from proxy.server.websocket import PINGS, BoundedSocket
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 from proxy.threads import SWITCH_SECONDS
@@ -137,11 +138,16 @@ def _prepare(settings: Settings) -> None:
 
 def config(settings: Settings, app: object) -> uvicorn.Config:
     """Return uvicorn's configuration for an exact relay. `app` is the application, or a function that makes it."""
+    bounds = Bounds(settings, logs.Limited(logger))
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         interface="asgi3",
-        http=partial(BoundedProtocol, bounds=Bounds(settings, logs.Limited(logger))),  # type: ignore[arg-type]
-        ws="none",
+        http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
+        ws=partial(BoundedSocket, bounds=bounds),  # type: ignore[arg-type]
+        ws_max_size=settings.body_limit,
+        ws_ping_interval=PINGS,
+        ws_ping_timeout=PINGS,
+        ws_per_message_deflate=False,  # a small message could become a large one
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.responses import compaction, items, render, reply, request
+from proxy.dialects.responses.talk import Talk
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")
 _KEPT = re.compile(rb".*/responses/([^/]+)")
@@ -20,6 +21,7 @@ class ResponsesDialect(Dialect):
     takes = items.MEDIA
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
+    talk = Talk
     deciding = (("tool_choice",), ("text", "format"), ("reasoning",))
 
     parsed = staticmethod(request.parse)

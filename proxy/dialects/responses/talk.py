@@ -1,0 +1,114 @@
+"""Responses over WebSocket, without the connection: a message becomes a request over HTTP, events become messages.
+
+    response.create ──take──> body of POST /v1/responses ──its events──show──> messages, and what is held for the next
+
+The talk holds the history of its last response, so the client sends only what is new. Source: OpenAI's guide "WebSocket
+mode".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Raw
+
+from proxy import rawjson
+from proxy.errors import ClientFault
+from proxy.rawjson import NotJson
+
+_ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
+_FINAL = frozenset(("response.completed", "response.incomplete"))
+
+
+class Talk:
+    """What a client and upstream have said on one connection."""
+
+    def __init__(self) -> None:
+        self._id = ""
+        """The id of the last response."""
+        self._history: Sequence[bytes | Raw] = ()
+        """The items up to its end."""
+        self._asked: Sequence[bytes | Raw] = ()
+        """The items of the request that is being answered."""
+        self._model: Raw = rawjson.NULL
+        self._lane: Raw | None = None
+        """The client's mark for the events of this request."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the history that is held."""
+        return sum(len(memoryview(item)) for item in self._history)
+
+    def forget(self) -> None:
+        """Hold no history. From now on, an id is for upstream to understand."""
+        self._id, self._history = "", ()
+
+    def take(self, message: bytes) -> bytes | None:
+        """Return the body of the request over HTTP, None if the client wants no reply. Raises ClientFault."""
+        self._lane = None
+        members = _created(message)
+        self._lane, self._model = members.get("stream_id"), members.get("model", rawjson.NULL)
+        self._asked = _items(members.get("input"))
+        previous = members.get("previous_response_id")
+        if self._id and rawjson.is_string(previous) and rawjson.string(previous) == self._id:
+            self._asked = [*self._history, *self._asked]
+            del members["previous_response_id"]
+            members["input"] = Raw(rawjson.array(self._asked))
+        if bytes(members.get("generate", b"")) == b"false":
+            return None
+        body: dict[str, Any] = {name: value for name, value in members.items() if name not in _ENVELOPE}
+        return rawjson.encode(body | {"stream": True})
+
+    def warm(self, id: str) -> Iterator[str]:
+        """Hold what the client told under this id, and return the messages that say so."""
+        self._id, self._history = id, self._asked
+        for number, (name, status) in enumerate((("created", "in_progress"), ("completed", "completed"))):
+            response = {"id": id, "object": "response", "status": status, "model": self._model, "output": []}
+            event = {"type": f"response.{name}", "sequence_number": number, "response": response}
+            yield self._message(rawjson.encode(event))
+
+    def show(self, event: bytes) -> str:
+        """Return an event of the reply as a message. With the last one, the history grows."""
+        members = rawjson.members(event)
+        kind = members.get("type")
+        if rawjson.is_string(kind) and rawjson.string(kind) in _FINAL:
+            response = rawjson.members(members["response"])
+            self._id = rawjson.string(response["id"])
+            self._history = [*self._asked, *rawjson.elements(response["output"])]
+        return self._message(event)
+
+    def refuse(self, status: int, body: bytes) -> str:
+        """Return the message for a refusal over HTTP."""
+        try:
+            error: Any = rawjson.members(body).get("error", rawjson.NULL)
+        except NotJson:
+            error = {"type": "server_error", "message": body.decode("utf-8", "replace")[:1_000]}
+        return self._message(rawjson.encode({"type": "error", "status": status, "error": error}))
+
+    def _message(self, event: bytes) -> str:
+        marked = event if self._lane is None else b'{"stream_id":%b,%b' % (bytes(self._lane), event[1:])
+        return marked.decode("utf-8", "replace")
+
+
+def _created(message: bytes) -> dict[str, Raw]:
+    try:
+        rawjson.check_utf8(message)
+        members = rawjson.members(message)
+        kind = members.get("type")
+        name = rawjson.string(kind) if rawjson.is_string(kind) else ""
+    except NotJson as error:
+        raise ClientFault(f"The message is not a JSON object: {error}") from error
+    if name != "response.create":
+        raise ClientFault(f"This proxy takes `response.create` over WebSocket, not {name[:100]!r}")
+    return members
+
+
+def _items(given: Raw | None) -> Sequence[bytes | Raw]:
+    if given is None or rawjson.is_null(given):
+        return []
+    if rawjson.is_string(given):
+        return [rawjson.encode({"role": "user", "content": given})]
+    if not rawjson.is_array(given):
+        raise ClientFault("`input` is neither a string nor an array")
+    return rawjson.elements(given)

@@ -1,0 +1,215 @@
+"""Responses over WebSocket: each message is served as a request over HTTP, by the same handlers.
+
+    message ──the history that the connection holds──> POST /v1/responses ──its events──> one message each
+
+The connection holds the history of its last response, so the client sends only what is new. Requests of one connection
+are served one after the other. `Talk` reads and writes the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from proxy import sse
+from proxy.dialects.responses import RESPONSES
+from proxy.errors import Overloaded, ProxyError
+from proxy.requests.exchange import RAW
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+    from proxy.server.bounds import Bounds
+
+IDLE_SECONDS = 600.0
+"""Seconds without a message after which a connection is closed. Clients open another one when they need it."""
+
+PINGS = 20.0
+"""Seconds between two pings, and within which a client must answer one."""
+
+WAITING = 8
+"""Messages that may wait while a response is made."""
+
+BOUNDS = "offload_proxy.bounds"
+"""The ASGI extension in which the server passes on the bounds of its process."""
+
+_HOP = frozenset((b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding", b"accept"))
+
+Serve = Callable[["Scope", "Receive", "Send"], Coroutine[Any, Any, None]]
+
+
+class BoundedSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol for WebSocket, counted by the process' bounds as every other connection."""
+
+    def __init__(self, *args: Any, bounds: Bounds, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._bounds, app = bounds, self.app
+
+        async def bounded(scope: Any, receive: Any, send: Any) -> None:
+            scope["extensions"][BOUNDS] = bounds
+            await app(scope, receive, send)
+            self.handshake_complete = True  # or uvicorn would log an error for each handshake that is refused
+
+        self.app = bounded
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._bounds.closed()
+
+
+class Lane:
+    """One request of a connection, in place of what our HTTP server tells of a request: see `exchange.Incoming`."""
+
+    fault: ProxyError | None = None
+
+    def __init__(self, target: bytes, bounds: Bounds) -> None:
+        self.target = target
+        self._bounds = bounds
+        self._tenant: str | None = None
+        self._held = 0
+        self._watching: set[Callable[[], object]] = set()
+
+    def watch(self, left: Callable[[], object]) -> Callable[[], object]:
+        self._watching.add(left)
+        return lambda: self._watching.discard(left)
+
+    def leave(self) -> None:
+        """Tell whoever watches that the client has hung up."""
+        for left in tuple(self._watching):
+            left()
+
+    def charge(self, tenant: str) -> None:
+        self._bounds.charge(tenant, self._held)
+        self._tenant = tenant
+
+    def hold(self, size: int) -> None:
+        self._bounds.hold(self._tenant, size)
+        self._held += size
+
+    def release(self, size: int) -> None:
+        size = min(size, self._held)
+        self._held -= size
+        self._bounds.release(self._tenant, size)
+
+    def let_go(self) -> None:
+        self.release(self._held)
+
+
+class Connection:
+    """One client's connection. `serve` is the application, which takes the requests."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, serve: Serve) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._serve = serve
+        self._bounds: Bounds = scope["extensions"][BOUNDS]
+        self._waiting: deque[Message] = deque()
+        self._talk = RESPONSES.talk()
+        self._holding = Lane(b"", self._bounds)
+        """What the talk's history takes."""
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, or is silent for too long."""
+        await self._receive()  # that it wants to connect
+        await self._send({"type": "websocket.accept"})
+        try:
+            while (message := await self._next())["type"] == "websocket.receive":
+                try:
+                    await self._answer(message.get("text") or message.get("bytes", b""))
+                except ProxyError as error:
+                    await self._tell(self._talk.refuse(error.status, error.body()))
+        finally:
+            self._holding.let_go()
+
+    async def _tell(self, message: str) -> None:
+        await self._send({"type": "websocket.send", "text": message})
+
+    async def _next(self) -> Message:
+        if self._waiting:
+            return self._waiting.popleft()
+        try:
+            return await asyncio.wait_for(self._receive(), IDLE_SECONDS)
+        except TimeoutError:
+            await self._send({"type": "websocket.close", "code": 1001, "reason": "idle for too long"})
+            return {"type": "websocket.disconnect"}
+
+    async def _answer(self, text: str | bytes) -> None:
+        """Raises ProxyError."""
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        lane = Lane(self._scope["raw_path"], self._bounds)
+        lane.hold(len(raw))
+        try:
+            body = self._talk.take(raw)
+            if body is not None:
+                await self._respond(lane, body)
+            else:
+                for message in self._talk.warm(f"resp_{os.urandom(24).hex()}"):
+                    await self._tell(message)
+        finally:
+            lane.let_go()
+        self._holding.let_go()
+        try:
+            self._holding.hold(self._talk.size)
+        except Overloaded:
+            self._talk.forget()
+
+    async def _respond(self, lane: Lane, body: bytes) -> None:
+        """Serve the request, and send each event of its reply as a message."""
+        status, pieces, events = 0, list[bytes](), sse.EventDecoder()
+
+        async def take(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status != 200:
+                pieces.append(message.get("body", b""))
+            else:
+                for event in events.feed(message.get("body", b"")):
+                    if event.data is not None and event.data != sse.DONE:
+                        await self._tell(self._talk.show(event.data))
+
+        scope = request_scope(self._scope, lane, len(body))
+        request = asyncio.create_task(self._serve(scope, _once(body), take))
+        leaving = asyncio.create_task(self._watch(lane))
+        try:
+            await request
+        finally:
+            request.cancel()
+            leaving.cancel()
+            await asyncio.gather(request, leaving, return_exceptions=True)
+        if status != 200:
+            await self._tell(self._talk.refuse(status, b"".join(pieces)))
+
+    async def _watch(self, lane: Lane) -> None:
+        """Keep what the client sends while it is answered, and end the request if the client leaves."""
+        while len(self._waiting) < WAITING:
+            message = await self._receive()
+            self._waiting.append(message)
+            if message["type"] == "websocket.disconnect":
+                lane.leave()
+                return
+
+
+def request_scope(scope: Scope, lane: Lane, size: int) -> Scope:
+    """Return the scope of a request over HTTP, with a body of `size` bytes, in place of one over WebSocket."""
+    headers = [
+        (name, value) for name, value in scope["headers"] if name not in _HOP and not name.startswith(b"sec-websocket-")
+    ]
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
+    headers.append((b"accept", b"text/event-stream"))
+    scheme = "https" if scope["scheme"] == "wss" else "http"
+    more = {"type": "http", "method": "POST", "scheme": scheme, "headers": headers, "extensions": {RAW: lane}}
+    return {**scope, **more}
+
+
+def _once(body: bytes) -> Receive:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive

@@ -1,0 +1,227 @@
+"""Responses over WebSocket: the real `openai` client and raw frames, through the real proxy, to a strict upstream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+from zlib import crc32
+
+import openai
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.clock import wait_until
+from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
+from tests.fake_upstream import StrictUpstream, endless, error
+from tests.serving import Proxy, served, tight
+
+Json = dict[str, Any]
+
+TOOL: Any = {"type": "function", "name": "fetch", "parameters": {"type": "object"}, "strict": False}
+BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
+ENCRYPTED: Any = ["reasoning.encrypted_content"]
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def proxy(up: StrictUpstream) -> Iterator[Proxy]:
+    with served({"default": tight(up.url)}) as one:
+        yield one
+
+
+@pytest.fixture
+def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
+    up.begin_anew()
+    up.respond(made := ResponsesApi(made=lambda number: f"{crc32(request.node.name.encode()):x}_{number}"))
+    return made
+
+
+@contextmanager
+def raw(proxy: Proxy, key: str = "sk-test", path: str = "/v1/responses") -> Iterator[ClientConnection]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with connect(f"ws://127.0.0.1:{proxy.port}{path}", additional_headers=headers, proxy=None) as socket:
+        yield socket
+
+
+def create(input: Any, **more: Any) -> str:
+    return json.dumps({"type": "response.create", "model": "m", "input": input, "store": False, **more})
+
+
+def until_done(socket: ClientConnection) -> list[Json]:
+    """The events up to the end of one response."""
+    events: list[Json] = []
+    while not events or events[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
+        events.append(json.loads(socket.recv(timeout=60)))
+    return events
+
+
+def test_the_sdk_holds_a_session_of_which_only_news_is_sent(
+    proxy: Proxy, up: StrictUpstream, api: ResponsesApi
+) -> None:
+    """The agent's results move, and the model reads them back in a round that the client does not see."""
+    client = openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0)
+    with client, client.responses.connect() as socket:
+        previous, new, seen = None, [{"role": "user", "content": "Read the log."}], list[str]()
+
+        def step() -> Any:
+            more = {"previous_response_id": previous} if previous else {}
+            socket.response.create(model="m", input=new, tools=[TOOL], store=False, include=ENCRYPTED, **more)
+            for event in socket:
+                seen.append(event.type)
+                assert event.type != "error", event
+                if event.type == "response.completed":
+                    return event.response
+
+        for text in (BIG, "small", "small"):
+            api.script([reasoning("I need it."), call("fetch", {"url": text[:5]})])
+            response = step()
+            previous = response.id
+            [called] = [item for item in response.output if item.type == "function_call"]
+            new = [{"type": "function_call_output", "call_id": called.call_id, "output": text}]
+        api.script([reasoning("Hm."), call("grep", {"pattern": "code is"})], [say("It is heliotrope-7291.")])
+        response = step()
+    assert response.output_text == "It is heliotrope-7291."
+    assert not any("grep" in json.dumps(item.model_dump()) for item in response.output)
+    last = up.requests[-1].json
+    assert "previous_response_id" not in last
+    assert "heliotrope-7291" in json.dumps(last["input"]), "the model's own search found it"
+    assert BIG not in json.dumps(last["input"])
+    assert "detailed result is stored in" in json.dumps(last["input"])
+
+
+def test_the_events_are_those_of_the_stream(proxy: Proxy, api: ResponsesApi) -> None:
+    api.script([reasoning("hm"), say("Hello.")])
+    with raw(proxy) as socket:
+        socket.send(create("hi"))
+        events = until_done(socket)
+    assert events[0]["type"] == "response.created"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["output"][-1]["content"][0]["text"] == "Hello."
+
+
+def test_lanes_keep_their_names_and_requests_their_order(proxy: Proxy, api: ResponsesApi) -> None:
+    api.script([say("one")], [say("two")])
+    with raw(proxy) as socket:
+        socket.send(create("1", stream_id="a"))
+        socket.send(create("2", stream_id='b"'))
+        first, second = until_done(socket), until_done(socket)
+    assert {event["stream_id"] for event in first} == {"a"}
+    assert {event["stream_id"] for event in second} == {'b"'}
+    assert second[-1]["response"]["output"][0]["content"][0]["text"] == "two"
+
+
+def test_a_request_that_generates_nothing_begins_a_history(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    api.script([say("Hello.")])
+    with raw(proxy) as socket:
+        socket.send(create([{"role": "developer", "content": "Be short."}], generate=False))
+        warm = until_done(socket)
+        assert [event["type"] for event in warm] == ["response.created", "response.completed"]
+        assert not [request for request in up.requests if request.method == "POST"]
+        socket.send(create("hi", previous_response_id=warm[-1]["response"]["id"]))
+        until_done(socket)
+    roles = [item["role"] for item in up.requests[-1].json["input"]]
+    assert roles == ["developer", "user"]
+
+
+def test_an_id_that_is_not_held_is_upstreams(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    with raw(proxy) as socket:
+        socket.send(create("hi", previous_response_id="resp_unknown"))
+        [event] = until_done(socket)
+        assert (event["type"], event["status"]) == ("error", 400)
+        assert "resp_unknown" in event["error"]["message"], "in upstream's words"
+        api.script([say("Hello.")])
+        socket.send(create("hi"))
+        assert until_done(socket)[-1]["type"] == "response.completed", "the connection goes on"
+
+
+@pytest.mark.parametrize(
+    "message, words",
+    [
+        ("{", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ('{"type": 1}', "response.create"),
+        ('{"type": "response.steer", "input": "x", "previous_response_id": "y"}', "response.steer"),
+        ('{"type": "response.create", "model": "m", "input": 5}', "neither a string nor an array"),
+    ],
+)
+def test_bad_messages_get_errors_and_the_connection_goes_on(
+    proxy: Proxy, api: ResponsesApi, message: str, words: str
+) -> None:
+    with raw(proxy) as socket:
+        socket.send(message)
+        [event] = until_done(socket)
+        assert (event["type"], event["status"]) == ("error", 400)
+        assert words in event["error"]["message"]
+        api.script([say("Hello.")])
+        socket.send(create("hi"))
+        assert until_done(socket)[-1]["type"] == "response.completed"
+
+
+def test_upstreams_faults_are_errors_with_their_status(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    up.respond(lambda request: error(429, {"error": {"type": "rate_limit", "message": "slow down"}}))
+    with raw(proxy) as socket:
+        socket.send(create("hi", stream_id="a"))
+        [event] = until_done(socket)
+    assert event["error"]["message"] == "slow down"
+    assert (event["type"], event["status"], event["stream_id"]) == ("error", 429, "a")
+
+
+def test_a_client_that_leaves_ends_its_request(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    up.respond(lambda request: endless(b'data: {"type":"response.in_progress"}\n\n'))
+    with raw(proxy) as socket:
+        socket.send(create("hi"))
+        socket.recv(timeout=60)
+    wait_until(lambda: up.requests[-1].left.is_set())
+
+
+@pytest.mark.parametrize("path, status", [("/v1/chat/completions", 426), ("/v1/messages", 426), ("/v1/realtime", 501)])
+def test_other_paths_are_refused_in_the_handshake(proxy: Proxy, path: str, status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused, raw(proxy, path=path):
+        pass
+    assert refused.value.response.status_code == status
+    assert "SSE" in json.loads(refused.value.response.body)["error"]["message"]
+
+
+def test_unknown_keys_are_refused_in_the_handshake(up: StrictUpstream) -> None:
+    policy = {
+        "upstream": {"base_url": up.url, "api_key": "sk-real"},
+        "api_keys": [{"sha256": sha256(b"known").hexdigest()}],
+    }
+    with served({"tenant": policy}) as proxy:
+        with pytest.raises(InvalidStatus) as refused, raw(proxy, key="unknown"):
+            pass
+        assert refused.value.response.status_code == 401
+
+
+def test_a_message_above_the_limit_closes_its_connection(up: StrictUpstream) -> None:
+    with served({"default": tight(up.url)}, body_limit=2048) as proxy, raw(proxy) as socket:
+        socket.send(create("x" * 3000))
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+def test_a_tenant_has_as_many_connections_as_requests(up: StrictUpstream) -> None:
+    with served({"default": tight(up.url, limits={"concurrent_requests": 1})}) as proxy:
+        with raw(proxy):
+            with pytest.raises(InvalidStatus) as refused, raw(proxy):
+                pass
+            assert refused.value.response.status_code == 503
+
+        def free() -> bool:
+            try:
+                with raw(proxy):
+                    return True
+            except InvalidStatus:
+                return False
+
+        wait_until(free)
