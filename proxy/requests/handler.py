@@ -204,8 +204,11 @@ class _Request:
             return prepared
         window, factor = self._ladder.room(policy, request.model)
         window = None if window is None else int(window / factor)
+        reader, namespace, refused = self._services.reader, self._tenant.namespace, self._ladder.too_long
         try:
-            planned = await plan(self._dialect, request, policy, window, self._services.reader, self._tenant.namespace)
+            planned = await plan(
+                self._dialect, request, policy, window, reader, namespace, factor=factor, refused=refused
+            )
         except Unplannable as error:
             return replace(prepared, unplanned=error.reason)
         except Overloaded:
@@ -216,8 +219,7 @@ class _Request:
             obstacle = request.obstacle_beside(policy.upstream.members)
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
         obstacle = "tool_choice" if planned.bound else ""
-        relearned = planned.relearned or (self._ladder.too_long and not planned.plan.empty)
-        return replace(prepared, planned=replace(planned, factor=factor, relearned=relearned), obstacle=obstacle)
+        return replace(prepared, planned=planned, obstacle=obstacle)
 
     async def _render(self, prepared: Prepared) -> Prepared:
         """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""

@@ -41,6 +41,7 @@ def of_chat(
     tenant, request, planned, costs = prepared.tenant, prepared.request, prepared.in_force, _costs(prepared)
     messages = len(planned.history) if planned else 0
     event = event_at(planned.plan, messages) if planned else None
+    cause = _cause(planned, event) if planned else ""
     spent = prepared.turn.spent if prepared.turn else _usage(prepared.reported)
     mode = planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
@@ -68,8 +69,8 @@ def of_chat(
         unfollowed=prepared.unfollowed,
         compressed=prepared.compressed,
         events=len(planned.plan.events) if planned else 0,
-        new_event=planned is not None and bool(_cause(planned, event)),
-        cause="" if planned is None else _cause(planned, event),
+        new_event=bool(cause),
+        cause=cause,
         words=prepared.words,
         reinserted=len(prepared.rendered.rounds) if prepared.rendered else 0,
         rounds=prepared.rounds,
@@ -149,6 +150,8 @@ def _costs_of_turn(prepared: Prepared, rendered: Rendered, turn: Turn) -> _Costs
 
 def _cause(planned: Planned, event: OffloadEvent | None) -> str:
     """Say in a word why something newly moved at this request; empty if nothing has."""
+    if planned.plan.empty:  # the most frequent case, for which no parts of the history are made
+        return ""
     if planned.relearned:
         return LEARNED
     if event:

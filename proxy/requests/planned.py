@@ -240,9 +240,20 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
 
 async def plan(
-    dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
+    dialect: Dialect,
+    asked: Request,
+    policy: Policy,
+    window: int | None,
+    reader: MessageCache,
+    caller: str = "",
+    *,
+    factor: float = 1.0,
+    refused: bool = False,
 ) -> Planned | None:
-    """Read the history and plan. Returns None if the request must not be changed. Raises Unplannable."""
+    """Read the history and plan for a window of so many of our tokens. Returns None if the request must not be changed.
+
+    `factor`: see `Planned`; `refused`: whether upstream has refused this request as too long. Raises Unplannable.
+    """
     names = asked.names
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle_beside(policy.upstream.members):
         return None
@@ -260,8 +271,8 @@ async def plan(
     def planned(history: History) -> Planned:
         quoted = names_in(asked.body, policy.offload.store_dir)
         plan = history.plan()
-        relearned = reader.relearned(history, plan, caller)
-        planned = Planned(dialect, asked, policy, history, plan, room, names, quoted=quoted, relearned=relearned)
+        relearned = reader.relearned(history, plan, caller) or (refused and not plan.empty)
+        planned = Planned(dialect, asked, policy, history, plan, room, names, factor, relearned, quoted)
         _ = planned.sent_whole  # reads a message that may be long
         return planned
 

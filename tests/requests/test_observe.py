@@ -257,7 +257,7 @@ def test_odd_usage_is_none(count: str) -> None:
 async def test_what_is_only_observed_is_not_refused_for_want_of_a_plan(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def busy(*_: Any) -> None:
+    async def busy(*_: Any, **_more: Any) -> None:
         raise Overloaded("too much work")
 
     monkeypatch.setattr(handler, "plan", busy)
