@@ -7,6 +7,7 @@ caller keep the caller's spelling; only keys are made from canonical names.
 from __future__ import annotations
 
 import re
+from urllib.parse import quote, unquote
 
 KEY_BYTES = 255
 """The most bytes of one part of a store's key (the longest file name of ext4, XFS and APFS)."""
@@ -14,9 +15,6 @@ KEY_BYTES = 255
 FIRST = "_"
 """Begins every part: a key's part must not begin with a dot, but a name may."""
 
-_SPECIAL = re.compile(rb"[^A-Za-z0-9_-]")
-_ESCAPED = re.compile(r"\.(\.|-|[0-9a-f]{2})")
-_ESCAPES = {b"/": b".-", b".": b".."}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -54,36 +52,21 @@ def stem(directory: str) -> str:
 
 
 def key_part(name: str) -> str:
-    """Return a canonical name as a part of a store's key. Raises BadName if it is too long."""
-    part = beginning(name)
+    """Return a canonical name as a part of a store's key: as in a URL, with `.` for `%`. The parts of two names that
+    begin alike begin alike. Raises BadName if it is too long."""
+    quoted = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    part = FIRST + quoted.replace("%", ".")
     if len(part) > KEY_BYTES:
         raise BadName(f"{_shown(name)} is too long: {len(part)} bytes when stored, of {KEY_BYTES}")
     return part
 
 
-def beginning(name: str) -> str:
-    """Return the beginning that the key parts of all names beginning with `name` share."""
-    return FIRST + _SPECIAL.sub(_escaped, name.encode()).decode()
-
-
 def name_of(part: str) -> str | None:
     """Return the name that a key's part encodes, or None if it is not one of ours."""
-    if not part.startswith(FIRST):
-        return None
-    raw = _ESCAPED.sub(_unescaped, part[len(FIRST) :]).encode("latin-1")
     try:
-        return raw.decode()
+        return unquote(part.removeprefix(FIRST).replace(".", "%"), errors="strict") if part.startswith(FIRST) else None
     except UnicodeDecodeError:
         return None
-
-
-def _escaped(match: re.Match[bytes]) -> bytes:
-    return _ESCAPES.get(match[0]) or b".%02x" % match[0][0]
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    code = match[1]
-    return {".": ".", "-": "/"}.get(code) or chr(int(code, 16))
 
 
 def _shown(text: str) -> str:

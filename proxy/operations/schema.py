@@ -26,9 +26,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_COMMAS = 2_000_000
 """Commas in one call, those in texts included: as many values may have to be validated in one step."""
-LONGEST_NAME = 120
-"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, dots doubled, a digest, a number, and
-our fixed text."""
+LONGEST_NAME = 160
+"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, where a dot takes three, a digest, a
+number, and our fixed text."""
 
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000

@@ -69,7 +69,7 @@ def test_an_older_name_satisfies_a_required_parameter() -> None:
             "`$.store_dir` is not a valid path: 'a\\x00b' has a control character in it",
         ),
         (OffloadParameters, {"store_dir": "x" * 140}, f"bytes when stored, of {KEY_BYTES}"),
-        (Search, {"path": "x" * 253}, "`$.path` is not a valid path"),
+        (Search, {"path": "x" * 251}, "`$.path` is not a valid path"),
         (Find, {"file_path": "x" * 255}, "`$.file_path` is not a valid path"),
         (ReadFile, {"file_path": "x" * 255}, "`$.file_path` is not a valid path"),
         (ReadFile, {"absolute_path": ""}, "at `$.absolute_path`"),
@@ -83,7 +83,7 @@ def test_an_error_names_the_place_by_the_callers_word(kind: Any, given: dict[str
 
 
 def test_the_longest_accepted_paths() -> None:
-    assert taken(Search, {"pattern": "x", "path": "x" * 251})
+    assert taken(Search, {"pattern": "x", "path": "x" * 250})
     assert taken(ReadFile, {"absolute_path": "x" * 254})
 
 
