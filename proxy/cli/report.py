@@ -21,6 +21,9 @@ import msgspec
 from proxy import __version__
 from proxy.cli.tally import KINDS, Course, SessionKey, Tally
 
+POINTS = 600
+"""Most points of one line in a chart."""
+
 SESSIONS = 200
 """Most sessions of a policy in the report: those that cost most."""
 
@@ -110,17 +113,22 @@ def _inert(data: object) -> str:
 
 
 def _policy(name: str, tally: Tally) -> dict[str, Any]:
-    sums, last = tally.total.kept, (tally.cost_before, tally.cost_after)
-    sums = sums if sums[-1:] == [last] else [*sums, last]
+    every = _step(tally.total)
+    sums = [*tally.total[:-1:every], *tally.total[-1:]]
     return {
         "name": name,
-        "every": tally.total.every,
+        "every": every,
         "before": [before for before, _ in sums],
         "after": [after for _, after in sums],
         "planned": tally.planned,
         "sessions": list(_sessions(tally)),
         "omitted": max(len(tally.sessions) - SESSIONS, 0),
     }
+
+
+def _step(points: Sequence[object]) -> int:
+    """Every which point a chart shows."""
+    return -(-len(points) // POINTS) or 1
 
 
 def _sessions(tally: Tally) -> Iterator[dict[str, Any]]:
@@ -132,8 +140,8 @@ def _sessions(tally: Tally) -> Iterator[dict[str, Any]]:
 
 
 def _session(number: int, session: SessionKey, course: Course) -> dict[str, Any]:
-    points = course.points.kept if course.points else []
-    every = course.points.every if course.points else 1
+    every = _step(course.points or ())
+    points = (course.points or [])[::every]
     return {
         "number": number,
         "api": session.api,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from proxy.cli.recordings import RecordedRequest
 from proxy.plan.forecast import as_sent, by_kind, event_at, told
@@ -16,10 +16,8 @@ from proxy.requests.cache import MessageCache
 from proxy.requests.outcome import foreseen
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
 
-T = TypeVar("T")
-
-POINTS, COURSES = 600, 2_000
-"""Points of one line in a chart, and sessions of which the points are kept."""
+COURSES = 2_000
+"""Sessions of which the points are kept."""
 
 WORDS = 100
 """Requests of a session of which the report says in words what the plan does."""
@@ -34,23 +32,6 @@ class SessionKey(NamedTuple):
     """Identifies the messages up to the user's first."""
     caller: str
     """Who asked, if that is known."""
-
-
-class Thinned(Generic[T]):
-    """Some of many values, evenly spread: every one, then every second one, and so on, `POINTS` of them at most."""
-
-    def __init__(self) -> None:
-        self.kept: list[T] = []
-        self.every = 1
-        self._count = 0
-
-    def append(self, value: T) -> None:
-        """Keep the value if it is its turn."""
-        if self._count % self.every == 0:
-            self.kept.append(value)
-        self._count += 1
-        if len(self.kept) > POINTS:
-            self.kept, self.every = self.kept[::2], 2 * self.every
 
 
 class Point(NamedTuple):
@@ -81,7 +62,7 @@ class Course:
     """The requests, counted from 0, at which events happen."""
     told: list[tuple[int, str]] = field(default_factory=list)
     """What the plan does at requests, and why, in words: up to `WORDS` of them."""
-    points: Thinned[Point] | None = None
+    points: list[Point] | None = None
 
 
 @dataclass
@@ -115,7 +96,7 @@ class Tally:
     """Requests that are turns of conversations that were recorded as a whole."""
     unplanned: Counter[str] = field(default_factory=Counter)
     sessions: dict[SessionKey, Course] = field(default_factory=dict)
-    total: Thinned[tuple[int, int]] = field(default_factory=Thinned)
+    total: list[tuple[int, int]] = field(default_factory=list)
     """The sums of costs after each planned request, as they came and as planned."""
 
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
@@ -143,7 +124,8 @@ class Tally:
             self.priced += 1
             self.money_before += seen.before * price / 1e6
             self.money_after += seen.after * price / 1e6
-        self.total.append((self.cost_before, self.cost_after))
+        if self.detailed:
+            self.total.append((self.cost_before, self.cost_after))
         course = self._course(planned, recorded.caller)
         if event:
             course.events.append(course.requests)
@@ -178,7 +160,7 @@ class Tally:
         if course is None:
             course = self.sessions[session] = Course()
             if self.detailed and len(self.sessions) <= COURSES:
-                course.points = Thinned()
+                course.points = []
         return course
 
     @property

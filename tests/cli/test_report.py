@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from proxy.cli import MISTAKE, OK, main, report, tally
-from proxy.cli.tally import Thinned
 from tests.cli.test_replay import EARLY, lines, session
 from tests.dashboard.browser import BINARY, MISSING, browser
 
@@ -122,23 +121,6 @@ def test_a_replay_that_fails_leaves_the_old_report(folder: Path, capsys: pytest.
     assert sorted(path.name for path in folder.iterdir()) == ["bad.jsonl", "early.yaml", "other.yaml", "r.html"]
 
 
-def test_charts_and_sessions_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    thin: Thinned[int] = Thinned()
-    for number in range(100_000):
-        thin.append(number)
-    assert tally.POINTS // 2 <= len(thin.kept) <= tally.POINTS
-    assert thin.kept == list(range(0, 100_000, thin.every))
-    monkeypatch.setattr(tally, "POINTS", 3)
-    monkeypatch.setattr(tally, "COURSES", 1)
-    monkeypatch.setattr(report, "SESSIONS", 1)
-    [data] = [json.loads(text) for text in Page(reported(folder)).of("script") if text.startswith('{"kinds"')]
-    [policy] = data["policies"]
-    assert (len(policy["sessions"]), policy["omitted"], policy["every"]) == (1, 1, 8)
-    assert len(policy["before"]) <= 4
-    [one] = policy["sessions"]
-    assert len(one["came"]) <= 3 and max(one["marks"], default=0) <= 3
-
-
 @pytest.mark.sweep
 @pytest.mark.skipif(BINARY is None, reason=MISSING)
 async def test_a_browser_shows_it_by_keyboard_and_on_small_screens(folder: Path) -> None:
@@ -163,3 +145,21 @@ async def test_a_browser_shows_it_by_keyboard_and_on_small_screens(folder: Path)
         await page.evaluate("document.getElementById('policy').dispatchEvent(new Event('change'))")
         await page.until("document.body.innerText.includes('This policy plans none of these requests')")
     assert set(page.asked) == {address} and not page.complaints
+
+
+@pytest.mark.parametrize(("count", "every"), [(0, 1), (1, 1), (600, 1), (601, 2), (100_000, 167)])
+def test_a_line_has_few_points_evenly_spread(count: int, every: int) -> None:
+    assert report._step(range(count)) == every
+    assert len(range(count)[::every]) <= report.POINTS
+
+
+def test_charts_and_sessions_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "POINTS", 3)
+    monkeypatch.setattr(tally, "COURSES", 1)
+    monkeypatch.setattr(report, "SESSIONS", 1)
+    [data] = [json.loads(text) for text in Page(reported(folder)).of("script") if text.startswith('{"kinds"')]
+    [policy] = data["policies"]
+    assert (len(policy["sessions"]), policy["omitted"]) == (1, 1)
+    assert len(policy["before"]) <= 4
+    [one] = policy["sessions"]
+    assert len(one["came"]) <= 3 and max(one["marks"], default=0) <= 3
