@@ -84,11 +84,12 @@ def main(rows: int) -> None:
 
 def pages(reader: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
     """Return what each page reads, for the operator and for one caller."""
-    own, newest, session = first.outcome.namespace, reader.newest(), first.session or 0
+    own, session = first.outcome.namespace, first.session or 0
+    [newest] = [row["id"] for row in reader.requests(None, Wanted(limit=1))]
     return {
         "live": reader.requests,
         "live, one caller": lambda: reader.requests(own),
-        "live, older": lambda: reader.requests(before=newest // 2),
+        "live, older": lambda: reader.requests(None, Wanted(offset=newest // 2)),
         "live, a word": lambda: reader.requests(None, Wanted(text="nowhere")),
         "live, latency": reader.latency,
         "live, what came": lambda: reader.requests(after=newest - 20),

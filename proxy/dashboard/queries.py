@@ -33,9 +33,6 @@ PAGE = 200
 REQUESTS = 2_000
 """Requests of one session that are shown, the newest."""
 
-NO_ROW = 1 << 62
-"""Above the ids of all rows."""
-
 AT_ONCE, VIEWERS = 4, 32
 """Queries that one viewer may have under way, and all viewers together."""
 
@@ -134,11 +131,6 @@ class Reader:
         """End the query that another thread makes. Thread-safe."""
         self._connection.interrupt()
 
-    def newest(self) -> int:
-        """Return the id of the newest row; 0 if there is none."""
-        [row] = self._rows("SELECT coalesce(max(id), 0) AS id FROM requests")
-        return int(row["id"])
-
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
         newest = f"SELECT namespace FROM sessions ORDER BY last DESC LIMIT {PAGE}"
@@ -155,15 +147,13 @@ class Reader:
         query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > ? AND marker = '' GROUP BY name ORDER BY 1"
         return self._rows(query, since)
 
-    def requests(
-        self, namespace: str | None = None, wanted: Wanted = ANY, *, before: int = NO_ROW, after: int = 0
-    ) -> list[Row]:
-        """Return rows with ids between these, the newest or largest first."""
+    def requests(self, namespace: str | None = None, wanted: Wanted = ANY, *, after: int = 0) -> list[Row]:
+        """Return rows with larger ids, the newest or largest first."""
         conditions, values = wanted.conditions(REQUEST_WORDS)
         own, owner = _own(namespace)
-        query = f"SELECT * FROM requests WHERE id < ? AND id > ? {own} {conditions}"
+        query = f"SELECT * FROM requests WHERE id > ? {own} {conditions}"
         query += f" ORDER BY {SORTS.get(wanted.sort, 'id')} DESC, id DESC LIMIT ? OFFSET ?"
-        return [*map(_shown, self._rows(query, before, after, *owner, *values, wanted.limit, wanted.offset))]
+        return [*map(_shown, self._rows(query, after, *owner, *values, wanted.limit, wanted.offset))]
 
     def latency(self, namespace: str | None = None, wanted: Wanted = ANY) -> Row:
         """Return percentiles of the newest requests' seconds, and how many went wrong."""

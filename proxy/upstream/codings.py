@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import brotli  # type: ignore[import-untyped]
@@ -51,18 +52,17 @@ class _Coding(Protocol):
 
 
 class _Zlib:
-    """gzip with any number of members (RFC 1952, 2.2)."""
+    """gzip with any number of members (RFC 1952, 2.2), or deflate, which is zlib's format (RFC 9110, 8.4.1.2)."""
 
-    wbits = 16 + zlib.MAX_WBITS
-
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(self.wbits)
+    def __init__(self, wbits: int) -> None:
+        self._wbits = wbits
+        self._inflate = zlib.decompressobj(wbits)
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         at, step = 0, _PIECE
         while at < len(data):
             if self._inflate.eof:
-                self._inflate, step = zlib.decompressobj(self.wbits), _SHORT
+                self._inflate, step = zlib.decompressobj(self._wbits), _SHORT
             given = data[at : at + step]
             yield from self._unfolded(given)
             at += len(given) - len(self._inflate.unused_data)
@@ -77,30 +77,6 @@ class _Zlib:
 
     def finished(self) -> bool:
         return self._inflate.eof
-
-
-class _Deflate(_Zlib):
-    """deflate: zlib's format, as RFC 9110 defines it, or the raw format, which some senders use under that name."""
-
-    def __init__(self) -> None:
-        self._head = b""
-        self._known = False
-
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        if not self._known:
-            self._head += data
-            if len(self._head) < 2:
-                yield b""
-                return
-            data, self._known = self._head, True
-            # RFC 1950, 2.2: method 8, and a checksum over the first two bytes.
-            zlibs = data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
-            self.wbits = zlib.MAX_WBITS if zlibs else -zlib.MAX_WBITS
-            self._inflate = zlib.decompressobj(self.wbits)
-        yield from super().feed(data)
-
-    def finished(self) -> bool:
-        return self._known and super().finished()
 
 
 class _Brotli:
@@ -131,9 +107,9 @@ class _Zstd:
 
 
 _CODINGS: dict[str, Callable[[], _Coding]] = {
-    "gzip": _Zlib,
-    "x-gzip": _Zlib,
-    "deflate": _Deflate,
+    "gzip": partial(_Zlib, 16 + zlib.MAX_WBITS),
+    "x-gzip": partial(_Zlib, 16 + zlib.MAX_WBITS),
+    "deflate": partial(_Zlib, zlib.MAX_WBITS),
     "br": _Brotli,
     "zstd": _Zstd,
 }
@@ -233,14 +209,6 @@ async def decoded(
         found = await pool.run(caller, whole.step)
         hold(whole.size - held)
         held = whole.size
-    return found
-
-
-def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
-    """Decompress a whole body. Raises BadEncoding, or BodyTooLarge above `limit` bytes."""
-    whole = _Whole(body, content_encoding, limit)
-    while (found := whole.step()) is None:
-        pass
     return found
 
 

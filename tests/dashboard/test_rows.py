@@ -15,7 +15,7 @@ import pytest
 
 from proxy.dashboard import queries
 from proxy.dashboard import rows as module
-from proxy.dashboard.queries import Reader
+from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.recorded import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, SUMS, Recorded
 from proxy.dashboard.rows import REMEMBERED, Rows
 from proxy.errors import DashboardFault
@@ -295,7 +295,7 @@ def test_pages_go_on_where_the_last_one_ended(rows: Rows, reader: Reader) -> Non
     for start in range(0, 500, 100):
         rows.write(ended(100, start, at=NOW))
     found: list[int] = []
-    while page := reader.requests(before=found[-1] if found else 1 << 62):
+    while page := reader.requests(None, Wanted(offset=len(found))):
         found += [row["id"] for row in page]
     assert found == [*range(500, 0, -1)]
     assert [row["id"] for row in reader.requests(after=498)] == [500, 499]
