@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -57,7 +58,7 @@ class CallerFiles:
     @property
     def archive(self) -> Archive:
         """What the caller's conversations moved."""
-        return Archive(self._visit, self._namespace)
+        return Archive(self._visit, self._namespace, partial(self._threads.run, self._namespace))
 
     async def put_all(self, files: Mapping[str, bytes]) -> None:
         """Write files durably, by name. Raises StoreFault if one exists with other content."""

@@ -134,12 +134,17 @@ class OurTools:
         return self._told
 
     async def _kept_of_others(self) -> Mapping[str, tuple[str, bytes]]:
-        """Return what the caller's last conversations moved, if the policy lets the model search it."""
-        tenant = self._prepared.tenant
+        """Return what the caller's last conversations moved, if the policy lets the model search it.
+
+        An identity for which no listed key vouches opens only what the request names.
+        """
+        tenant, namespace = self._prepared.tenant, self._records.namespace
         if self._planned.policy.tools.archive is not ArchiveUse.SEARCH or tenant.anonymous:
             return {}
+        if tenant.namespace != namespace:
+            return {}
         if self._kept is None:
-            self._kept = await Archive(self._store.visit(), self._records.namespace).last()
+            self._kept = await Archive(self._store.visit(), namespace, self._run).last()
         return self._kept
 
     async def _found(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:

@@ -8,7 +8,6 @@ gateways that know nothing else of it.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
-from proxy.requests.records import Records, intact, sealed, unsealed
+from proxy.requests.records import Records, Run, at_once, intact, sealed, unsealed
 from proxy.stores import Entry
 from proxy.stores.memory import Missing
 
@@ -150,11 +149,12 @@ def newest(sessions: Sequence[Session], most: int) -> tuple[list[tuple[Session, 
 
 
 class Archive:
-    """One caller's index and originals. What fails raises StoreFault."""
+    """One caller's index and originals. What fails raises StoreFault. `run` does what takes long for many records."""
 
-    def __init__(self, visit: Visit, namespace: str) -> None:
+    def __init__(self, visit: Visit, namespace: str, run: Run = at_once) -> None:
         self._visit = visit
         self._namespace = namespace
+        self._run = run
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
         """Store records, by kind and name, unless they are there. Never raises."""
@@ -168,26 +168,22 @@ class Archive:
         found = await self._visit.list(f"{self._namespace}/{KIND}/{only}")
         if found is Missing.FAILED:
             raise StoreFault("The store did not list your sessions; try again later")
-        grouped: defaultdict[str, list[Entry]] = defaultdict(list)
-        for entry in found:
-            grouped[entry.key.rpartition("/")[2].partition("-")[0]].append(entry)
-        newest = sorted(grouped.items(), key=lambda one: max(entry.modified for entry in one[1]), reverse=True)
-        chosen, size = list[tuple[str, list[str]]](), 0
-        for session, entries in newest[:most]:
-            size += sum(entry.size for entry in entries)
-            if size > INDEX_BYTES and chosen:
-                break
-            chosen.append((session, [entry.key for entry in entries]))
-        records = await self._records([key for _, keys in chosen for key in keys])
-        made = (_session(id, [records[key] for key in keys if key in records]) for id, keys in chosen)
-        sessions = [session for session in made if session is not None]
-        return sorted(sessions, key=lambda one: one.last, reverse=True), len(chosen) < len(grouped)
+        chosen, more = await self._run(lambda: _newest_keys(found, most))
+        keys = [key for ones in chosen.values() for key in ones]
+        values = dict(zip(keys, await self._read(keys), strict=True))
+
+        def made() -> list[Session]:
+            records = {id: [self._decoded(key, values[key]) for key in ones] for id, ones in chosen.items()}
+            sessions = [_session(id, [one for one in ones if one]) for id, ones in records.items()]
+            return sorted(filter(None, sessions), key=lambda one: one.last, reverse=True)
+
+        return await self._run(made), more
 
     async def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         """Return moved texts in UTF-8, None for each that is not there or damaged."""
         keys = [f"{self._namespace}/{TEXTS}/{name}" for name in names]
         found = await self._read(keys)
-        return [_whole(name, value) for name, value in zip(names, found, strict=True)]
+        return await self._run(lambda: list(map(_whole, names, found)))
 
     async def last(self) -> dict[str, tuple[str, bytes]]:
         """Return what the last sessions moved, newest first: what each text is, and its UTF-8, by its name. Never
@@ -212,15 +208,12 @@ class Archive:
             return None
         return rawjson.string(rawjson.members(unsealed(value))["name"])
 
-    async def _records(self, keys: Sequence[str]) -> dict[str, Moved]:
-        found = dict[str, Moved]()
-        for key, value in zip(keys, await self._read(keys), strict=True):
-            if value is not None and intact(key, value):
-                found[key] = msgspec.json.decode(unsealed(value), type=Moved)
-            elif value is not None:
-                self._visit.damaged(key)
-            await asyncio.sleep(0)
-        return found
+    def _decoded(self, key: str, value: bytes | None) -> Moved | None:
+        if value is not None and intact(key, value):
+            return msgspec.json.decode(unsealed(value), type=Moved)
+        if value is not None:
+            self._visit.damaged(key)
+        return None
 
     async def _read(self, keys: Sequence[str]) -> list[bytes | None]:
         values = list[bytes | None]()
@@ -230,6 +223,21 @@ class Archive:
                 raise StoreFault("The store did not read what is kept of you; try again later")
             values += part
         return values
+
+
+def _newest_keys(entries: Sequence[Entry], most: int) -> tuple[dict[str, list[str]], bool]:
+    """Return the keys of the newest sessions' records, by session, and whether there are more sessions."""
+    grouped: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        grouped[entry.key.rpartition("/")[2].partition("-")[0]].append(entry)
+    newest = sorted(grouped.items(), key=lambda one: max(entry.modified for entry in one[1]), reverse=True)
+    chosen, size = dict[str, list[str]](), 0
+    for session, ones in newest[:most]:
+        size += sum(entry.size for entry in ones)
+        if size > INDEX_BYTES and chosen:
+            break
+        chosen[session] = [entry.key for entry in ones]
+    return chosen, len(chosen) < len(grouped)
 
 
 def _session(id: str, records: Sequence[Moved]) -> Session | None:

@@ -6,6 +6,7 @@ This is what remains after a client compacts its history by itself, or begins an
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import time
@@ -72,10 +73,10 @@ def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
     return "/chat/completions", {"model": "gpt-4.1", "messages": [*messages, seen, last], "tools": [tool]}
 
 
-def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice") -> str:
+def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice", **more: str) -> str:
     path, made = body(name, turns, question)
     headers = {"anthropic-version": "2023-06-01"} | ({"authorization": f"Bearer {key}"} if key else {})
-    reply = httpx.post(f"{proxy.url}{path}", json=made, headers=headers, trust_env=False)
+    reply = httpx.post(f"{proxy.url}{path}", json=made, headers=headers | more, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.text
 
@@ -348,6 +349,23 @@ def test_what_a_search_found_can_be_read(tmp_path: Path) -> None:
 def test_nothing_else_goes_through_earlier_conversations(archive: str, key: str, given: Json, tmp_path: Path) -> None:
     made = searched("chat", tmp_path, ("grep", given), archive=archive, key=key)
     assert FACT not in made.got[0] and "earlier conversation" not in made.got[0]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_identity_searches_only_if_a_listed_key_vouches_for_it(listed: bool, tmp_path: Path) -> None:
+    """Others may say to be it."""
+    account, model = {"x-account": 36 * "a"}, Model()
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model))
+        policy = tight(upstream.url, tools={"archive": "search", "inject": "always"}, identity={"header": "x-account"})
+        if listed:
+            policy["api_keys"] = [{"sha256": hashlib.sha256(b"alice").hexdigest()}]
+        with served({"acme" if listed else "default": policy}, store=tmp_path) as proxy:
+            ask(proxy, "chat", LOGS, "And?", **account)
+            wait_until(lambda: bool(list(tmp_path.rglob("*/sessions/*"))))
+            upstream.respond(api("chat", made := Steps(("grep", {"pattern": "vault"}))))
+            ask(proxy, "chat", [], "Recall what opens the vault.", **account)
+    assert (FACT in made.got[0]) == listed
 
 
 def test_this_conversation_comes_first_and_is_not_marked(tmp_path: Path) -> None:
