@@ -113,7 +113,7 @@ class PolicyLoader:
         self.current = self._load()
 
     def reload(self) -> bool:
-        """Load the directory again. If it is bad, keep the old policies, log the reason once, and return False."""
+        """Load the directory again. If it is bad, keep the old policies, log the reason, and return False."""
         try:
             self.current = self._load()
         except PolicyError as error:
@@ -146,7 +146,8 @@ class PolicyLoader:
                 before = now
 
     def _failed(self, error: Exception) -> bool:
-        if self.last is None or self.last[1] != str(error):
+        known = isinstance(error, UnreadablePolicy) and self.last is not None and self.last[1] == str(error)
+        if not known:
             logger.error("policies not taken, the old ones stay in force: %s", error)
             self._told(False)
         self.last = time.time(), str(error)
