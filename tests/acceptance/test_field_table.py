@@ -289,31 +289,11 @@ def prompt_tokens(proxy: Proxy) -> float:
     return float(found[1]) if found else 0
 
 
-@pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
-def test_the_finish_reason_is_that_of_the_last_visible_round(up: StrictUpstream, ask: Ask, finish: str) -> None:
-    up.script(calls(GREP), text("Yes.", finish=finish))
-    assert ask().finish == finish
-
-
-def test_the_length_limit_within_a_hidden_call(up: StrictUpstream, ask: Ask) -> None:
-    up.script(mixed("Let me see.", ("grep", '{"pattern": "co'), finish="length"))
-    reply = ask()
-    assert (reply.finish, reply.message["content"], reply.message.get("tool_calls")) == ("length", "Let me see.", None)
-
-
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_hidden_rounds_take_nothing_from_the_clients_limit(up: StrictUpstream, ask: Ask, field: str) -> None:
     up.script(calls(GREP), text("Yes."))
     assert ask(**{field: 100}).message["content"] == "Yes."
     assert [request.json[field] for request in up.chats] == [100, 100]
-
-
-def test_log_probabilities_are_of_visible_content(up: StrictUpstream, ask: Ask) -> None:
-    up.respond(_with_logprobs)
-    reply = ask(logprobs=True)
-    assert reply.message["content"] == "Yes."
-    assert [entry["token"] for entry in reply.logprobs] == ["Yes", "."]
-    assert [request.json["logprobs"] for request in up.chats] == [True, True]
 
 
 def _with_logprobs(request: Recorded) -> Pieces:
@@ -345,16 +325,6 @@ def test_reasoning_is_shown_and_kept_in_hidden_rounds(up: StrictUpstream, ask: A
     reply = ask()
     assert reply.message["reasoning_content"] == "I should look.\n\nIt is there."
     assert up.chats[1].messages[-2]["reasoning_content"] == "I should look."
-
-
-def test_signed_reasoning_of_a_hidden_round_is_kept_and_not_shown(up: StrictUpstream, ask: Ask) -> None:
-    details = [{"type": "reasoning.encrypted", "data": "c2VjcmV0", "index": 0}]
-    visible = [{"type": "reasoning.encrypted", "data": "c2hvd24=", "index": 0}]
-    up.script(calls(GREP, extra={"reasoning_details": details}), text("Yes.", extra={"reasoning_details": visible}))
-    reply = ask()
-    assert reply.message["reasoning_details"] == visible
-    assert "c2VjcmV0" not in reply.raw.text
-    assert up.chats[1].messages[-2]["reasoning_details"] == details
 
 
 def test_reasoning_in_the_history_is_untouched(up: StrictUpstream, ask: Ask) -> None:
@@ -463,14 +433,3 @@ def test_the_tenant_s_key_replaces_every_credential(up: StrictUpstream, serve: C
 
 
 # -- structured output ------------------------------------------------------------------------------------------------
-
-
-def test_text_of_a_hidden_round_is_left_out_of_json_replies(up: StrictUpstream, ask: Ask) -> None:
-    up.script(mixed('{"thinking": 1}', GREP), text('{"answer": 42}'))
-    reply = ask(response_format={"type": "json_object"})
-    assert json.loads(reply.message["content"]) == {"answer": 42}
-
-
-def test_texts_of_two_rounds_are_separated_by_a_blank_line(up: StrictUpstream, ask: Ask) -> None:
-    up.script(mixed("Let me see.", GREP), text("Yes."))
-    assert ask().message["content"] == "Let me see.\n\nYes."
