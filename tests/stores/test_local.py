@@ -24,11 +24,11 @@ from proxy import regular_files
 from proxy.cli import main
 from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores import Store, local, open_store
-from proxy.stores.guarded import Guarded
+from proxy.stores.guarded import Guarded, Missing
 from proxy.stores.local import LEFTOVER_SECONDS, Folder, LocalStore
 from proxy.stores.retention import Sweeper
 from proxy.threads import nobody_waits
-from tests.clock import PATIENCE, wait_until
+from tests.clock import PATIENCE, Clock, turns, wait_until
 from tests.stores.contract import StoreContract, listed
 
 KEY = "acme-1/original/a.txt"
@@ -285,14 +285,17 @@ async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypa
 
 
 async def test_threads_that_hang_are_faults_in_time_and_then_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     let_go, before = threading.Event(), set(threading.enumerate())
     monkeypatch.setattr(Folder, "get_many", lambda folder, keys: let_go.wait() and [])
-    guarded = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, budget_seconds=0.02)
+    guarded = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, budget_seconds=10, clock=clock)
     states = set()
     for number in range(40):
-        await guarded.visit().get(f"acme-1/rounds/{number}")
+        asked = asyncio.create_task(guarded.visit().get(f"acme-1/rounds/{number}"))
+        await turns()
+        clock.move(10)
+        assert await asked is Missing.FAILED
         states.add(guarded.state)
     assert "open" in states
     assert len([thread for thread in set(threading.enumerate()) - before if thread.name.startswith("store-")]) <= 8
@@ -300,16 +303,18 @@ async def test_threads_that_hang_are_faults_in_time_and_then_left_alone(
     assert await guarded.close()
 
 
-async def test_closing_says_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_says_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     begun, let_go = threading.Event(), threading.Event()
-    monkeypatch.setattr(local, "CLOSE_SECONDS", 0.05)
     monkeypatch.setattr(Folder, "get", lambda folder, key: begun.set() or let_go.wait())
     warned: list[str] = []
     guarded = Guarded(open_store(str(tmp_path)), warn=lambda _, text: warned.append(text))
     check = asyncio.create_task(guarded.check(60))
     await asyncio.to_thread(begun.wait)
     check.cancel()
-    assert not await guarded.close()
+    closing = asyncio.create_task(guarded.close())
+    await turns()
+    clock.move(local.CLOSE_SECONDS)
+    assert not await closing
     assert "the store's folder hangs: 1 operations have not ended" in warned[-1]
     let_go.set()
 
