@@ -147,14 +147,14 @@ def _cline_home(port: int) -> Mapping[str, str]:
     return {".cline/data/settings/providers.json": json.dumps(made)}
 
 
-def _codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call]) -> Agent:
+def _codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *more: str) -> Agent:
     """Each prompt resumes the session of the one before."""
     program = next((HERE / "codex" / "node_modules").glob("@openai/*/vendor/*/bin/codex"), HERE / "codex" / "none")
     offline = ("--disable", "plugins", "-c", "analytics.enabled=false", "-c", "check_for_update_on_startup=false")
     options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m")
     return Agent(
         name,
-        (program, "exec", *offline),
+        (program, "exec", *offline, *more),
         program,
         read=read,
         steps=lambda model, said: [
@@ -308,6 +308,12 @@ AGENTS = (
         "codex_code_mode",
         {"gpt-6.1-sol": "compact", "gpt-6-sol": "compress", "gpt-6-luna": "auto"},
         lambda path: ("exec", f"text(await tools.exec_command({{cmd: 'cat {path}'}}));"),
+    ),
+    _codex(
+        "codex_websocket",
+        {"gpt-5.5": "compact", "gpt-5.2": "auto"},
+        lambda path: ("exec_command", {"cmd": f"cat {path}"}),
+        *("-c", "model_providers.offload.supports_websockets=true"),
     ),
     Agent(
         "claude_code",

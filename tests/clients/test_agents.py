@@ -94,9 +94,10 @@ def check(mode: str, work: list[Asked], worker: Worker, appends: bool) -> None:
 
 def steady(asked: Asked) -> list[Message]:
     """The history but for system messages behind its first one, as aider moves its reminder to the end of each request,
-    and for names, as Agent Framework gives one to replies of earlier turns."""
+    for names, as Agent Framework gives one to replies of earlier turns, and for members without a value, as Codex sends
+    them over HTTP."""
     kept = (each for place, each in enumerate(asked.history) if place == 0 or each.get("role") != "system")
-    return [{key: one for key, one in each.items() if key != "name"} for each in kept]
+    return [{key: one for key, one in each.items() if key != "name" and one is not None} for each in kept]
 
 
 def squeezed(output: str) -> str:
