@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -52,8 +52,8 @@ class Share(msgspec.Struct, frozen=True):
 
     name: str
     url: str
-    sums: Sequence[Sequence[Any]]
-    sessions: Sequence[Sequence[Any]]
+    sums: Sequence[Sequence[str | int | float | None]]
+    sessions: Sequence[Sequence[str | int | float | None]]
     columns: Sequence[str] = (*FLEET_SUMS, *FLEET_SESSIONS)
     """During an upgrade, another version may know others: its shares wait until both are the same."""
 
@@ -85,7 +85,7 @@ class Fleet:
             began = time.monotonic()
             try:
                 await self.exchange()
-            except (StoreFault, DashboardFault, sqlite3.Error) as error:
+            except (StoreFault, DashboardFault, sqlite3.Error, OverflowError) as error:
                 self._warn("fleet", f"the dashboard cannot exchange sums with other replicas: {error}")
             await asyncio.sleep(max(EVERY, REST * (time.monotonic() - began)))
 
@@ -101,7 +101,8 @@ class Fleet:
         listed: dict[str, float] = {}
         async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:
             async for entry in entries:
-                listed[entry.key] = entry.modified
+                if entry.key.startswith((SUMS, FORGOTTEN)):  # a tenant may have this name
+                    listed[entry.key] = entry.modified
         if old := [key for key, at in listed.items() if now - at > KEPT + DAY]:
             await self._store.delete(*old)
         told = [key.removeprefix(FORGOTTEN) for key in listed if key.startswith(FORGOTTEN)]

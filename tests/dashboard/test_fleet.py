@@ -19,7 +19,7 @@ from proxy.dashboard import fleet
 from proxy.dashboard.fleet import EVERY, KEPT, Fleet
 from proxy.dashboard.queries import Reader
 from proxy.dashboard.recorded import DAY, HOUR
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import FLEET_SUMS, Rows
 from proxy.stores import open_store
 from tests.clock import wait_until
 from tests.dashboard.traffic import dashboard, ended, key, recorded, session
@@ -161,10 +161,16 @@ async def test_what_is_no_share_is_passed_over(pair: list[Replica]) -> None:
     one, two = pair
     await two.store.put(f"{fleet.SUMS}20000.{'f' * 16}.7", b"no share")
     await two.store.put(f"{fleet.SUMS}else", b"")
+    odd = fleet._encoded(fleet.Share("odd", "http://odd", [[[]] * len(FLEET_SUMS)], []))  # type: ignore[list-item]
+    await two.store.put(f"{fleet.SUMS}20000.{'e' * 16}.7", odd)
+    await two.store.put("dashboard/rounds/x", b"a record of a tenant of this name")
     one.write(2)
     await one.exchange()
     await two.exchange()
     assert two.shown() == 2 and not two.warned
+    two.fleet._store = _Aged(two.store)  # type: ignore[assignment]
+    await two.exchange()
+    assert await two.keys() == ["dashboard/rounds/x"]
 
 
 async def test_others_take_no_more_than_their_part_of_the_file(
