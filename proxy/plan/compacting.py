@@ -76,12 +76,14 @@ MOST = 16
 GONE = "The record of the conversation before this point is no longer kept. Ask the user for what you need to know."
 """Stands for what a reference led to: it expired, or never was this caller's."""
 
-_REFERENCE = re.compile(r"offload-proxy\.([0-9a-f]{64})")
+MARK = b"offload-proxy."
+"""How references begin."""
+_REFERENCE = re.compile(rf"{re.escape(MARK.decode())}([0-9a-f]{{64}})")
 
 
 def reference(text: str) -> str:
     """Return the reference to a snapshot."""
-    return f"offload-proxy.{digest(text)}"
+    return MARK.decode() + digest(text)
 
 
 def digest(text: str) -> str:

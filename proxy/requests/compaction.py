@@ -8,12 +8,11 @@ asked for ──upstream can, and all fits──> as it came
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from proxy.dialects import Dialect
-from proxy.plan.compacting import MOST, Wish
+from proxy.plan.compacting import MARK, MOST, Wish
 from proxy.plan.turn import Reason, Request
 from proxy.policy import Compaction
 from proxy.upstream.headers import Header
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     from proxy.requests.cache import MessageCache
     from proxy.requests.planned import Planned
     from proxy.requests.prepared import Prepared
-    from proxy.requests.records import Records
-
-Run = Callable[[Callable[[], Request]], Awaitable[Request]]
+    from proxy.requests.records import Records, Run
 
 NATIVE = {"responses": ("api.openai.com", "chatgpt.com"), "messages": ("api.anthropic.com",)}
 """The hosts that compact by themselves: developers.openai.com/api/docs/guides/compaction and
@@ -36,7 +33,9 @@ async def read(
 ) -> tuple[Request, Wish | None, bool]:
     """Return the request without references and without a wish for compaction, the wish, and whether there were
     references. Raises Unplannable."""
-    asked, names = request, dict.fromkeys(dialect.references(request)[:MOST])
+    asked, names = request, list[str]()
+    if MARK in request.body:
+        names = await run(lambda: list(dict.fromkeys(dialect.references(asked)))[:MOST])
     if names:
         texts = {name: await records.compaction(name) for name in names}
         request = await run(lambda: dialect.parse(dialect.restored(asked, texts)))

@@ -238,7 +238,6 @@ def test_nothing_stored_means_no_ids_of_what_is_put_back(ask: Callable[..., Any]
     [
         ({"previous_response_id": "resp_unknown"}, b"previous_response_id"),
         ({"background": True}, b"background"),
-        ({"context_management": [{"type": "compaction"}]}, b"context_management"),
         ({"conversation": "conv_1"}, b"conversation"),
     ],
 )

@@ -6,7 +6,9 @@ import re
 from collections.abc import Collection
 
 from proxy.dialects.base import Dialect
-from proxy.dialects.messages import blocks, render, reply, request
+from proxy.dialects.messages import blocks, compaction, render, reply, request
+from proxy.plan.compacting import Compacting
+from proxy.plan.turn import Request
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
@@ -48,6 +50,15 @@ class MessagesDialect(Dialect):
     summary_answer = staticmethod(render.summary_answer)
     error_body = staticmethod(reply.error_body)
     error_event = staticmethod(reply.error_event)
+
+    uncompacted = staticmethod(compaction.without)
+    references = staticmethod(compaction.references)
+    restored = staticmethod(compaction.restored)
+    compacted = staticmethod(compaction.reply)
+
+    def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
+        kind = compaction.asked(path, request)
+        return None if self.counts and kind is Compacting.WHOLE else kind
 
     def serves(self, method: str, path: bytes) -> bool:
         asked = path.removesuffix(_COUNT) if self.counts else path
