@@ -255,20 +255,6 @@ def test_what_cannot_be_planned_goes_through_and_says_why(
     api.refused.clear()
 
 
-def test_a_websocket_is_refused_with_426(proxy: Proxy) -> None:
-    offer = {
-        "connection": "Upgrade",
-        "upgrade": "websocket",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "eA==",
-    }
-    with httpx.Client(trust_env=False) as http:
-        reply = http.get(f"{proxy.url}/responses", headers=offer)
-        assert reply.status_code == 426
-        assert reply.json()["error"]["code"] == "upgrade_refused"
-        assert http.get(f"{proxy.url}/realtime", headers=offer).status_code == 501
-
-
 RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"
 SNAPSHOT = f"<scratchpad>so</scratchpad><state_snapshot>{RECORD}</state_snapshot>"
 WORDS = "so many words that nobody needs to read them twice " * 18

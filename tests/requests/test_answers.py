@@ -81,7 +81,7 @@ async def world(policy: Policy = POLICY, **members: Any) -> World:
         notes["remembered"].append(tuple(values))
 
     class Unaddressed(Relay):
-        def request(self, client: Any, tenant: Any, content: Any) -> UpstreamRequest:
+        def request(self, client: Any, tenant: Any, content: Any, target: bytes = b"") -> UpstreamRequest:
             return _request(content)
 
     services: Any = SimpleNamespace(
@@ -107,7 +107,9 @@ async def world(policy: Policy = POLICY, **members: Any) -> World:
     async def keep_continuation(continuation: Continuation) -> None:
         notes["remembered"].append(continuation)
 
-    records: Any = SimpleNamespace(remember=remember, contest=contest, keep_continuation=keep_continuation)
+    records: Any = SimpleNamespace(
+        namespace="ns", remember=remember, contest=contest, keep_continuation=keep_continuation
+    )
 
     async def accepted() -> None:
         """This request leaves nothing behind."""
