@@ -63,7 +63,7 @@ def _pair(
     """Return the microseconds of a request at each point, by root, for processes that are started for it."""
     order = [1, 0] if swapped else [0, 1]
     names = dict.fromkeys(point.partition(", ")[2] for point in points)
-    launchers = {f"{name}, {at}": _of(roots[at], LAUNCHERS[name]) for name in names for at in order}
+    launchers = {f"{name}, {at}": of(roots[at], LAUNCHERS[name]) for name in names for at in order}
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
         runner = running.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
@@ -79,7 +79,7 @@ def _pair(
         return times
 
 
-def _of(root: Path, launcher: Launcher) -> Launcher:
+def of(root: Path, launcher: Launcher) -> Launcher:
     def launch(site: Site) -> Launch:
         made = launcher(site)
         return Launch(made.command, {**made.environment, "PYTHONPATH": str(root)}, made.headers)

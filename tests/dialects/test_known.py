@@ -307,6 +307,15 @@ def test_unknown_top_level_members_keep_us_from_the_history(name: str) -> None:
     assert request.obstacle_beside(()) == "a??x-header??1" + "x" * 26
 
 
+def test_members_of_servers_are_known() -> None:
+    """Of llama.cpp, vLLM and SGLang. A client that wants to see its prompt gets the one that it sent."""
+    asked = dict.fromkeys(
+        ("repeat_penalty", "dry_base", "thinking_token_budget", "ebnf", "echo", "return_prompt_text"), 1
+    )
+    request = CHAT.parse(json.dumps({"model": "m", "messages": [], **asked}).encode())
+    assert request.unknown == ("echo", "return_prompt_text")
+
+
 def unknown(kinds: Iterable[Any], table: Mapping[str, Collection[str]], key: str = "type") -> tuple[set[str], set[str]]:
     """The types that are not in the table, and the members of the others that are not."""
     types, members = set[str](), set[str]()

@@ -20,40 +20,58 @@ EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "predi
 
 KNOWN = frozenset(
     (
-        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options", "n", "store"),
-        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
-        *(
-            "seed",
-            "stop",
-            "logit_bias",
-            "logprobs",
-            "top_logprobs",
-            "response_format",
-            "modalities",
-            "metadata",
-            "user",
-        ),
-        *("reasoning_effort", "verbosity", "service_tier", "safety_identifier", "moderation", *EXCLUSIVE),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
-        # vLLM and SGLang, "extra parameters" of their chat APIs
+        *EXCLUSIVE,
+        # OpenAI: `CompletionCreateParams` of its SDK 3.57
+        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options", "n"),
+        *("store", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty"),
+        *("presence_penalty", "seed", "stop", "logit_bias", "logprobs", "top_logprobs", "response_format"),
+        *("modalities", "metadata", "user", "reasoning_effort", "verbosity", "service_tier", "safety_identifier"),
+        *("moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        # Anthropic's, which OpenRouter and LiteLLM take beside a chat
+        *("cache_control",),
+        # vLLM: entrypoints/openai/chat_completion/protocol.py; the guided ones until 0.11
         *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
         *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "bad_words"),
-        *("allowed_token_ids", "prompt_logprobs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        *("structured_outputs", "chat_template_kwargs", "priority", "request_id", "cache_salt", "vllm_xargs", "regex"),
-        *("separate_reasoning", "stream_reasoning", "mm_processor_kwargs", "return_token_ids", "include_reasoning"),
-        # llama.cpp and Ollama, their servers' pages on chat completions
-        *("cache_prompt", "id_slot", "n_predict", "typical_p", "grammar", "json_schema", "samplers", "mirostat"),
-        *("dry_multiplier", "xtc_probability", "timings_per_token", "return_progress", "reasoning_format"),
-        *("reasoning_budget", "keep_alive", "options", "think", "format"),
-        # OpenRouter, "API parameters" and "provider routing"
+        *("allowed_token_ids", "prompt_logprobs", "logprob_token_ids", "structured_outputs", "chat_template_kwargs"),
+        *("priority", "request_id", "cache_salt", "vllm_xargs", "mm_processor_kwargs", "media_io_kwargs"),
+        *("add_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
+        *("include_reasoning", "thinking_token_budget", "use_beam_search", "watermarking", "repetition_detection"),
+        *("stream_interval", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        # SGLang: srt/entrypoints/openai/protocol.py
+        *("regex", "ebnf", "stop_regex", "no_stop_trim", "lora_path", "custom_logit_processor", "custom_params"),
+        *("separate_reasoning", "stream_reasoning", "rid", "extra_key", "return_hidden_states"),
+        *("return_routed_experts", "return_cached_tokens_details", "return_meta_info"),
+        *("max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "images_config"),
+        # llama.cpp: tools/server/README.md
+        *("cache_prompt", "id_slot", "n_predict", "typical_p", "top_n_sigma", "grammar", "json_schema", "samplers"),
+        *("min_keep", "n_probs", "post_sampling_probs", "repeat_penalty", "repeat_last_n", "dry_multiplier"),
+        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_probability"),
+        *("xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
+        *("timings_per_token", "return_progress", "reasoning_format", "reasoning_budget", "response_fields"),
+        *("sse_ping_interval", "lora"),
+        # Ollama: the names of its own API, which clients send to this one
+        *("keep_alive", "options", "think", "format"),
+        # OpenRouter: `ChatGenerationParams` of @openrouter/sdk, and "provider routing"
         *("provider", "models", "route", "usage", "reasoning", "session_id", "trace", "top_a", "transforms"),
-        # DeepSeek, DashScope, Moonshot, Zhipu, MiniMax, Mistral, Groq, xAI, Cerebras, Fireworks, Together, Gemini
-        *("thinking", "enable_thinking", "thinking_budget", "preserve_thinking", "enable_search", "search_options"),
-        *("do_sample", "tool_stream", "reasoning_split", "random_seed", "safe_prompt", "prompt_mode", "guardrails"),
-        *("search_parameters", "search_settings", "clear_thinking", "disable_reasoning", "reasoning_history"),
-        *("context_length_exceeded_behavior", "safety_model", "extra_body", "google"),
-        # LiteLLM, "input params" and "metadata"
-        *("tags", "fallbacks", "num_retries", "drop_params", "allowed_openai_params", "litellm_session_id"),
+        # Mistral: `ChatCompletionRequest` of mistralai 3.7
+        *("random_seed", "safe_prompt", "prompt_mode", "guardrails", "top_prompt_logprobs"),
+        # Groq: groq, types/chat/completion_create_params.py
+        *("search_settings", "compound_custom", "citation_options", "include_domains", "exclude_domains"),
+        *("disable_tool_validation",),
+        # Cerebras: cerebras-cloud-sdk 1.91
+        *("clear_thinking", "disable_reasoning", "min_completion_tokens"),
+        # Together: together 3.1
+        *("context_length_exceeded_behavior", "safety_model", "compliance"),
+        # Z.ai: zai-sdk 0.2; DeepSeek, Moonshot and MiniMax name `thinking` alike
+        *("thinking", "do_sample", "tool_stream"),
+        # DashScope, MiniMax, Fireworks and xAI: their pages on chat completions, and litellm's transformations
+        *("enable_thinking", "thinking_budget", "preserve_thinking", "enable_search", "search_options"),
+        *("reasoning_split", "reasoning_history", "search_parameters"),
+        # Gemini's page on OpenAI compatibility
+        *("extra_body", "google"),
+        # LiteLLM's proxy: litellm/proxy/litellm_pre_call_utils.py, litellm/types
+        *("tags", "fallbacks", "num_retries", "timeout", "drop_params", "allowed_openai_params"),
+        *("litellm_session_id", "litellm_trace_id", "litellm_metadata"),
     )
 )
 """The top-level members with which a history means what it means without them. A request with others passes
