@@ -23,7 +23,7 @@ from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
-from proxy.requests.records import Records, Run, at_once, intact, sealed, unsealed
+from proxy.requests.records import Records, Run, at_once, intact, original_of, sealed, unsealed
 from proxy.stores import Entry
 from proxy.stores.memory import Missing
 
@@ -183,7 +183,8 @@ class Archive:
         """Return moved texts in UTF-8, None for each that is not there or damaged."""
         keys = [f"{self._namespace}/{TEXTS}/{name}" for name in names]
         found = await self._read(keys)
-        return await self._run(lambda: list(map(_whole, names, found)))
+        there = zip(names, found, strict=True)
+        return await self._run(lambda: [value and original_of(name, value) for name, value in there])
 
     async def last(self) -> dict[str, tuple[str, bytes]]:
         """Return what the last sessions moved, newest first: what each text is, and its UTF-8, by its name. Never
@@ -248,8 +249,3 @@ def _session(id: str, records: Sequence[Moved]) -> Session | None:
     texts = {text.name: text for record in records for text in record.texts}
     newest = records[-1]
     return Session(id, records[0].time, newest.time, newest.model, newest.title, list(texts.values()))
-
-
-def _whole(name: str, value: bytes | None) -> bytes | None:
-    """Return a text if it is what was written, as far as its name says that."""
-    return value if value is not None and hashlib.sha256(value).hexdigest().startswith(digest_in(name)) else None

@@ -257,12 +257,10 @@ class Records:
         return self._visit.was_put(self.key("originals", of))
 
     async def original(self, name: str) -> str | None:
-        """Return a text that was moved out of a conversation of this namespace; None if it is not there, or damaged.
-
-        What a name says of the text's digest is checked; the originals behind a summary are named after their history.
-        """
+        """Return a text that was moved out of a conversation of this namespace; None if it is not there, or damaged."""
         [found] = await self._visit.get_many([self.key("originals", name)], intact=_is_original)
-        return None if isinstance(found, Missing) else found.decode("utf-8", "surrogatepass")
+        text = None if isinstance(found, Missing) else original_of(name, found)
+        return None if text is None else text.decode("utf-8", "surrogatepass")
 
     async def keep_originals(
         self, of: str, texts: Mapping[str, Callable[[], str]], run: Callable[[Callable[[], bytes]], Awaitable[bytes]]
@@ -277,7 +275,7 @@ class Records:
         for number, (name, text) in enumerate(texts.items(), 1):
             key = self.key("originals", name)
             if not self._visit.was_put(key):
-                value = await run(partial(_encoded, text))
+                value = await run(partial(_encoded, name, text))
                 missing += await self._visit.anew().put(key, value, keep=False) is Put.FAILED
             if not number % MOST_LOOKUPS:
                 await asyncio.sleep(0)  # those that were put before let nobody else have a turn
@@ -348,13 +346,23 @@ def _joined(records: Sequence[_Record]) -> Hidden:
     return Hidden(before, None, (), sum(sizes), sizes)
 
 
+def original_of(name: str, value: bytes) -> bytes | None:
+    """Return the text with this name if it is what was written. A name has the beginning of its text's digest; the
+    messages behind a summary are named after their history, and end with a line that seals them."""
+    if digest := digest_in(name):
+        return value if hashlib.sha256(value).hexdigest().startswith(digest) else None
+    text, _, seal = value.rpartition(b"\n")
+    return text if seal == _seal(name, text) else None
+
+
 def _is_original(key: str, value: bytes) -> bool:
-    return hashlib.sha256(value).hexdigest().startswith(digest_in(key))
+    return original_of(key.rpartition("/")[2], value) is not None
 
 
-def _encoded(text: Callable[[], str]) -> bytes:
+def _encoded(name: str, text: Callable[[], str]) -> bytes:
     whole = text()
-    return b"".join([whole[at : at + CHUNK].encode("utf-8", "surrogatepass") for at in range(0, len(whole), CHUNK)])
+    made = b"".join([whole[at : at + CHUNK].encode("utf-8", "surrogatepass") for at in range(0, len(whole), CHUNK)])
+    return made if digest_in(name) else b"%b\n%b" % (made, _seal(name, made))
 
 
 def _places(before: bytes) -> list[str]:

@@ -433,7 +433,25 @@ async def at_once(work: Callable[[], bytes]) -> bytes:
 
 async def test_originals_are_kept_with_half_surrogate_pairs(records: Records, tmp_path: Path) -> None:
     await records.keep_originals("these", {"x.txt": lambda: "a\ud83d"}, at_once)
-    assert _bytes_of(tmp_path, "x.txt") == "a\ud83d".encode("utf-8", "surrogatepass")
+    assert _bytes_of(tmp_path, "x.txt").startswith("a\ud83d".encode("utf-8", "surrogatepass"))
+    assert await records.original("x.txt") == "a\ud83d"
+
+
+def _spoil(folder: Path, one: str, other: str) -> None:
+    """Give the first file the second one's content, and change that."""
+    [file], [another] = (list(folder.rglob(f"*{name}*")) for name in (one, other))
+    file.write_bytes(another.read_bytes())
+    another.write_bytes(another.read_bytes().replace(b"ho", b"no"))
+
+
+async def test_messages_behind_a_summary_that_were_changed_are_not_read(records: Records, tmp_path: Path) -> None:
+    """Neither are those of another summary under this name."""
+    one, other = (f"compressed_group_{number:016x}.txt" for number in (1, 2))
+    await records.keep_originals("these", {one: lambda: "### 1 user\nhi\n", other: lambda: "### 1 user\nho"}, at_once)
+    assert await records.original(one) == "### 1 user\nhi\n"
+    _spoil(tmp_path, one, other)
+    later = Records(Guarded(open_store(str(tmp_path)), warn=lambda *_: None).visit(), "tenant-caller")
+    assert [await later.original(name) for name in (one, other)] == [None, None]
 
 
 async def test_originals_are_read_where_the_caller_says(records: Records) -> None:
@@ -444,7 +462,7 @@ async def test_originals_are_read_where_the_caller_says(records: Records) -> Non
         return read[-1]
 
     await records.keep_originals("these", {"x.txt": lambda: "a", "y.txt": lambda: "b"}, elsewhere)
-    assert read == [b"a", b"b"]
+    assert [text.partition(b"\n")[0] for text in read] == [b"a", b"b"]
 
 
 async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) -> None:
