@@ -75,19 +75,19 @@ class Fate(msgspec.Struct, frozen=True):
     """Why a result was sent whole: `small`, as no reference would be smaller, or `waiting` for an event."""
 
 
-def weight(ready: Prepared | None) -> int:
+def weight(prepared: Prepared | None) -> int:
     """Return the bytes that a request holds until it is described."""
-    return len(ready.body) if ready is not None else 0
+    return len(prepared.body) if prepared is not None else 0
 
 
-def describe(ready: Prepared | None, *, content: bool = False) -> Described:
+def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
     """Return what a request shows, with its texts if `content` and its tenant's policy allow it."""
-    planned = ready.in_force if ready is not None else None
-    if ready is None or planned is None or planned.dialect.counts:
+    planned = prepared.in_force if prepared is not None else None
+    if prepared is None or planned is None or planned.dialect.counts:
         return NOTHING
-    content = content and ready.tenant.policy.dashboard_content
-    fates = _fates(ready, planned, content)
-    return _session(ready, planned), _kinds(ready, planned, fates), _detail(ready, planned, fates, content)
+    content = content and prepared.tenant.policy.dashboard_content
+    fates = _fates(prepared, planned, content)
+    return _session(prepared, planned), _kinds(prepared, planned, fates), _detail(prepared, planned, fates, content)
 
 
 def detail(kept: bytes) -> dict[str, Any]:
@@ -95,21 +95,21 @@ def detail(kept: bytes) -> dict[str, Any]:
     return msgspec.msgpack.decode(zlib.decompress(kept), type=dict[str, Any], strict=False)
 
 
-def _session(ready: Prepared, planned: Planned) -> int:
-    names = f"{ready.tenant.namespace} {planned.dialect.name} {planned.request.model} "
+def _session(prepared: Prepared, planned: Planned) -> int:
+    names = f"{prepared.tenant.namespace} {planned.dialect.name} {planned.request.model} "
     began = beginning(planned.history.measured)
     return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
 
-def _fates(ready: Prepared, planned: Planned, content: bool) -> list[Fate]:
+def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
     """Return what became of each message, or would have under a plan that is only observed."""
-    rendered = ready.rendered
+    rendered = prepared.rendered
     moves, gone, start = {}, set[int](), 0
     if rendered:
         moves, shown = rendered.plan.moves, rendered.shown
         gone = set(render.taken(planned.transcript, shown.boundary)) if shown else gone
         start = shown.boundary.end if shown else 0
-    elif ready.foreseen:
+    elif prepared.foreseen:
         moves = planned.plan.moves
         for boundary in planned.plan.boundaries[-1:]:
             gone = {index for index in range(boundary.end) if index not in boundary.pins}
@@ -148,45 +148,45 @@ def _changed(message: Message, altered: bytes | None) -> str:
     return "" if sent == message.digest.hex()[:_DIGITS] else sent
 
 
-def _kinds(ready: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[int]:
+def _kinds(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[int]:
     """Return the tokens that were sent of each kind. Together they are the outcome's `tokens_after`, or of an observed
     request its `tokens_before`."""
     tokens = [0] * len(KINDS)
     for item, fate in zip(planned.history.items, fates, strict=True):
-        if ready.rendered is None:
+        if prepared.rendered is None:
             tokens[_KIND[item.role]] += item.tokens
         elif fate.rule != SUMMARISED:
             tokens[PREVIEWS if fate.rule in (FIRST_SIGHT, EVENT) else _KIND[item.role]] += fate.sent
             tokens[HIDDEN] += fate.hidden
-    if ready.rendered is not None:
-        tokens[SNAPSHOT] = max(ready.tokens - sum(tokens), 0) if ready.rendered.shown else 0
-        tokens[TOOLS] = OUR_TOOLS_TOKENS if ready.rendered.injecting else 0
+    if prepared.rendered is not None:
+        tokens[SNAPSHOT] = max(prepared.tokens - sum(tokens), 0) if prepared.rendered.shown else 0
+        tokens[TOOLS] = OUR_TOOLS_TOKENS if prepared.rendered.injecting else 0
     tokens[TOOLS] += planned.room.aside - planned.room.reply - OUR_TOOLS_TOKENS
     tokens[SYSTEM] += planned.room.preamble
     return tokens
 
 
-def _detail(ready: Prepared, planned: Planned, fates: Sequence[Fate], content: bool) -> bytes:
+def _detail(prepared: Prepared, planned: Planned, fates: Sequence[Fate], content: bool) -> bytes:
     shown = fates[-MESSAGES:]
-    snapshot = ready.rendered.shown if ready.rendered else None
+    snapshot = prepared.rendered.shown if prepared.rendered else None
     found = {
         "messages": shown,
         "omitted": len(fates) - len(shown),
-        "texts": _texts(ready, planned, shown) if content else {},
+        "texts": _texts(prepared, planned, shown) if content else {},
         "snapshot": snapshot.text[:LONGEST_TEXT] if snapshot and content else None,
     }
     return zlib.compress(msgspec.msgpack.encode(found), 1)
 
 
-def _texts(ready: Prepared, planned: Planned, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
+def _texts(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
     """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
     transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
     found: dict[int, tuple[str, str | None]] = {}
     for fate in reversed(fates):
         raw, message = transcript.raws[fate.index], transcript.messages[fate.index]
         came, sent = _text(raw), None
-        if ready.rendered is not None:
-            sent = _text(ready.rendered.altered[fate.index]) if fate.index in ready.rendered.altered else None
+        if prepared.rendered is not None:
+            sent = _text(prepared.rendered.altered[fate.index]) if fate.index in prepared.rendered.altered else None
         elif fate.rule in (FIRST_SIGHT, EVENT):
             first = fate.rule == FIRST_SIGHT
             sent = _text(render.compact(planned.dialect, raw, message, shape, first_preview=first))

@@ -129,8 +129,8 @@ class Rendered(msgspec.Struct, frozen=True):
         start = self.shown.boundary.end if self.shown else 0
         sizes = [(index, hidden.tokens if index >= start else 0) for index, hidden in sorted(self.rounds.items())]
         excess = -planned.room.left(self.tokens)
-        step = 1 << max(sum(size for _, size in sizes[:-1]).bit_length() - 1, 0)
-        freed, enough = 0, -(-excess // step) * step
+        group = 1 << max(sum(size for _, size in sizes[:-1]).bit_length() - 1, 0)
+        freed, enough = 0, -(-excess // group) * group
         for index, size in sizes:
             if freed >= (excess if index == sizes[-1][0] else enough):
                 break
