@@ -24,7 +24,7 @@ from proxy.policy import Offload
         ("POST", b"/v1/responses", "responses"),
         ("POST", b"/backend-api/codex/responses", "responses"),
         ("GET", b"/v1/responses", ""),
-        ("POST", b"/v1/responses/compact", ""),
+        ("POST", b"/v1/responses/compact", "responses"),
         ("POST", b"/v1/responses/resp_1/cancel", ""),
         ("POST", b"/v1/responses/input_tokens", ""),
         ("POST", b"/v1/messages", "messages"),
