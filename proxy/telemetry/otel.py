@@ -11,6 +11,7 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ class OpenTelemetry:
                 **OTELResourceDetector().detect().attributes,
             }
         )
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # one line for a failed batch, none for its retries
         self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
         if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
             self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
