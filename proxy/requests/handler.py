@@ -121,8 +121,8 @@ class _Request:
         """Pass on the outcome of the whole request."""
         if self._services.watch is not None:
             self._services.watch(outcome, self.prepared)
-        verify.consider(self._services, self._client, self.prepared, self._records, outcome)
         self._services.sink(outcome)
+        verify.consider(self._services, self._client, self.prepared, self._records, outcome)
 
     # -- from the body to what is sent --
 
