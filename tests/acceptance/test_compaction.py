@@ -196,3 +196,33 @@ def test_whoever_upstream_refuses_gets_its_refusal(up: StrictUpstream, upstream:
     assert ask(proxy, made).status_code == 401
     assert json.loads(up.requests[-1].body)["input"] == made, "as it came"
     assert proxy.stored() == []
+
+
+def test_an_identity_opens_its_compaction_with_other_tokens(up: StrictUpstream, tmp_path: Path) -> None:
+    """The reference is the client's once upstream has answered the call for the snapshot, and not before."""
+    upstream = Upstream()
+    account = {"x-account": "7b1d2c0e-6f5a-4a57-9b3a-0d6a6c1f2e11"}
+
+    def checked(request: Recorded) -> Reply:
+        good = (request.header("authorization") or "").startswith("Bearer good")
+        return upstream(request) if good or request.method != "POST" else error(401)
+
+    up.respond(checked)
+
+    def post(items: list[Json], token: str) -> httpx.Response:
+        made = {"model": "gpt-4.1", "store": False, "tools": [TOOL], "input": items}
+        given = {"authorization": f"Bearer {token}", **account}
+        return httpx.post(f"{proxy.url}/responses", json=made, headers=given, timeout=60, verify=PLAIN)
+
+    with served({"default": tight(up.url, identity={"header": "x-account"})}, store=tmp_path) as proxy:
+        for _ in range(2):
+            refused = post([*history(), TRIGGER], "forged")
+            assert refused.status_code == 401 and "x-offload-mode" not in refused.headers
+            assert not proxy.stored()
+        [item] = post([*history(), TRIGGER], "good-1").json()["output"]
+        assert post([item, {"role": "user", "content": "Recall: what opens the vault?"}], "good-2").status_code == 200
+        assert FACT in json.dumps(upstream.asked["input"][-1])
+        before = proxy.stored()
+        again = post([*history(), TRIGGER], "forged")
+        assert again.status_code == 401 and again.content == refused.content and proxy.stored() == before
+        assert again.headers.keys() == refused.headers.keys()
