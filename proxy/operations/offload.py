@@ -23,7 +23,6 @@ from proxy.operations.one_shot import Offloaded
 from proxy.operations.schema import OffloadParameters
 from proxy.plan.message import Message
 from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
-from proxy.policy import SnapshotRole
 from proxy.requests import relay, summary_writer
 from proxy.requests.summaries import group_limits
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
@@ -91,8 +90,7 @@ async def _offload(call: OperationCall, options: OffloadParameters) -> Operation
     texts = await _made(call, policy, model, list(zip(turns, tokens, strict=True)), names.stem(options.store_dir))
     groups = await _written(call, decided, options.store_dir, chat_id)
     snapshots = list(zip(texts, groups, strict=True))
-    role = SnapshotRole.SYSTEM  # where callers of this operation have always found it
-    kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
+    kept = await call.read(one_shot.with_snapshots, decided, snapshots)
     call.noted["tokens_after"] = after = await call.read(_tokens, kept, raws, messages, options, counter)
     files = {**decided.files, **groups}
     return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))

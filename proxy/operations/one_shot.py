@@ -237,10 +237,11 @@ def _borders(messages: Sequence[Message]) -> list[bool]:
 # -- what the caller gets ---------------------------------------------------------------------------------------------
 
 
-def with_snapshots(
-    offloaded: Offloaded, snapshots: Sequence[tuple[str, str]], *, role: SnapshotRole
-) -> list[bytes | Raw]:
-    """Return the messages with `snapshots`, each a text and the path of its originals, instead of the groups."""
+def with_snapshots(offloaded: Offloaded, snapshots: Sequence[tuple[str, str]]) -> list[bytes | Raw]:
+    """Return the messages with `snapshots`, each a text and the path of its originals, instead of the groups.
+
+    They stand in the system message, where callers of this operation have always found them.
+    """
     taken = offloaded.taken
     kept = [raw for index, raw in enumerate(offloaded.raws) if index not in taken]
     if not snapshots:
@@ -248,7 +249,7 @@ def with_snapshots(
     pairs = zip(offloaded.groups, snapshots, strict=True)
     blocks = [summary.framed(text, len(group), path) for group, (text, path) in pairs]
     leading = next((place for place, raw in enumerate(kept) if not is_system(raw)), len(kept))
-    return CHAT.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), role)
+    return CHAT.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), SnapshotRole.SYSTEM)
 
 
 def group_turns(offloaded: Offloaded, messages: Sequence[Message], group: Iterable[int]) -> list[Section]:

@@ -18,7 +18,6 @@ from proxy.operations.schema import OffloadParameters
 from proxy.plan import summary
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
-from proxy.policy import SnapshotRole
 
 Json = dict[str, Any]
 
@@ -308,7 +307,7 @@ def test_no_content_is_lost_and_no_call_is_separated_from_its_result(
 
 def test_snapshots_go_into_the_first_system_message_one_block_per_group() -> None:
     done = run([system(9), *[user(50)] * 6], msgspec.structs.replace(COMPRESS, group_token_threshold=100))
-    after = one_shot.with_snapshots(done, [("one", "/s/0.json"), ("two", "/s/1.json")], role=SnapshotRole.SYSTEM)
+    after = one_shot.with_snapshots(done, [("one", "/s/0.json"), ("two", "/s/1.json")])
     first, *kept = [json.loads(bytes(raw)) for raw in after]
     assert first["role"] == "system" and kept == [user(50)] * 2
     assert first["content"] == (
@@ -320,7 +319,7 @@ def test_snapshots_go_into_the_first_system_message_one_block_per_group() -> Non
 
 def test_without_snapshots_the_messages_stay_as_they_came() -> None:
     done = run(HALF, options(context_manage_mode="compress", max_total_tokens=1_000))
-    assert one_shot.with_snapshots(done, [], role=SnapshotRole.SYSTEM) == done.raws
+    assert one_shot.with_snapshots(done, []) == done.raws
 
 
 def test_a_groups_file_is_a_json_array_with_each_message_as_it_came() -> None:
