@@ -36,8 +36,9 @@ TOKEN_BYTES = 4
 SLICE = 1 << 20
 """Bytes of base64 that are decoded at a time, as no other thread runs meanwhile."""
 
-_PDF = re.compile(rb'[",]JVBERi0')
+_PDF = (b'"JVBERi0', b",JVBERi0")
 """Where the base64 of a PDF begins: of `%PDF-`."""
+_DATA = (b"data:text", b"data:application")
 _TEXT = re.compile(rb"\bdata:(?:text\\?/|application\\?/(?:json|xml|yaml))[^,\"]{0,100};base64,")
 _PAGE = re.compile(rb"/Type\s{0,4}/Page(?![A-Za-z])")
 _LINEAR = re.compile(rb"/Linearized[^>]{0,300}?/N (\d{1,6})")
@@ -81,7 +82,7 @@ def about(part: bytes) -> str:
         key, type = "data", head[5:].partition(";")[0]
     size = f"{max(len(where) * 3 // 4_000, 1)} kB" if key in _INLINE else where
     name = next((found[key] for key in _NAMES if found.get(key)), "")
-    return ", ".join([kind, *(on_one_line(said) for said in (type, name, size) if said)])
+    return ", ".join([kind, *(on_one_line(rawjson.encodable(said)) for said in (type, name, size) if said)])
 
 
 def media(part: str, takes: Collection[str]) -> Media | None:
@@ -104,9 +105,10 @@ def _strings(members: Members, depth: int) -> Iterator[tuple[str, str]]:
 
 def tokens(part: bytes) -> int:
     """Return about how many tokens this part of a message takes, from its JSON."""
-    if pdf := _PDF.search(part):
-        return PAGE_TOKENS * _pages(part, pdf.start() + 1)
-    if text := _TEXT.search(part):
+    pdf = next((at for begin in _PDF if (at := part.find(begin)) >= 0), -1)
+    if pdf >= 0:
+        return PAGE_TOKENS * _pages(part, pdf + 1)
+    if any(map(part.__contains__, _DATA)) and (text := _TEXT.search(part)):
         return max(OTHER_PART_TOKENS, (_end(part, text.end()) - text.end()) * 3 // 4 // TOKEN_BYTES)
     return OTHER_PART_TOKENS
 

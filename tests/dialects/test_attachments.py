@@ -101,3 +101,40 @@ def test_twice_the_file_takes_twice_as_long(unit: bytes) -> None:
         tokens(b'"JVBERi0' + unit * (size // len(unit)))
 
     assert_linear(looked_at, SLICE, 2 * SLICE)
+
+
+# -- what a part is ---------------------------------------------------------------------------------------------------
+
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "x" * 40_000}
+
+
+@pytest.mark.parametrize(
+    ("part", "about"),
+    [
+        ({"type": "image", "source": SOURCE}, "image, image/png, 30 kB"),
+        ({"type": "image", "source": {"type": "url", "url": "https://a/b.png"}}, "image, https://a/b.png"),
+        ({"type": "image", "source": {"type": "file", "file_id": "file_1"}}, "image, file_1"),
+        ({"type": "image", "source": None}, "image"),
+        ({"type": "document", "title": "a\nplan", "source": SOURCE}, "document, image/png, a plan, 30 kB"),
+        ({"type": "image_url", "image_url": {"url": "data:image/gif;base64,xxxx"}}, "image, image/gif, 1 kB"),
+        ({"type": "input_image", "image_url": "data:image/gif;base64,xxxx"}, "image, image/gif, 1 kB"),
+        (
+            {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,x"},
+            "file, application/pdf, a.pdf, 1 kB",
+        ),
+        ({"type": "input_audio", "input_audio": {"data": "x" * 4_000, "format": "wav"}}, "audio, wav, 3 kB"),
+        ({"type": "text", "text": "image"}, ""),
+        (["image"], ""),
+    ],
+)
+def test_a_part_is_named_by_its_kind_type_name_and_size(part: object, about: str) -> None:
+    assert attachments.about(json.dumps(part).encode()) == about
+
+
+def test_half_a_surrogate_pair_in_a_name_is_no_obstacle() -> None:
+    part = r'{"type": "document", "title": "a\ud83d", "source": {"data": "JVBERi0"}}'
+    assert attachments.about(part.encode()) == "document, a?, 1 kB"
+    shown = attachments.media(part, {"document"})
+    assert shown is not None and shown.part == part
+    other = attachments.media(part, {"input_file"})
+    assert other is not None and not other.part

@@ -271,7 +271,7 @@ def _tokens(block: Members, count: Count) -> int:
         return count(text_of(block.get("thinking")))
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
         return measuring.call_tokens(call_of(block), count)
-    if _file_tokens(block):
+    if kind == UPLOAD or medium(block) is not None:
         return 0
     return sum(len(memoryview(raw)) for raw in block.values()) // OPAQUE_BYTES
 
