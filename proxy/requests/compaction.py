@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from proxy.dialects import Dialect
 from proxy.plan.compacting import MARK, MOST, Wish
+from proxy.plan.plan import Role
 from proxy.plan.turn import Reason, Request
 from proxy.policy import Compaction
 from proxy.upstream.headers import Header
@@ -51,6 +52,8 @@ def served(prepared: Prepared, dialect: Dialect) -> bool:
     planned, policy = prepared.planned, prepared.tenant.policy
     if planned is None or prepared.unplanned or prepared.only_observed or policy.compaction is Compaction.PASSTHROUGH:
         return False
+    if all(message.role is Role.SYSTEM for message in planned.history.measured):
+        return False  # upstream says better that there is nothing to compact
     host = urlsplit(policy.upstream.base_url).hostname
     native = host in NATIVE.get(dialect.name, ()) and planned.room.holds(planned.tokens)
     return policy.compaction is Compaction.SERVE or not native

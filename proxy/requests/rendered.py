@@ -65,11 +65,12 @@ class Rendered(msgspec.Struct, frozen=True):
             marking=planned.request,
             altered=altered,
         )
-        if planned.summary_asked is not None and planned.policy.tools.inject is not Inject.NEVER:
-            last = planned.summary_asked - len(planned.history)
+        asked, start = planned.summary_asked, shown.boundary.end if shown else 0
+        if asked is not None and asked >= start and planned.policy.tools.inject is not Inject.NEVER:
+            last = asked - len(planned.history)
             part, text = planned.dialect.texts(entries[last])[-1]
             hinted = {part: text + compacting.hint(planned.names[1])}
-            altered[planned.summary_asked] = entries[last] = planned.dialect.replace(entries[last], hinted)
+            altered[asked] = entries[last] = planned.dialect.replace(entries[last], hinted)
         tokens = _size(planned, plan, shown, sent, reader)
         return Rendered(planned, plan, shown, sent, entries, tokens, rounds, altered)
 

@@ -226,3 +226,18 @@ def test_an_identity_opens_its_compaction_with_other_tokens(up: StrictUpstream, 
         again = post([*history(), TRIGGER], "forged")
         assert again.status_code == 401 and again.content == refused.content and proxy.stored() == before
         assert again.headers.keys() == refused.headers.keys()
+
+
+@pytest.mark.parametrize("items", [[TRIGGER], [{"role": "developer", "content": "Briefly."}, TRIGGER]], ids=len)
+def test_nothing_to_compact_is_upstreams_to_say(
+    items: list[Json], up: StrictUpstream, upstream: Upstream, proxy: Proxy
+) -> None:
+    up.expect_refusals = True
+    assert ask(proxy, items).status_code == 400
+    assert json.loads(up.requests[-1].body)["input"] == items and "Invalid value" in upstream.api.refused[-1]
+
+
+def test_a_history_that_ends_with_a_prompt_for_summaries_is_compacted_too(proxy: Proxy) -> None:
+    said = {"role": "user", "content": "Create a detailed summary of the conversation so far."}
+    for items in ([*history(), said], [*history(), said, {"role": "assistant", "content": "Done."}, said]):
+        assert ask(proxy, [*items, TRIGGER]).json()["output"][0]["type"] == "compaction"
