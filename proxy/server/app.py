@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,7 +37,7 @@ from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import websocket
 from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
-from proxy.server.bounds import COME_BACK
+from proxy.server.bounds import COME_BACK, Places
 from proxy.server.lifespan import running, settled
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
@@ -66,9 +65,6 @@ _RESERVED = b"/_offload/"
 
 BACKGROUND = 1_000
 """Most background tasks, such as writing originals, that run at once."""
-
-UPLOADS_SHARE = 4
-"""A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
 
 LEAST_GRACE = 1.0
 """Seconds that background tasks get to end when the requests have used up the drain timeout."""
@@ -144,9 +140,7 @@ class App:
         """Whether something hung when the process ended; the log names it."""
         self.serving: set[asyncio.Task[Any]] = set()
         """The tasks that serve requests now."""
-        self._under_way: Counter[str] = Counter()
-        self._uploads: Counter[str] = Counter()
-        self._sockets: Counter[str] = Counter()
+        self._places = Places()
         monitors = Monitors(settings.admin_token, settings.monitor_networks, self._check_origin)
         self._own = own_routes(
             monitors, self._check_deeply, self._show_metrics, pages.routes(self._dashboard), self._lifespan
@@ -177,16 +171,12 @@ class App:
             client = Exchange(websocket.request_scope(scope, lane, 0), receive, send)
             client.api = RESPONSES.name
             policy = self._tenant(client).policy
-            if self._sockets[policy.tenant] >= policy.limits.concurrent_requests:
-                raise Overloaded("More connections at once than `limits.concurrent_requests`", retry_after=COME_BACK)
+            place = self._places.for_connection(policy)
         except ProxyError as error:
             await _refuse_websocket(error, scope, send)
             return
-        self._sockets[policy.tenant] += 1
-        try:
+        with place:
             await websocket.Connection(scope, receive, send, self).run()
-        finally:
-            self._sockets[policy.tenant] -= 1
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
@@ -236,11 +226,8 @@ class App:
             with self._metrics.in_flight():
                 whole = await client.gather(GATHERED if handler is self._relay else self._body_limit)
                 uploads = handler is self._relay and not whole
-                self._take_place(tenant.policy, uploads)
-                try:
+                with self._places.for_request(tenant.policy, uploads):
                     await handler(client, tenant)
-                finally:
-                    self._give_back(tenant.policy, uploads)
         except ProxyError as error:
             await _apologise(client, error)
             self._record(_refused(client, tenant, Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT))
@@ -272,30 +259,6 @@ class App:
     def _check_origin(self, client: Exchange) -> None:
         """Raises ForeignSite if a web page in a browser on this machine may have sent this."""
         check_origin(client.headers, client.written_target, self._allowed_hosts)
-
-    def _take_place(self, policy: Policy, uploads: bool) -> None:
-        """Take one of the tenant's places in this process. Raises Overloaded if all are taken.
-
-        A request takes its place when its body is complete. Uploads are forwarded while they arrive, so they may take
-        only some of the places: slow senders then cannot shut out the tenant's other requests.
-        """
-        places = policy.limits.concurrent_requests
-        uploading = max(1, places // UPLOADS_SHARE)
-        if uploads and self._uploads[policy.tenant] >= uploading:
-            raise Overloaded(
-                f"More than {uploading} uploads at once, a share of `limits.concurrent_requests`; try again",
-                retry_after=COME_BACK,
-            )
-        if self._under_way[policy.tenant] >= places:
-            raise Overloaded(f"More than {places} requests at once; try again", retry_after=COME_BACK)
-        self._under_way[policy.tenant] += 1
-        if uploads:
-            self._uploads[policy.tenant] += 1
-
-    def _give_back(self, policy: Policy, uploads: bool) -> None:
-        self._under_way[policy.tenant] -= 1
-        if uploads:
-            self._uploads[policy.tenant] -= 1
 
     def ending(self) -> None:
         """Start the drain timeout of requests and background tasks, because the process must end."""

@@ -1,4 +1,4 @@
-"""Bounds the bodies that clients send to this process: how many bytes we hold, and how long we wait for more.
+"""Bounds what clients send to this process: how many bytes of bodies, for how long, and how much of it at once.
 
 There is one object for each process. Connections register a deadline, and one sweep a second checks them all, so a
 request that arrives whole costs no timer.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 from proxy.errors import Overloaded, ProxyError
+from proxy.policy import Policy
 from proxy.settings import Settings
 
 try:
@@ -32,6 +35,9 @@ TENANTS_SHARE = 2
 
 CONNECTIONS_SHARE = 0.75
 """Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""
+
+UPLOADS_SHARE = 4
+"""A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
 
 COME_BACK = 1
 """`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
@@ -169,6 +175,40 @@ class Bounds:
                         retry_after=COME_BACK,
                     )
                 )
+
+
+class Places:
+    """How many requests and connections of each tenant are under way in this process."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[tuple[str, str]] = Counter()
+
+    def for_connection(self, policy: Policy) -> AbstractContextManager[object]:
+        """Return a place for a WebSocket connection. Raises Overloaded if all are taken."""
+        return self._take(policy, ("connections", policy.limits.concurrent_requests))
+
+    def for_request(self, policy: Policy, uploads: bool) -> AbstractContextManager[object]:
+        """Return a place for a request whose body is complete, or is uploaded. Raises Overloaded if all are taken.
+
+        Uploads are forwarded while they arrive, so they may take only some of the places: slow senders then cannot shut
+        out the tenant's other requests.
+        """
+        most = policy.limits.concurrent_requests
+        shares = [("requests", most), *([("uploads", max(1, most // UPLOADS_SHARE))] if uploads else [])]
+        return self._take(policy, *shares)
+
+    def _take(self, policy: Policy, *shares: tuple[str, int]) -> AbstractContextManager[object]:
+        for kind, most in shares:
+            if self._taken[policy.tenant, kind] >= most:
+                raise Overloaded(
+                    f"More than {most} {kind} at once (from `limits.concurrent_requests`); try again",
+                    retry_after=COME_BACK,
+                )
+        taken = [(policy.tenant, kind) for kind, _ in shares]
+        self._taken.update(taken)
+        held = ExitStack()
+        held.callback(self._taken.subtract, taken)
+        return held
 
 
 def _full(limit: int, whose: str) -> Overloaded:
