@@ -25,7 +25,7 @@ from proxy.policy import Compress
 from proxy.requests.summaries import UNUSED_LIMIT
 from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
-from tests.serving import PLAIN, Proxy, listens, stop, tight
+from tests.serving import PLAIN, Proxy, listens, tight
 from tests.tools.paging import undone
 
 Json = dict[str, Any]
@@ -562,7 +562,7 @@ def test_shutting_down_waits_for_a_summary_under_way(
     proxy.process.terminate()
     wait_until(lambda: not listens(proxy.port))
     model.gate.set()
-    stop(proxy.process)
+    proxy.process.wait(60)
     assert [path for path in proxy.stored() if path.parent.name == "snapshots"]
     Talk(spawn({"default": policy(up)}, store=tmp_path), _long()).post()
     assert shows(turns(up)[-1])
