@@ -114,7 +114,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 
 
 def seen(proxy: Proxy, **request: object) -> list[str]:
-    return sorted({row["model"] for row in dashboard(proxy, "requests", **request)})
+    return sorted({row["model"] for row in dashboard(proxy, "requests", **request)} - {""})
 
 
 def login(proxy: Proxy, headers: dict[str, str] | None = None, **form: str) -> httpx.Response:
