@@ -25,7 +25,7 @@ from proxy.policy import Compress
 from proxy.requests.summaries import UNUSED_LIMIT
 from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
-from tests.serving import PLAIN, Proxy, listens, tight
+from tests.serving import PLAIN, Proxy, listens, stop, tight
 from tests.tools.paging import undone
 
 Json = dict[str, Any]
