@@ -130,7 +130,6 @@ class Exchange:
         self._announced = int(fields.get(b"content-length", 0))
         """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
         self._more = self._announced > 0 or b"transfer-encoding" in fields
-        self._offers_upgrade = b"upgrade" in fields
         self.encoded = b"content-encoding" in fields
         """Whether the body has a content coding."""
         self.has_wish = b"x-offload" in fields
@@ -186,13 +185,6 @@ class Exchange:
         if len(self._pieces) != 1:
             self._pieces = [b"".join(self._pieces)]
         return self._pieces[0]
-
-    @property
-    def wants_upgrade(self) -> bool:
-        """Whether the client wants to switch to WebSocket. Other offers to switch are ignored (RFC 9110, 7.8)."""
-        return self._offers_upgrade and any(
-            name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"]
-        )
 
     def present(self) -> AbstractContextManager[None]:
         """Return a context that runs a block while the client is there, and raises ClientGone out of it when the client

@@ -246,8 +246,6 @@ class App:
 
     def _tenant(self, client: Exchange) -> Tenant:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
-        if client.wants_upgrade:
-            raise _upgrade_refused(client.path)
         keys = [header for header in client.scope["headers"] if header[0] in KEY_HEADERS]
         tenant = identify(keys, self._book.current).for_api(client.api)
         if tenant.listed:
@@ -391,7 +389,10 @@ async def _refuse_websocket(error: ProxyError, scope: Scope, send: Send) -> None
     ours = [(b"content-type", b"application/json"), (b"x-request-id", f"req_{os.urandom(16).hex()}".encode())]
     headers = [*ours, *error.headers()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": error.body()})
+    dialect = for_request("POST", scope.get("raw_path") or scope["path"].encode())
+    await send(
+        {"type": "websocket.http.response.body", "body": (dialect.error_body if dialect else ProxyError.body)(error)}
+    )
 
 
 def _upgrade_refused(path: bytes) -> ClientFault:

@@ -254,14 +254,14 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as offer:
                 data = data[offer.args[0] :]
-                if self._switches:
+                if self._offers_websocket:
                     self._switch()
                     return
                 self._read_on()
 
     @property
-    def _switches(self) -> bool:
-        """Whether the client offers WebSocket, and so uvicorn has left the request to us."""
+    def _offers_websocket(self) -> bool:
+        """Whether the client offers WebSocket, and so uvicorn leaves the request to us."""
         offers = (name == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers)
         return self.parser.should_upgrade() and any(offers)
 
@@ -359,12 +359,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._inflow = Inflow(self)
         cast("Any", self.scope)["extensions"] = {RAW: self._inflow}
         app = self.app
+        if self._offers_websocket and self.parser.get_method() != b"GET":
+            self.headers[:] = [header for header in self.headers if header[0] != b"upgrade"]  # RFC 9110, 7.8
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # RFC 9110, 10.1.1
             self.app = self._unframed
         super().on_headers_complete()
         self.app = app
-        if self._switches:
+        if self._offers_websocket:
             return
         # A reply that begins before its request is whole is the last on its connection.
         self._keeps, self.cycle.keep_alive = self.cycle.keep_alive, False

@@ -57,6 +57,13 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
         self.app = bounded
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated:  # the head was no handshake, and nothing else would ever answer it
+            self.handshake_complete = True
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._bounds.closed()

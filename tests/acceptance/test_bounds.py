@@ -109,7 +109,6 @@ EARLY = {
     401: post(size=500, target=b"/v1/chat/completions"),
     403: post(b"", b"Authorization: Bearer client", size=500, target=b"/v1/../x"),
     413: post(b"", b"Authorization: Bearer client", size=500, target=b"/v1/chat/completions"),
-    501: post(b"", b"Authorization: Bearer client", b"Upgrade: websocket", b"Connection: upgrade", size=500),
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
+import httpx
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -17,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from tests.clock import wait_until
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import StrictUpstream, endless, error
-from tests.serving import Proxy, served, tight
+from tests.serving import PLAIN, Proxy, served, tight
 
 Json = dict[str, Any]
 
@@ -48,19 +50,19 @@ def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
 @contextmanager
 def raw(proxy: Proxy, key: str = "sk-test", path: str = "/v1/responses") -> Iterator[ClientConnection]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with connect(f"ws://127.0.0.1:{proxy.port}{path}", additional_headers=headers, proxy=None) as socket:
-        yield socket
+    with connect(f"ws://127.0.0.1:{proxy.port}{path}", additional_headers=headers, proxy=None) as link:
+        yield link
 
 
 def create(input: Any, **more: Any) -> str:
     return json.dumps({"type": "response.create", "model": "m", "input": input, "store": False, **more})
 
 
-def until_done(socket: ClientConnection) -> list[Json]:
+def until_done(link: ClientConnection) -> list[Json]:
     """The events up to the end of one response."""
     events: list[Json] = []
     while not events or events[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
-        events.append(json.loads(socket.recv(timeout=60)))
+        events.append(json.loads(link.recv(timeout=60)))
     return events
 
 
@@ -69,13 +71,13 @@ def test_the_sdk_holds_a_session_of_which_only_news_is_sent(
 ) -> None:
     """The agent's results move, and the model reads them back in a round that the client does not see."""
     client = openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0)
-    with client, client.responses.connect() as socket:
+    with client, client.responses.connect() as link:
         previous, new, seen = None, [{"role": "user", "content": "Read the log."}], list[str]()
 
         def step() -> Any:
             more = {"previous_response_id": previous} if previous else {}
-            socket.response.create(model="m", input=new, tools=[TOOL], store=False, include=ENCRYPTED, **more)
-            for event in socket:
+            link.response.create(model="m", input=new, tools=[TOOL], store=False, include=ENCRYPTED, **more)
+            for event in link:
                 seen.append(event.type)
                 assert event.type != "error", event
                 if event.type == "response.completed":
@@ -100,9 +102,9 @@ def test_the_sdk_holds_a_session_of_which_only_news_is_sent(
 
 def test_the_events_are_those_of_the_stream(proxy: Proxy, api: ResponsesApi) -> None:
     api.script([reasoning("hm"), say("Hello.")])
-    with raw(proxy) as socket:
-        socket.send(create("hi"))
-        events = until_done(socket)
+    with raw(proxy) as link:
+        link.send(create("hi"))
+        events = until_done(link)
     assert events[0]["type"] == "response.created"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"]["output"][-1]["content"][0]["text"] == "Hello."
@@ -110,10 +112,10 @@ def test_the_events_are_those_of_the_stream(proxy: Proxy, api: ResponsesApi) -> 
 
 def test_lanes_keep_their_names_and_requests_their_order(proxy: Proxy, api: ResponsesApi) -> None:
     api.script([say("one")], [say("two")])
-    with raw(proxy) as socket:
-        socket.send(create("1", stream_id="a"))
-        socket.send(create("2", stream_id='b"'))
-        first, second = until_done(socket), until_done(socket)
+    with raw(proxy) as link:
+        link.send(create("1", stream_id="a"))
+        link.send(create("2", stream_id='b"'))
+        first, second = until_done(link), until_done(link)
     assert {event["stream_id"] for event in first} == {"a"}
     assert {event["stream_id"] for event in second} == {'b"'}
     assert second[-1]["response"]["output"][0]["content"][0]["text"] == "two"
@@ -121,26 +123,26 @@ def test_lanes_keep_their_names_and_requests_their_order(proxy: Proxy, api: Resp
 
 def test_a_request_that_generates_nothing_begins_a_history(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
     api.script([say("Hello.")])
-    with raw(proxy) as socket:
-        socket.send(create([{"role": "developer", "content": "Be short."}], generate=False))
-        warm = until_done(socket)
+    with raw(proxy) as link:
+        link.send(create([{"role": "developer", "content": "Be short."}], generate=False))
+        warm = until_done(link)
         assert [event["type"] for event in warm] == ["response.created", "response.completed"]
         assert not [request for request in up.requests if request.method == "POST"]
-        socket.send(create("hi", previous_response_id=warm[-1]["response"]["id"]))
-        until_done(socket)
+        link.send(create("hi", previous_response_id=warm[-1]["response"]["id"]))
+        until_done(link)
     roles = [item["role"] for item in up.requests[-1].json["input"]]
     assert roles == ["developer", "user"]
 
 
 def test_an_id_that_is_not_held_is_upstreams(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
-    with raw(proxy) as socket:
-        socket.send(create("hi", previous_response_id="resp_unknown"))
-        [event] = until_done(socket)
+    with raw(proxy) as link:
+        link.send(create("hi", previous_response_id="resp_unknown"))
+        [event] = until_done(link)
         assert (event["type"], event["status"]) == ("error", 400)
         assert "resp_unknown" in event["error"]["message"], "in upstream's words"
         api.script([say("Hello.")])
-        socket.send(create("hi"))
-        assert until_done(socket)[-1]["type"] == "response.completed", "the connection goes on"
+        link.send(create("hi"))
+        assert until_done(link)[-1]["type"] == "response.completed", "the connection goes on"
 
 
 @pytest.mark.parametrize(
@@ -156,30 +158,30 @@ def test_an_id_that_is_not_held_is_upstreams(proxy: Proxy, up: StrictUpstream, a
 def test_bad_messages_get_errors_and_the_connection_goes_on(
     proxy: Proxy, api: ResponsesApi, message: str, words: str
 ) -> None:
-    with raw(proxy) as socket:
-        socket.send(message)
-        [event] = until_done(socket)
+    with raw(proxy) as link:
+        link.send(message)
+        [event] = until_done(link)
         assert (event["type"], event["status"]) == ("error", 400)
         assert words in event["error"]["message"]
         api.script([say("Hello.")])
-        socket.send(create("hi"))
-        assert until_done(socket)[-1]["type"] == "response.completed"
+        link.send(create("hi"))
+        assert until_done(link)[-1]["type"] == "response.completed"
 
 
 def test_upstreams_faults_are_errors_with_their_status(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
     up.respond(lambda request: error(429, {"error": {"type": "rate_limit", "message": "slow down"}}))
-    with raw(proxy) as socket:
-        socket.send(create("hi", stream_id="a"))
-        [event] = until_done(socket)
+    with raw(proxy) as link:
+        link.send(create("hi", stream_id="a"))
+        [event] = until_done(link)
     assert event["error"]["message"] == "slow down"
     assert (event["type"], event["status"], event["stream_id"]) == ("error", 429, "a")
 
 
 def test_a_client_that_leaves_ends_its_request(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
     up.respond(lambda request: endless(b'data: {"type":"response.in_progress"}\n\n'))
-    with raw(proxy) as socket:
-        socket.send(create("hi"))
-        socket.recv(timeout=60)
+    with raw(proxy) as link:
+        link.send(create("hi"))
+        link.recv(timeout=60)
     wait_until(lambda: up.requests[-1].left.is_set())
 
 
@@ -189,6 +191,32 @@ def test_other_paths_are_refused_in_the_handshake(proxy: Proxy, path: str, statu
         pass
     assert refused.value.response.status_code == status
     assert "SSE" in json.loads(refused.value.response.body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/responses HTTP/1.1",
+        b"GET /v1/responses HTTP/1.1\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==",
+        b"GET /v1/responses HTTP/1.1\r\nSec-WebSocket-Version: 13\r\n" + b"a: b\r\n" * 150 + b"c: d",
+        b"GET /v1/responses HTTP/1.1\r\nContent-Length: 3\r\nSec-WebSocket-Version: 13",
+    ],
+    ids=["no key", "bad key", "many fields", "a body"],
+)
+def test_a_bad_handshake_is_refused_and_closed(proxy: Proxy, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as client:
+        client.sendall(head + b"\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nabc")
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+    assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 426")), said
+
+
+def test_an_offer_with_a_post_is_ignored(proxy: Proxy, api: ResponsesApi) -> None:
+    """As a server may (RFC 9110, 7.8): WebSocket begins with a GET."""
+    api.script([say("Hello.")])
+    offer = {"connection": "Upgrade", "upgrade": "websocket", "authorization": "Bearer sk-test"}
+    body = {"model": "m", "input": "hi", "store": False}
+    reply = httpx.post(f"{proxy.url}/responses", json=body, headers=offer, verify=PLAIN)
+    assert reply.json()["output"][0]["content"][0]["text"] == "Hello."
 
 
 def test_unknown_keys_are_refused_in_the_handshake(up: StrictUpstream) -> None:
@@ -203,10 +231,10 @@ def test_unknown_keys_are_refused_in_the_handshake(up: StrictUpstream) -> None:
 
 
 def test_a_message_above_the_limit_closes_its_connection(up: StrictUpstream) -> None:
-    with served({"default": tight(up.url)}, body_limit=2048) as proxy, raw(proxy) as socket:
-        socket.send(create("x" * 3000))
+    with served({"default": tight(up.url)}, body_limit=2048) as proxy, raw(proxy) as link:
+        link.send(create("x" * 3000))
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=60)
+            link.recv(timeout=60)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 

@@ -46,22 +46,6 @@ def test_target(scope: dict[str, Any], target: bytes, path: bytes) -> None:
     assert (client.target, client.path) == (target, path)
 
 
-@pytest.mark.parametrize(
-    ("headers", "wanted"),
-    [
-        ([], False),
-        ([(b"upgrade", b"websocket")], True),
-        ([(b"upgrade", b"WebSocket")], True),
-        ([(b"upgrade", b"h2c")], False),
-        ([(b"upgrade", b"h2c"), (b"content-length", b"0")], False),
-        ([(b"upgrade", b"tls/1.0"), (b"content-length", b"2")], False),
-        ([(b"upgrade", b"websocket"), (b"transfer-encoding", b"chunked")], True),
-    ],
-)
-def test_wants_upgrade(headers: Any, wanted: bool) -> None:
-    assert ScriptedClient(headers=headers).client().wants_upgrade is wanted
-
-
 @pytest.mark.parametrize("pieces", [(b"abcdef",), (b"abc", b"def"), (b"", b"abc", b"", b"def", b"")])
 async def test_read(pieces: tuple[bytes, ...]) -> None:
     assert await ScriptedClient(*pieces).client().read(6) == b"abcdef"
