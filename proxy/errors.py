@@ -172,7 +172,7 @@ class BadEncoding(ClientFault):
 
 
 class Unsupported(ClientFault):
-    """A feature that this proxy does not have, such as WebSockets."""
+    """A feature that this proxy does not have, such as WebSocket outside of the model APIs."""
 
     status = 501
     code = "not_implemented"

@@ -80,7 +80,7 @@ class ArchiveUse(StrEnum):
 
 
 class Profile(StrEnum):
-    """Presets of `keep_views` and `max_total_tokens`; see `profiles`."""
+    """Presets of `keep_views` and `max_total_tokens`, and careful of `tools.inject`; see `profiles`."""
 
     CAREFUL = "careful"
     BALANCED = "balanced"
@@ -108,7 +108,8 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="tokens that the model takes; null: upstream is asked for it"),
     ] = None
     members: Annotated[
-        tuple[str, ...], Meta(description="further top-level members of requests with which a plan does no harm")
+        tuple[str, ...],
+        Meta(description="top-level members that the proxy does not know, and that do not keep a request from a plan"),
     ] = ()
 
     def reply_room(self, window: int | None) -> int:
@@ -140,7 +141,11 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
     profile: Annotated[
-        Profile, Meta(description="how soon results leave: it sets `keep_views` and `max_total_tokens` if left out")
+        Profile,
+        Meta(
+            description="how soon results leave: it sets `keep_views` and `max_total_tokens` if left out; careful also "
+            "`tools.inject: when_offloading`"
+        ),
     ] = Profile.BALANCED
     max_total_tokens: Annotated[
         Tokens,
@@ -204,7 +209,10 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = ()
     said: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...],
-        Meta(description="more tools whose results are the user's, or beginnings of lines from which the user speaks"),
+        Meta(
+            description="more tools whose results are the user's answers, or beginnings of lines at which the user's "
+            "own words begin in a result"
+        ),
     ] = ()
     pin_user_tokens: Annotated[
         Tokens,
@@ -267,7 +275,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The tools with which the model reads back what was moved."""
 
     inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.AGENTS
-    max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
+    max_rounds: Annotated[int, Meta(ge=1, le=64, description="hidden rounds of one turn")] = 8
     max_retrieved_tokens: Annotated[
         int, Meta(ge=100, description="tokens of all answers of a turn; one answer has a third at most")
     ] = 18_000

@@ -43,7 +43,9 @@ def test_the_readmes_policy_loads(tmp_path: Path) -> None:
     [example] = re.findall(r"```yaml\n(tenant: .*?)```", README, re.DOTALL)
     (tmp_path / "acme.yaml").write_text(example, encoding="utf-8")
     environment = {"ACME_CLIENT_KEY": "client-key", "ACME_OPENAI_KEY": "upstream-key"}
-    [policy] = policies.load(tmp_path, environment).all()
+    loaded = policies.load(tmp_path, environment)
+    assert not loaded.warnings
+    [policy] = loaded.all()
     assert policy.tenant == "acme"
     assert policy.for_model("gpt-4.1-mini").offload.max_total_tokens == 100_000
 

@@ -396,7 +396,8 @@ async def _refuse_websocket(error: ProxyError, scope: Scope, send: Send) -> None
 
 
 def _upgrade_refused(path: bytes) -> ClientFault:
-    """Return the error for an upgrade. Codex goes on over HTTP after a 426, and tries again and again after a 501."""
+    """Return the error for an upgrade: 426 on the model APIs' other paths, else 501. Codex goes on over HTTP after a
+    426, and tries again and again after a 501."""
     refused = UpgradeRefused if for_request("POST", path) else Unsupported
     return refused("Only `/v1/responses` is served over WebSocket; ask for a stream (SSE) instead")
 

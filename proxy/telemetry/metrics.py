@@ -53,7 +53,9 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "sessions", "files", "continuations"})
+RECORD_KINDS = frozenset(
+    {"rounds", "snapshots", "originals", "sessions", "digests", "files", "continuations", "compactions"}
+)
 BREAKER_STATES = ("closed", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
@@ -70,7 +72,7 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
         "Chat requests that went upstream without a plan.", "tenant", "reason", "obstacle", "dialect",
     ),
     "messages_left_alone": (
-        "Messages that fit into no pair of call and result, at every request anew.", "tenant", "reason",
+        "Messages that stay as they came, at every request anew.", "tenant", "reason",
     ),
     "refused_additions": ("Additions that upstream refused; the request succeeded without.", "tenant", "addition"),
     "tool_calls": ("Calls of our tools.", "tenant", "tool", "result"),

@@ -119,7 +119,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """For an upstream fault: the network's error message, with upstream's address."""
     messages: int = 0
     left_alone: Mapping[Irregular, int] = {}
-    """Messages whose calls and results do not pair, or that cannot be read, and so stay as they came."""
+    """Messages whose calls and results do not pair, or that are sealed, and so stay as they came."""
     tokens_before: int = 0
     """The whole prompt as the client sent it, in tokens: instructions, tools and history."""
     tokens_after: int = 0

@@ -552,7 +552,7 @@ def test_bad_durations(text: str) -> None:
         ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
         ("upstream: {api_key: '${EMPTY}'}", "upstream.api_key: expected a key of visible ASCII characters"),
         ("upstream: {api_key: 5}", "upstream.api_key: expected text or nothing, got a whole number (a key of visible"),
-        ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (internal rounds of one turn)"),
+        ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)"),
         ("limits: {concurrent_requests: 0}", "limits.concurrent_requests: expected a whole number >= 1"),
         ("store_originals: 1", "store_originals: expected true or false, got a whole number"),
         (
