@@ -1,6 +1,7 @@
 """One policy file: what it may say, what it becomes, and the words for what is wrong with it."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -744,6 +745,14 @@ def test_the_schema_in_the_repository_is_the_types() -> None:
 def test_the_reference_in_the_docs_is_generated() -> None:
     """Else put what `offload-proxy check --reference` prints at the end of the page."""
     assert (SHIPPED.parent / "docs/policies.md").read_text(encoding="utf-8").endswith(f" below.\n\n{reference()}")
+
+
+def test_default_yaml_names_every_key_of_its_own() -> None:
+    """Left out are the keys of known callers, two APIs beside `messages`, and a part of a rule for results."""
+    definitions = msgspec.json.decode(schema())["$defs"]
+    keys = {key for definition in definitions.values() for key in definition.get("properties", {})}
+    named = set(re.findall(r"(\w+):", (SHIPPED / "default.yaml").read_text(encoding="utf-8")))
+    assert keys - named == {"api_keys", "sha256", "env", "chat", "responses", "without"}
 
 
 def test_the_reference_has_every_key_with_its_default() -> None:
