@@ -89,7 +89,7 @@ def pages(reader: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
     return {
         "live": reader.requests,
         "live, one caller": lambda: reader.requests(own),
-        "live, older": lambda: reader.requests(None, Wanted(offset=newest // 2)),
+        "live, older": lambda: reader.requests(None, Wanted(offset=1_000)),
         "live, a word": lambda: reader.requests(None, Wanted(text="nowhere")),
         "live, latency": reader.latency,
         "live, what came": lambda: reader.requests(after=newest - 20),

@@ -207,6 +207,19 @@ class CompressMessages(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="chooses the policy's rule and the window")] = ""
 
 
+class Compressed(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/compress`, in Headroom's shape."""
+
+    messages: list[MessageParameter]
+    tokens_before: Tokens
+    tokens_after: Tokens
+    tokens_saved: int
+    compression_ratio: float
+    transforms_applied: list[str]
+    ccr_hashes: Annotated[list[str], Meta(description="for `GET /v1/retrieve/HASH`, which gives a moved result back")]
+    reason: Annotated[str, Meta(description="what moved and why, or what is waited for, in one sentence")]
+
+
 class Body(msgspec.Struct, frozen=True):
     """A request's body: its members as they came, and the elements of `messages` if that is an array."""
 
@@ -330,11 +343,13 @@ def parameters(kind: type[msgspec.Struct]) -> Json:
 def description() -> bytes:
     """Return the OpenAPI document as JSON."""
     types = [kind for _, taking in _OPERATIONS.values() for kind in taking]
-    schemas, components = msgspec.json.schema_components([*types, Envelope], ref_template="#/components/schemas/{name}")
+    described = [*types, Compressed, Envelope]
+    schemas, components = msgspec.json.schema_components(described, ref_template="#/components/schemas/{name}")
     for kind in types:
         _add_aliases(components[kind.__name__])
-    kinds = dict(zip((*types, Envelope), schemas, strict=True))
+    kinds = dict(zip(described, schemas, strict=True))
     paths = {path: {"post": _operation(about, taking, kinds)} for path, (about, taking) in _OPERATIONS.items()}
+    paths["/v1/compress"]["post"]["responses"]["200"] = _json("Done", kinds[Compressed])
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Offload Proxy: operations", "version": "1"},
@@ -347,15 +362,16 @@ def description() -> bytes:
 
 def _operation(about: str, taking: Sequence[type], references: Mapping[type, Json]) -> Json:
     body = references[taking[0]] if len(taking) == 1 else {"anyOf": [references[kind] for kind in taking]}
-    replies = {
-        status: {"description": text, "content": {"application/json": {"schema": references[Envelope]}}}
-        for status, text in _REPLIES.items()
-    }
+    replies = {status: _json(text, references[Envelope]) for status, text in _REPLIES.items()}
     return {
         "summary": about,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": replies,
     }
+
+
+def _json(description: str, schema: Json) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _add_aliases(schema: Json) -> None:

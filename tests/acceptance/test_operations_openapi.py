@@ -17,7 +17,15 @@ from schemathesis.specs.openapi.checks import ignored_auth
 from tests.acceptance.operations import World
 
 RECALLS = {"/recall_sessions", "/recall_search", "/recall_read"}
-OPERATIONS = {"/context_offload", "/context_compact", "/context_compress", "/grep", "/read_file", *RECALLS}
+OPERATIONS = {
+    "/context_offload",
+    "/context_compact",
+    "/context_compress",
+    "/grep",
+    "/read_file",
+    "/v1/compress",
+    *RECALLS,
+}
 EXAMPLES = settings(
     max_examples=settings.default.max_examples // 4, deadline=None, suppress_health_check=list(HealthCheck)
 )
