@@ -13,7 +13,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from hashlib import sha256
 from typing import TypeVar
@@ -43,6 +43,9 @@ KEPT = 31 * DAY
 AT_ONCE = 50
 """Records that are read together."""
 
+_TOLD = re.compile(r"(?:[0-9a-f]{2})+\.[0-9]{1,12}(?:\.[0-9]+)?")
+MOST_BYTES = 64 << 20
+"""Most bytes of one replica's sums of a day, unpacked."""
 _RECORD = re.compile(r"([0-9]{1,6})\.([0-9a-f]{16})\.([0-9]{1,12})")
 """A day, a replica and a version."""
 
@@ -128,7 +131,8 @@ class Fleet:
             values = await self._store.get_many([f"{SUMS}{record}" for record in some])
             for record, value in zip(some, values, strict=True):
                 if share := await asyncio.to_thread(_decoded, value):
-                    await self._file(partial(_note, record=record, share=share, at=listed[record]))
+                    with suppress(OverflowError):  # a number that no replica of ours counts to
+                        await self._file(partial(_note, record=record, share=share, at=listed[record]))
 
     async def _file(self, work: Callable[[Rows], T]) -> T:
         """Do `work` on the file, in a thread."""
@@ -147,7 +151,7 @@ def _encoded(share: Share) -> bytes:
 def _decoded(value: bytes | None) -> Share | None:
     """Return a share; None if it was replaced just now, or is damaged or another version's."""
     try:
-        share = msgspec.msgpack.decode(zlib.decompress(value or b""), type=Share)
+        share = msgspec.msgpack.decode(zlib.decompressobj().decompress(value or b"", MOST_BYTES), type=Share)
     except (zlib.error, msgspec.MsgspecError):
         return None
     whole = all(len(row) == len(FLEET_SUMS) for row in share.sums)
@@ -228,6 +232,8 @@ def _forget(rows: Rows, told: Collection[str], now: float) -> None:
     done = dict(run("SELECT digest, time FROM forgotten"))
     for one in told:
         name, _, since = one.partition(".")
+        if not _TOLD.fullmatch(one):
+            continue  # not ours
         known, at = bytes.fromhex(name), float(since)
         if now - at < REMEMBERED and at > done.get(known, 0.0):
             run("PRAGMA secure_delete = ON")

@@ -26,6 +26,7 @@ from proxy.plan.forecast import told
 from proxy.plan.preview import digest_in
 from proxy.plan.turn import Unplannable
 from proxy.policy import Inject, Mode
+from proxy.rawjson import NotJson
 from proxy.requests import archive
 from proxy.requests.planned import Planned, plan
 from proxy.requests.rendered import Rendered
@@ -46,11 +47,13 @@ async def compress(call: OperationCall) -> BareReply:
     policy = call.tenant.policy.for_model(given.model)
     if policy.offload.mode in (Mode.OFF, Mode.OBSERVE):
         return _reply(call, given.model, raws, None, f"The policy's mode is {policy.offload.mode}.")
-    body, ours = await call.read(_request, given.model, raws)
     try:
+        body, ours = await call.read(_request, given.model, raws)
         planned = await _planned(call, _compacting(policy), body)
     except Unplannable as error:
         return _reply(call, given.model, raws, None, f"The messages cannot be planned: {error.reason}.")
+    except NotJson as error:
+        return _reply(call, given.model, raws, None, f"The messages cannot be planned: {error}.")
     if planned is None:
         return _reply(call, given.model, raws, None, "The messages cannot be planned.")
     rendered = await call.read(Rendered.of, planned, None, {}, call.services.reader)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from proxy import regex
+from proxy import rawjson, regex
 from proxy.errors import ClientFault, NotThere, Unauthorized
 from proxy.operations import names, schema, search
 from proxy.operations.call import OperationReply
@@ -117,7 +117,7 @@ def _page(given: schema.RecallRead, name: str, value: bytes) -> OperationReply:
     metadata: dict[str, Any] = {"path": given.path, "size_bytes": len(value), "lines": pages.line_count(text)}
     span = pages.span(text, given.offset, given.limit or max(len(text), 1), given.column)
     shown = pages.page(text, span, f'recall_read(path="{name}"', given.characters, len) if span else None
-    return OperationReply(shown or "", metadata=metadata)
+    return OperationReply(rawjson.encodable(shown or ""), metadata=metadata)
 
 
 def _archive(call: OperationCall) -> Archive:

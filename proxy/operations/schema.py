@@ -172,7 +172,7 @@ class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")] = None
 
 
-Session = Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$", description="a session's id, or its beginning")]
+Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}(?!\n)$", description="a session's id, or its beginning")]
 
 
 class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):

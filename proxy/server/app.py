@@ -167,7 +167,7 @@ class App:
         try:
             if for_request("POST", path) is not RESPONSES:
                 raise _upgrade_refused(path)
-            lane = websocket.Lane(path, scope["extensions"][websocket.BOUNDS])
+            lane = websocket.Lane(path, scope["extensions"][websocket.SOCKET].bounds)
             client = Exchange(websocket.request_scope(scope, lane, 0), receive, send)
             client.api = RESPONSES.name
             policy = self._tenant(client).policy
@@ -176,7 +176,7 @@ class App:
             await _refuse_websocket(error, scope, send)
             return
         with place:
-            await websocket.Connection(scope, receive, send, self).run()
+            await websocket.Connection(scope, receive, send, self, policy.tenant).run()
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""

@@ -18,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from proxy import sse
 from proxy.dialects.responses import RESPONSES
-from proxy.errors import Overloaded, ProxyError
+from proxy.errors import Overloaded, ProxyError, UpstreamBroken
 from proxy.requests.exchange import RAW
 
 if TYPE_CHECKING:
@@ -32,13 +32,18 @@ IDLE_SECONDS = 600.0
 PINGS = 20.0
 """Seconds between two pings, and within which a client must answer one."""
 
-WAITING = 8
+WAITING = 2
 """Messages that may wait while a response is made."""
 
-BOUNDS = "offload_proxy.bounds"
-"""The ASGI extension in which the server passes on the bounds of its process."""
+TOO_MUCH = 1008
+"""The code with which such a connection is closed (RFC 6455, 7.4.1)."""
 
-_HOP = frozenset((b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding", b"accept"))
+SOCKET = "offload_proxy.socket"
+"""The ASGI extension in which the server passes on the connection's protocol."""
+
+_HOP = frozenset(
+    (b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding", b"accept", b"accept-encoding")
+)
 
 Serve = Callable[["Scope", "Receive", "Send"], Coroutine[Any, Any, None]]
 
@@ -48,16 +53,29 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, bounds: Bounds, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._bounds, app = bounds, self.app
+        self.bounds, app = bounds, self.app
+        self.busy = self.ending = False
+        """Whether a response is under way, and whether the connection is closed after it."""
+        self.arrived = Lane(b"", bounds)
+        """What has arrived of messages that nobody has taken yet."""
 
         async def bounded(scope: Any, receive: Any, send: Any) -> None:
-            scope["extensions"][BOUNDS] = bounds
+            scope["extensions"][SOCKET] = self
             await app(scope, receive, send)
             self.handshake_complete = True  # or uvicorn would log an error for each handshake that is refused
 
         self.app = bounded
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self.arrived.hold(len(data))
+        except Overloaded:
+            if self.handshake_complete and not self.close_sent:
+                self.conn.send_close(1013, "too much is held; try again later")
+                self.transport.write(b"".join(self.conn.data_to_send()))
+                self.close_sent = True
+            self.transport.close()
+            return
         super().data_received(data)
         if not self.handshake_initiated:  # the head was no handshake, and nothing else would ever answer it
             self.handshake_complete = True
@@ -66,7 +84,19 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._bounds.closed()
+        self.arrived.let_go()
+        self.bounds.closed()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self.arrived.let_go()
+        return message
+
+    def shutdown(self) -> None:
+        """Close the connection, after the response that is under way."""
+        self.ending = True
+        if not self.busy:
+            super().shutdown()
 
 
 class Lane:
@@ -110,15 +140,19 @@ class Lane:
 class Connection:
     """One client's connection. `serve` is the application, which takes the requests."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, serve: Serve) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, serve: Serve, tenant: str) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._serve = serve
-        self._bounds: Bounds = scope["extensions"][BOUNDS]
+        self._socket: BoundedSocket = scope["extensions"][SOCKET]
+        self._bounds = self._socket.bounds
+        self._socket.arrived.charge(tenant)
+        self._tenant = tenant
         self._waiting: deque[Message] = deque()
         self._talk = RESPONSES.talk()
         self._holding = Lane(b"", self._bounds)
+        self._holding.charge(tenant)
         """What the talk's history takes."""
 
     async def run(self) -> None:
@@ -131,6 +165,11 @@ class Connection:
                     await self._answer(message.get("text") or message.get("bytes", b""))
                 except ProxyError as error:
                     await self._tell(self._talk.refuse(error.status, error.body()))
+                if self._socket.ending:
+                    await self._send({"type": "websocket.close", "code": 1012})
+                    break
+            if message.get("code") == TOO_MUCH:
+                await self._send({"type": "websocket.close", "code": TOO_MUCH, "reason": "too much at once"})
         finally:
             self._holding.let_go()
 
@@ -151,6 +190,7 @@ class Connection:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         lane = Lane(self._scope["raw_path"], self._bounds)
         lane.hold(len(raw))
+        self._socket.busy = True
         try:
             body = self._talk.take(raw)
             if body is not None:
@@ -159,6 +199,7 @@ class Connection:
                 for message in self._talk.warm(f"resp_{os.urandom(24).hex()}"):
                     await self._tell(message)
         finally:
+            self._socket.busy = False
             lane.let_go()
         self._holding.let_go()
         try:
@@ -177,7 +218,8 @@ class Connection:
             elif status != 200:
                 pieces.append(message.get("body", b""))
             else:
-                for event in events.feed(message.get("body", b"")):
+                more = message.get("more_body", False)
+                for event in [*events.feed(message.get("body", b"")), *([] if more else events.flush())]:
                     if event.data is not None and event.data != sse.DONE:
                         await self._tell(self._talk.show(event.data))
 
@@ -192,15 +234,26 @@ class Connection:
             await asyncio.gather(request, leaving, return_exceptions=True)
         if status != 200:
             await self._tell(self._talk.refuse(status, b"".join(pieces)))
+        elif not self._talk.ended:
+            error = UpstreamBroken("Upstream's reply ended without its last event")
+            await self._tell(self._talk.refuse(error.status, error.body()))
 
     async def _watch(self, lane: Lane) -> None:
-        """Keep what the client sends while it is answered, and end the request if the client leaves."""
-        while len(self._waiting) < WAITING:
-            message = await self._receive()
+        """Keep what the client sends while it is answered. End the request if the client leaves or sends too much."""
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            try:
+                lane.hold(len(message.get("text") or message.get("bytes", b"")))
+            except Overloaded:
+                break
+            if len(self._waiting) == WAITING:
+                break
             self._waiting.append(message)
-            if message["type"] == "websocket.disconnect":
-                lane.leave()
-                return
+        else:
+            lane.leave()
+            self._waiting.append(message)
+            return
+        self._waiting.append({"type": "websocket.disconnect", "code": TOO_MUCH})
+        lane.leave()
 
 
 def request_scope(scope: Scope, lane: Lane, size: int) -> Scope:

@@ -396,7 +396,7 @@ class Visit:
             return self._missed(operation, StoreMiss.FAILED)
         except Exception:
             log.exception("a bug in the store, at %s", operation.value)
-            failed(operation, "a bug, see the log")
+            self._guarded.told(operation, "a bug, see the log")  # of one request, which must not keep the others out
             return self._missed(operation, StoreMiss.FAILED)
         breaker.succeeded()
         return answer

@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from proxy import __version__
+from proxy import __version__, rawjson
 from proxy.telemetry.outcome import Kind, Outcome
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _describe(span: Span, outcome: Outcome) -> None:
     about: dict[str, Any] = {f"offload.{name}": value for name in _SHOWN if (value := getattr(outcome, name))}
     if outcome.dialect:
         about |= {f"gen_ai.usage.{name}": getattr(outcome, field) for field, name in _USAGE.items()}
-        about |= {"gen_ai.operation.name": "chat", _MODEL: outcome.model}
+        about |= {"gen_ai.operation.name": "chat", _MODEL: rawjson.encodable(outcome.model)}
     if outcome.status:
         about["http.response.status_code"] = outcome.status
     if outcome.fault:

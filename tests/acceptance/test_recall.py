@@ -140,6 +140,7 @@ def test_strangers_who_share_a_namespace_recall_nothing(tmp_path: Path) -> None:
     ("what", "given"),
     [
         ("sessions", {"session": "../x"}),
+        ("sessions", {"session": "a\n"}),
         ("sessions", {"limit": 100_000}),
         ("search", {}),
         ("search", {"pattern": "(?=x)"}),

@@ -18,8 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.clock import wait_until
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
-from tests.fake_upstream import StrictUpstream, endless, error
-from tests.serving import PLAIN, Proxy, served, tight
+from tests.fake_upstream import Pieces, StrictUpstream, endless, error, pieces, whole
+from tests.serving import PLAIN, Proxy, served, spawned, tight
 
 Json = dict[str, Any]
 
@@ -177,6 +177,68 @@ def test_upstreams_faults_are_errors_with_their_status(proxy: Proxy, up: StrictU
     assert (event["type"], event["status"], event["stream_id"]) == ("error", 429, "a")
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pieces(b'data: {"type":"response.in_progress"}\n\n'),
+        pieces(b"data: [DONE]\n\n"),
+        pieces(b"data: hello\n\ndata: [1]\n\n"),
+        pieces(b'data: {"type":"response.completed"}\n\n'[:-30]),
+        whole({"id": "resp_1", "object": "response", "output": []}),
+    ],
+    ids=["cut off", "nothing", "no events", "half an event", "not streamed"],
+)
+def test_a_reply_without_an_end_is_an_error(proxy: Proxy, up: StrictUpstream, api: ResponsesApi, reply: Pieces) -> None:
+    up.respond(lambda request: reply)
+    with raw(proxy) as link:
+        link.send(create("hi"))
+        told = [link.recv(timeout=60)]
+        while '"error"' not in str(told[-1]):
+            told.append(link.recv(timeout=60))
+        assert json.loads(told[-1])["status"] == 502
+        up.respond(api)
+        api.script([say("Hello.")])
+        link.send(create("hi"))
+        assert until_done(link)[-1]["type"] == "response.completed", "the connection goes on"
+
+
+def test_a_client_that_sends_too_much_at_once_is_closed(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    up.respond(lambda request: endless(b'data: {"type":"response.in_progress"}\n\n'))
+    with raw(proxy) as link:
+        link.send(create("hi"))
+        link.recv(timeout=60)
+        for _ in range(5):
+            link.send(create("hi"))
+        with pytest.raises(ConnectionClosed) as closed:
+            while link.recv(timeout=60):
+                pass
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+    wait_until(lambda: up.requests[-1].left.is_set())
+
+
+def test_held_histories_are_charged_to_their_tenant(up: StrictUpstream) -> None:
+    """What they and new messages take is the tenant's share of all bodies."""
+    with served({"default": tight(up.url)}, body_limit=100_000, buffered_limit=200_000) as proxy, raw(proxy) as link:
+        link.send(create("x" * 80_000, generate=False))
+        first = until_done(link)[-1]["response"]["id"]
+        link.send(create("y" * 60_000, generate=False, previous_response_id=first))
+        with pytest.raises(ConnectionClosed) as closed:
+            link.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1013
+
+
+def test_a_response_under_way_is_finished_when_the_process_ends(up: StrictUpstream, api: ResponsesApi) -> None:
+    api.script([say("Hello, " * 50)])
+    with spawned({"default": tight(up.url)}) as proxy, raw(proxy) as link:
+        assert proxy.process
+        up.respond(lambda request: (proxy.process.terminate(), api(request))[1])  # type: ignore[union-attr]
+        link.send(create("hi"))
+        assert until_done(link)[-1]["type"] == "response.completed"
+        with pytest.raises(ConnectionClosed) as closed:
+            link.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+
+
 def test_a_client_that_leaves_ends_its_request(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
     up.respond(lambda request: endless(b'data: {"type":"response.in_progress"}\n\n'))
     with raw(proxy) as link:
@@ -200,8 +262,9 @@ def test_other_paths_are_refused_in_the_handshake(proxy: Proxy, path: str, statu
         b"GET /v1/responses HTTP/1.1\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==",
         b"GET /v1/responses HTTP/1.1\r\nSec-WebSocket-Version: 13\r\n" + b"a: b\r\n" * 150 + b"c: d",
         b"GET /v1/responses HTTP/1.1\r\nContent-Length: 3\r\nSec-WebSocket-Version: 13",
+        b"GET /v1/responses HTTP/1.1\r\nA: " + b"x" * 9_000,
     ],
-    ids=["no key", "bad key", "many fields", "a body"],
+    ids=["no key", "bad key", "many fields", "a body", "a long field"],
 )
 def test_a_bad_handshake_is_refused_and_closed(proxy: Proxy, head: bytes) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as client:

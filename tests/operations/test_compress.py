@@ -148,6 +148,13 @@ def test_bad_calls_get_clear_errors(proxy: Proxy, method: str, path: str, body: 
     assert json.loads(reply.text)["answer"]
 
 
+def test_messages_that_cannot_be_read_stay_as_they_are(proxy: Proxy) -> None:
+    messages = [{"role": "assistant", "tool_calls": [{"id": None, "function": None}]}]
+    got = asked(proxy, messages)
+    assert got["messages"] == messages
+    assert got["reason"].startswith("The messages cannot be planned")
+
+
 def test_callers_without_a_key_are_refused(proxy: Proxy) -> None:
     reply = httpx.post(f"{proxy.root}/v1/compress", json={"messages": history(1)}, verify=PLAIN)
     assert reply.status_code == 401

@@ -19,6 +19,7 @@ from proxy.rawjson import NotJson
 
 _ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
 _FINAL = frozenset(("response.completed", "response.incomplete"))
+_LAST = _FINAL | {"response.failed", "error"}
 
 
 class Talk:
@@ -34,6 +35,8 @@ class Talk:
         self._model: Raw = rawjson.NULL
         self._lane: Raw | None = None
         """The client's mark for the events of this request."""
+        self.ended = False
+        """Whether the client knows how the request ended."""
 
     @property
     def size(self) -> int:
@@ -46,7 +49,7 @@ class Talk:
 
     def take(self, message: bytes) -> bytes | None:
         """Return the body of the request over HTTP, None if the client wants no reply. Raises ClientFault."""
-        self._lane = None
+        self._lane, self.ended = None, False
         members = _created(message)
         self._lane, self._model = members.get("stream_id"), members.get("model", rawjson.NULL)
         self._asked = _items(members.get("input"))
@@ -69,13 +72,19 @@ class Talk:
             yield self._message(rawjson.encode(event))
 
     def show(self, event: bytes) -> str:
-        """Return an event of the reply as a message. With the last one, the history grows."""
-        members = rawjson.members(event)
-        kind = members.get("type")
-        if rawjson.is_string(kind) and rawjson.string(kind) in _FINAL:
-            response = rawjson.members(members["response"])
-            self._id = rawjson.string(response["id"])
-            self._history = [*self._asked, *rawjson.elements(response["output"])]
+        """Return an event of the reply as a message. With the last one, the history grows. What is no event of ours
+        goes to the client as it came."""
+        try:
+            members = rawjson.members(event)
+            kind = members.get("type")
+            name = rawjson.string(kind) if rawjson.is_string(kind) else ""
+            self.ended = self.ended or name in _LAST
+            if name in _FINAL:
+                response = rawjson.members(members["response"])
+                output = rawjson.elements(response["output"])
+                self._id, self._history = rawjson.string(response["id"]), [*self._asked, *output]
+        except (KeyError, NotJson):
+            return event.decode("utf-8", "replace")
         return self._message(event)
 
     def refuse(self, status: int, body: bytes) -> str:
@@ -84,6 +93,7 @@ class Talk:
             error: Any = rawjson.members(body).get("error", rawjson.NULL)
         except NotJson:
             error = {"type": "server_error", "message": body.decode("utf-8", "replace")[:1_000]}
+        self.ended = True
         return self._message(rawjson.encode({"type": "error", "status": status, "error": error}))
 
     def _message(self, event: bytes) -> str:
@@ -111,4 +121,7 @@ def _items(given: Raw | None) -> Sequence[bytes | Raw]:
         return [rawjson.encode({"role": "user", "content": given})]
     if not rawjson.is_array(given):
         raise ClientFault("`input` is neither a string nor an array")
-    return rawjson.elements(given)
+    try:
+        return rawjson.elements(given)
+    except NotJson as error:
+        raise ClientFault(f"`input` cannot be read: {error}") from error
