@@ -86,7 +86,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line. The chosen command's `run` executes it."""
     parser = argparse.ArgumentParser(
         prog="offload-proxy",
-        description="An OpenAI-compatible reverse proxy that keeps long-running agents inside their context window.",
+        description="A reverse proxy for OpenAI's and Anthropic's APIs that keeps long-running agents inside their "
+        "context window.",
         epilog="exit codes: 0 success, 1 failure, 2 wrong usage or configuration",
     )
     parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
@@ -315,7 +316,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence
             _URL,
         ),
     ),
-    "mcp": (_mcp, "serve the same to an MCP client over standard input and output", (_URL,)),
+    "mcp": (_mcp, "let an MCP client read what your conversations moved, over standard input and output", (_URL,)),
     "demo": (
         _demo,
         "watch an agent go past its context window, without a key or a network",
@@ -386,6 +387,7 @@ examples:
   offload-proxy recall --grep 'E47\\d+'                         search it all
   offload-proxy recall billing.log-2e7dc01b9a01f2d4.txt        read one text
 """,
+    "mcp": "The key is in OFFLOAD_API_KEY. It needs a running proxy at --url.",
     "store": """\
 examples:
   offload-proxy store ls                        what there is, by namespace and kind

@@ -85,7 +85,8 @@ def _found(environment: Mapping[str, str]) -> list[Path]:
     found = at_home(environment)
     if not found:
         raise UserMistake(
-            "replay: give a FILE. Looked for sessions of Claude Code, Codex and opencode in the home directory: none"
+            "replay: found no sessions of Claude Code, Codex or opencode in the home directory; give a FILE (see "
+            "replay --help)"
         )
     for name, files in found.items():
         place = os.path.commonpath([file.parent for file in files])

@@ -109,7 +109,7 @@ class Tally:
             return
         said = recorded.said
         billed = said is not None and said.cached is not None
-        seen, event = foreseen(planned, said), event_at(planned.plan, len(planned.history))
+        seen, event = foreseen(planned, said), event_at(planned.plan)
         self.planned += 1
         self.billed += billed
         self.changed += bool(seen.compacted or seen.compressed)

@@ -181,9 +181,9 @@ def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path, told: Se
         f"\ncontext       {last.came:,} tokens without the proxy, {last.sent:,} with it: "
         f"{1 - last.sent / last.came:.0%} less",
         f"              at no time more than {max(one.sent for one in told):,}",
-        f"all requests  {sum(row.client for row in agent.rows):,} tokens of input without, {sent:,} with, internal "
+        f"all requests  {sum(row.client for row in agent.rows):,} tokens of input without, {sent:,} with, hidden "
         "rounds included",
-        f"prefix kept   {kept:.0%} of the input is what the request before began with (prompt cache)",
+        f"same prefix   {kept:.0%} of the input repeats how the request before began, so a prompt cache has it",
         f"nothing lost  {len(lost)} results were moved, and each is in the store byte for byte"
         if not any(lost.values())
         else f"LOST          {sum(lost.values())} of {len(lost)} moved results",

@@ -78,7 +78,7 @@ def _found(
     call: OperationCall, given: schema.RecallSearch, shown: search.Found, of: dict[str, Session], older: bool
 ) -> OperationReply:
     where = f"{len(of)} texts of your sessions" + (", older ones left out" if older else "")
-    head = f'{len(shown.matches)} matches for "{given.pattern}" in {where} (line numbers are recall_read\'s offset)'
+    head = f'{len(shown.matches)} matches for "{given.pattern}" in {where} (lines are counted from 0)'
     lines = [head + (":" if shown.matches else ".")]
     for name, group in groupby(shown.matches, key=lambda match: match.path):
         session = of[name]

@@ -29,7 +29,7 @@ OUTPUT_PRICE = 5
 LEARNED, UNSEEN = "learned", "unseen"
 """Causes besides those of events: the plan was made again for a learned window; a result was too large to be sent."""
 CAUSES = {
-    Cause.EARLY.name.lower(): "newest old results, because that pays",
+    Cause.EARLY.name.lower(): "results that cost more to keep than to move",
     Cause.TOTAL.name.lower(): "history above its ceiling",
     Cause.WINDOW.name.lower(): "to fit the context window",
     Cause.ASKED.name.lower(): "compaction that the client asked for",
@@ -252,9 +252,9 @@ class Answers(msgspec.Struct, frozen=True):
     after: int
 
 
-def event_at(plan: Plan, messages: int) -> OffloadEvent | None:
-    """Return the event that happens at a request of so many messages, if there is one."""
-    return plan.events[-1] if plan.events and plan.events[-1].point == messages else None
+def event_at(plan: Plan) -> OffloadEvent | None:
+    """Return the event that happens at the plan's own request, if there is one."""
+    return plan.events[-1] if plan.events and not plan.waited else None
 
 
 def newly_used(items: Sequence[Item], plan: Plan) -> range:
@@ -291,18 +291,24 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
             f"waiting: {now.task:,} of {now.total:,} tokens are in the user's first message, which stays as it is: "
             "what a client writes into one message cannot be moved"
         )
+    free, least = max(now.free, 0), least_freed(now.ceiling, full=now.full)
+    if now.full:
+        return (
+            f"waiting: the request does not fit the context window, but an event would free only {free:,} of the "
+            f"history's {now.total:,} tokens now, less than {least:,}, half of its ceiling"
+        )
     if now.total > now.ceiling:
-        least = least_freed(now.ceiling)
         return (
             f"waiting: the history is {now.total:,} tokens, above {now.ceiling:,}, but an event would free only "
-            f"{max(now.free, 0):,} now, less than {least:,}, a tenth of that"
+            f"{free:,} now, less than {least:,}, a tenth of that"
         )
     so_far = f"waiting: the history is {now.total:,} of {now.ceiling:,} tokens"
     if offload.mode is Mode.COMPRESS:
         return so_far
     if not now.results:
-        return f"{so_far}; no more result is above {offload.max_tool_message_tokens:,} tokens"
-    old = f"{so_far}; {now.old:,} of {_several(now.results, 'result')} {'is' if now.old == 1 else 'are'} old"
+        return f"{so_far}; no result above {offload.max_tool_message_tokens:,} tokens is left to move"
+    are = "is" if now.results == 1 else "are"
+    old = f"{so_far}; {now.old:,} of {_several(now.results, 'result')} {are} old"
     if not now.old:
         return old
     if now.pays_after is None:
@@ -327,7 +333,7 @@ def _sentences(
         each = "it has" if len(new) == 1 else "each has"
         sized, limit = _sized(items, plan, new, "new result"), offload.unseen_limit(window)
         yield f"Sent only a preview of {sized}, because {each} more than {limit:,} tokens."
-    event = event_at(plan, len(items))
+    event = event_at(plan)
     if event:
         done = _done(items, plan)
         waits = " Requests are sent without this until its summary is ready." if late else ""

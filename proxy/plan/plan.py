@@ -107,14 +107,16 @@ class Standing(msgspec.Struct, frozen=True):
     """How far a history is from its next event."""
 
     total: int
-    """Tokens of the history as planned."""
+    """Tokens of the history as planned, without a prefill at its end."""
     ceiling: int
     results: int = 0
     """Results that are large enough to move, and have not."""
     old: int = 0
     """Those that the model has answered `keep_views` times."""
     free: int = 0
-    """Tokens that an event at the ceiling could free now."""
+    """Tokens that an event would free now: what the mode moves or, where it would summarise, what that replaces."""
+    full: bool = False
+    """Whether the request does not fit the window."""
     task: int = 0
     """Tokens of the user's first message, which always stays."""
     pays_after: int | None = None

@@ -60,6 +60,7 @@ class Fold:
         self._fitted = 0  # everything before this index was moved when the window was full
         self._results = 0  # those that are large and have not moved
         self._pays_after: int | None = None
+        self._standing = Standing(0, self._ceiling)
 
     def add(self, item: Item) -> None:
         """Add the history's next message. An assistant message shows that the client asked just before it."""
@@ -105,15 +106,7 @@ class Fold:
             fits=self._room.holds(live),
             waited=self._waited if self._events else 0,
             used=messages.reply_before if messages.answered else messages.reply,
-            standing=Standing(
-                total=messages.total,
-                ceiling=self._ceiling,
-                results=self._results,
-                old=len(self._old.seen),
-                free=self._frees(),
-                task=messages.task,
-                pays_after=self._pays_after,
-            ),
+            standing=self._standing,
         )
 
     # -- the rule ------------------------------------------------------------------------------------------------------
@@ -130,15 +123,16 @@ class Fold:
         if not self._holds(messages.total):
             self._fit()
         elif messages.total > self._ceiling:
-            self._descend()
+            self._at_ceiling()
         else:
             self._move_early()
+        self._standing = self._stands()
 
     def _holds(self, live: int) -> bool:
         """Whether upstream has room for so many tokens behind the leading system messages."""
         return self._room.holds(self._room.reserved(self.messages.leading_tokens) + live)
 
-    def _descend(self) -> None:
+    def _at_ceiling(self) -> None:
         """The history exceeds its ceiling: summarise it if moving results leaves too much, or move the oldest ones."""
         if self._wants_summary() and self._compressible >= self._least:
             self._event(self._old.oldest(self.messages, self._old.gain), Cause.TOTAL, boundary=True)
@@ -160,10 +154,24 @@ class Fold:
         snapshot = 0 if self._boundaries else self._offload.compress.snapshot_tokens
         return self._old.movable - self._old.pinned - snapshot
 
-    def _frees(self) -> int:
-        """Tokens that an event at the ceiling could free."""
-        summarises = self._offload.mode is not Mode.COMPACT and not self._old.crowded
-        return max(self._old.gain, self._compressible if summarises else 0)
+    def _stands(self) -> Standing:
+        """How far the next event is, with what `_at_ceiling` or `_fit` would demand of it."""
+        messages, full = self.messages, not self._holds(self.messages.total)
+        summarises = self._may_summarise if full else self._wants_summary()
+        return Standing(
+            total=messages.total,
+            ceiling=self._ceiling,
+            results=self._results,
+            old=len(self._old.seen),
+            free=max(self._old.gain, self._compressible if summarises else 0),
+            full=full,
+            task=messages.task,
+            pays_after=self._pays_after,
+        )
+
+    @property
+    def _may_summarise(self) -> bool:
+        return self._offload.mode is not Mode.COMPACT and not self._old.crowded
 
     def _move_early(self) -> None:
         """Move the newest of the results that were seen often enough if that pays: of several ways the best one."""
@@ -173,7 +181,7 @@ class Fold:
             freed += self.messages.shrinkable(gain.index)
             price = (self._offload.cache_write - read) * self._rewritten(self.messages.total - freed, old.before(gain))
             gained = read * freed * PAYBACK - price
-            if gained >= most if first < 0 else gained > most:
+            if gained >= most if first < 0 else gained > most:  # the first may break even; others have to be better
                 most, first = gained, gain.index
             if read:
                 requests = ceil(price / (read * freed))
@@ -187,7 +195,7 @@ class Fold:
         The first event adds our tools, which come before the messages, so the leading ones are written again as well.
         """
         if self._tool_definition_tokens and not self._moves and not self._boundaries:
-            return left + self._tool_definition_tokens + _coarse(self.messages.leading_tokens)
+            return left + self._tool_definition_tokens + _rounded_up(self.messages.leading_tokens)
         return max(left - kept, 0)
 
     def _fit(self) -> None:
@@ -207,10 +215,10 @@ class Fold:
 
         A request that cannot be made to fit must not pay for a summary at every turn.
         """
-        if self._offload.mode is Mode.COMPACT or self._old.crowded:
+        if not self._may_summarise:
             return False
         fits = self._holds(self.messages.total - self._compressible)
-        return self._compressible - freed >= (1 if fits else max(self._ceiling // 2, 1))
+        return self._compressible - freed >= (1 if fits else least_freed(self._ceiling, full=True))
 
     # -- what an event does --------------------------------------------------------------------------------------------
 
@@ -253,11 +261,11 @@ def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_to
     return state.plan()
 
 
-def least_freed(ceiling: int) -> int:
-    """The least tokens that an event frees."""
-    return max(ceiling // LEAST_SHARE, 1)
+def least_freed(ceiling: int, *, full: bool = False) -> int:
+    """The least tokens that an event frees; `full`: one after which the request still exceeds the window."""
+    return max(ceiling // (2 if full else LEAST_SHARE), 1)
 
 
-def _coarse(tokens: int) -> int:
+def _rounded_up(tokens: int) -> int:
     """Round up to a power of two, so that a system prompt that is edited on every turn hardly ever changes a price."""
     return 1 << max(tokens - 1, 0).bit_length()

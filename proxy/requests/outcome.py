@@ -40,7 +40,7 @@ def of_chat(
     """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
     tenant, request, planned, costs = prepared.tenant, prepared.request, prepared.in_force, _costs(prepared)
     messages = len(planned.history) if planned else 0
-    event = event_at(planned.plan, messages) if planned else None
+    event = event_at(planned.plan) if planned else None
     cause = _cause(planned, event) if planned else ""
     spent = prepared.turn.spent if prepared.turn else _usage(prepared.reported)
     mode = planned.policy.offload.mode if planned else Mode.OFF
@@ -143,7 +143,7 @@ def _costs_of_turn(prepared: Prepared, rendered: Rendered, turn: Turn) -> _Costs
     offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
     sent = head + rendered.tokens + sum(use.tokens for use in prepared.uses)
     sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
-    warm = spent.cached > 0 or event_at(planned.plan, len(planned.history)) is not None
+    warm = spent.cached > 0 or event_at(planned.plan) is not None
     came = cost_as_it_came(planned.history.items, offload, head, spent.largest / sent, cached=warm)
     return _Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED)
 

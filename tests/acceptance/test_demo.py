@@ -49,7 +49,7 @@ def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str]
 
     assert done.stdout.count("(right)") == 2
     assert "scripted" in done.stdout
-    assert re.search(r"prefix kept +\d\d%", done.stdout)
+    assert re.search(r"same prefix +\d\d%", done.stdout)
     assert re.search(r"nothing lost +[1-9]\d* results were moved", done.stdout)
     assert "OPENAI_BASE_URL=http://127.0.0.1:8787/v1" in done.stdout
 

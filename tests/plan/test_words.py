@@ -9,9 +9,9 @@ from hypothesis import given
 
 from proxy.plan.forecast import Answers, event_at, newly_used, rewritten, told, waiting
 from proxy.plan.plan import Item, Plan, Role, Room
-from proxy.plan.planner import Fold, fold
+from proxy.plan.planner import Fold, fold, least_freed
 from proxy.policy import Mode, Offload
-from tests.plan.test_early import paying, rules
+from tests.plan.test_early import paying, rooms, rules
 from tests.plan.test_planner import histories, history, policy
 
 WORDY = "u " + "a:600 u:5 " * 8
@@ -93,14 +93,14 @@ def test_a_full_window_has_its_sentence() -> None:
 
 
 WAITING: dict[str, tuple[str, Offload, str]] = {
-    "for results": ("u a u", policy(), "the history is 30 of 1,000 tokens; no more result is above 200 tokens"),
+    "for results": ("u a u", policy(), "the history is 30 of 1,000 tokens; no result above 200 tokens is left to move"),
     "for replies": (
         "u a t:900", rules(),
-        "the history is 920 of 1,000,000 tokens; 0 of 1 result are old",
+        "the history is 920 of 1,000,000 tokens; 0 of 1 result is old",
     ),
     "for more requests": (
         "u a t:900 a:600 t:300 a t:300", rules(keep_views=2),
-        "the history is 2,130 of 1,000,000 tokens; 1 of 3 results is old, moving it pays after 18 more requests",
+        "the history is 2,130 of 1,000,000 tokens; 1 of 3 results are old, moving it pays after 18 more requests",
     ),
     "where reads are free": (
         "u a t:900 a u", policy(),
@@ -118,6 +118,11 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
         "the history is 3,160 tokens, above 2,000, but an event would free only 190 now, less than 200, a tenth of "
         "that",
     ),
+    "in auto, where moving leaves no more than the ceiling": (
+        "u a:1700 t:240 a:20 u", policy(Mode.AUTO, max_total_tokens=1950),
+        "the history is 1,980 tokens, above 1,950, but an event would free only 190 now, less than 195, a tenth of "
+        "that",
+    ),
 }  # fmt: skip
 
 
@@ -131,9 +136,7 @@ def test_what_it_waits_for_is_one_sentence(text: str, offload: Offload, words: s
 
 def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None:
     offload = policy(Mode.COMPRESS, max_total_tokens=3000)
-    past, plan = next(
-        (past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan, len(past))
-    )
+    past, plan = next((past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan))
     words = told(past, plan, offload, None, late=True, answers=Answers(2, 3_400, 120))
     assert words.startswith("Summarised ") and words.endswith(
         "written again. Requests are sent without this until its summary is ready. Replaced what grep and read_file "
@@ -144,13 +147,36 @@ def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None
     assert told(later, plan, offload, None, late=True) == "waiting: the summary of old history is not ready yet"
 
 
+@given(histories(), paying, rooms)
+def test_what_an_event_would_free_is_less_than_it_has_to(items: list[Item], offload: Offload, room: Room) -> None:
+    """Also where the history ends in a prefill, which was no part of it when the client asked."""
+    for past, asked in requests(items, offload, room):
+        for plan in (asked, fold([*past, *history("a:3000")], offload, room)):
+            now = plan.standing
+            if event_at(plan) is None and (now.full or now.total > now.ceiling):
+                assert now.free < least_freed(now.ceiling, full=now.full)
+
+
+def test_an_event_of_a_request_with_a_prefill_is_said() -> None:
+    items = history("u a t:900 a t:900 a:5")
+    assert told(items, fold(items, policy(), Room()), policy(), None).startswith("Moved 1 result (900 tokens, 50 stay)")
+
+
+def test_a_request_that_does_not_fit_says_what_it_lacks() -> None:
+    offload, items = policy(Mode.AUTO, max_total_tokens=5000), history("s:3000 u a:700 u")
+    assert told(items, fold(items, offload, Room(2500)), offload, 2500) == (
+        "waiting: the request does not fit the context window, but an event would free only 600 of the history's 720 "
+        "tokens now, less than 750, half of its ceiling"
+    )
+
+
 @given(histories(), paying)
 def test_every_request_has_a_sentence_and_each_reply_loses_its_hidden_answers_once(
     items: list[Item], offload: Offload
 ) -> None:
     lost: list[int] = []
     for past, plan in requests(items, offload, Room()):
-        words, event = told(past, plan, offload, None), event_at(plan, len(past))
+        words, event = told(past, plan, offload, None), event_at(plan)
         assert ("written again" in words or "tokens again" in words) == bool(event)
         assert words
         if event:
