@@ -174,8 +174,10 @@ def test_check_says_what_policies_mean() -> None:
         "https://developers.openai.com/api/docs/pricing, 2026-11)",
         "  results    of 300 tokens: it first acts at request 84, where 30,080 tokens become 2,060 (history above its "
         "ceiling)",
-        "  results    of 1,000 tokens: it first acts at request 8, where 7,620 tokens become 2,970 (newest old @@",
-        "  results    of 4,000 tokens: it first acts at request 7, where 24,560 tokens become 8,840 (newest old @@",
+        "  results    of 1,000 tokens: it first acts at request 8, where 7,620 tokens become 2,970 (results that "
+        "cost more to keep than to move)",
+        "  results    of 4,000 tokens: it first acts at request 7, where 24,560 tokens become 8,840 (results that "
+        "cost more to keep than to move)",
         "  records    kept for 7d, a namespace a key",
         "  identity   a client is its key; with another key, it is another client",
         "  relay      also /audio/*",

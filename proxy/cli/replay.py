@@ -99,7 +99,7 @@ def headline(tallies: Sequence[Tally], *, recommend: bool = False) -> Iterator[s
     """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
     for tally in tallies:
         name = f"{_tail(harmless(tally.name))}: " if len(tallies) > 1 else ""
-        tokens = f"{_less(tally.tokens_before, tally.tokens_after)} tokens"
+        tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
         worse = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
         yield f"{name}{tokens}, {_cost(tally)}, {worse}"
     if recommend and (best := recommended(tallies)) is not None:
@@ -125,10 +125,10 @@ def _cost(tally: Tally) -> str:
     return f"{_less(tally.money_before, tally.money_after)} cost (${tally.money_before:,.2f} of input{of})"
 
 
-def _less(before: float, after: float) -> str:
+def _less(before: float, after: float, less: str = "less") -> str:
     if not before or round(100 * abs(before - after) / before) == 0:
         return "the same"
-    return f"{abs(before - after) / before:.0%} {'less' if after < before else 'more'}"
+    return f"{abs(before - after) / before:.0%} {less if after < before else 'more'}"
 
 
 @contextmanager
