@@ -75,6 +75,13 @@ def all_kinds(proxy: Proxy, model: Model, api: str) -> None:
     httpx.post(f"{proxy.root}{PATHS[api]}", content=b"no json", verify=PLAIN)
 
 
+def all_recorded(proxy: Proxy, outcomes: list[Outcome]) -> list[dict[str, Any]]:
+    """Return the rows of all outcomes, once that of the last request is there."""
+    wait_until(lambda: any(outcome.path == "/v1/models" for outcome in outcomes))
+    wait_until(lambda: dashboard(proxy, "me")["written"] == len(outcomes))
+    return recorded(proxy, len(outcomes))
+
+
 def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
     with StrictUpstream(expect_refusals=True) as upstream, logged() as outcomes:
         upstream.respond(model := Model())
@@ -91,8 +98,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
             for api in APIS:
                 all_kinds(proxy, model, api)
             httpx.get(f"{proxy.url}/models", verify=PLAIN)
-            wait_until(lambda: dashboard(proxy, "me")["written"] == len(outcomes))
-            rows = recorded(proxy, len(outcomes))
+            rows = all_recorded(proxy, outcomes)
             counted, found = metrics(proxy), dashboard(proxy, "savings")
             sessions = dashboard(proxy, "sessions")
 
