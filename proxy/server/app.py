@@ -133,8 +133,7 @@ class App:
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._kept = KeptReplies(services)
         self._operations = Operations(services)
-        self._drain = settings.drain_timeout
-        self._body_limit = settings.body_limit
+        self._drain, self._body_limit = settings.drain_timeout, settings.body_limit
         self._ending_since: float | None = None
         self.hangs = False
         """Whether something hung when the process ended; the log names it."""
