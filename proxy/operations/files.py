@@ -28,6 +28,8 @@ from proxy.threads import WorkPool
 
 KIND, ORIGINALS = "files", "originals"
 
+TRIES = 8
+"""How often a call tries to replace a damaged file: others may be doing the same."""
 AT_ONCE = 16
 """The most files that one call writes concurrently."""
 
@@ -103,7 +105,7 @@ class CallerFiles:
         return NotThere(f"There is no file {path!r} among your files")
 
     async def _put(self, name: str, content: bytes) -> None:
-        for _ in range(2):  # other content can only be damaged, as the name tells it, and gives way
+        for _ in range(TRIES):  # other content can only be damaged, as the name tells it, and gives way
             if await self._put_if_free(name, content):
                 return
             [existing] = await self._stored([self._key(name)])
