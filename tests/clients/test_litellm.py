@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,14 @@ import httpx
 import openai
 import pytest
 
-from tests.clock import wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
 from tests.serving import PLAIN, Proxy, served, tight
 
 ROOT = Path(__file__).parents[2]
 LITELLM = ROOT / ".clients/litellm_proxy/bin/litellm"
+START = 180.0
+"""Most seconds until LiteLLM serves: it imports much, and other tests run beside it."""
+
 KEY = "sk-a-key-for-the-gateway-of-these-tests-0123456789"
 NEEDLE = "the code word is heliotrope-7291"
 MOVED = re.compile(r"stored in (/[^ ;]+-([0-9a-f]{16})\.txt)")
@@ -53,7 +56,10 @@ def litellm(folder: Path, upstream: str, compression: str | None = None) -> Iter
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=home, cwd=folder, stdout=log, stderr=log)
         try:
-            wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/liveliness"))
+            deadline = time.monotonic() + START
+            while process.poll() is None and not answers(f"http://127.0.0.1:{port}/health/liveliness"):
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.2)
             assert process.poll() is None, (folder / "log").read_text()
             yield f"http://127.0.0.1:{port}/v1"
         finally:
