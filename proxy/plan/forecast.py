@@ -291,13 +291,15 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
             f"waiting: {now.task:,} of {now.total:,} tokens are in the user's first message, which stays as it is: "
             "what a client writes into one message cannot be moved"
         )
-    free, least = max(now.free, 0), least_freed(now.ceiling, full=now.full)
+    free = max(now.free, 0)
     if now.full:
+        least = least_freed(now.ceiling, full=True)
         return (
             f"waiting: the request does not fit the context window, but an event would free only {free:,} of the "
             f"history's {now.total:,} tokens now, less than {least:,}, half of its ceiling"
         )
     if now.total > now.ceiling:
+        least = least_freed(now.ceiling)
         return (
             f"waiting: the history is {now.total:,} tokens, above {now.ceiling:,}, but an event would free only "
             f"{free:,} now, less than {least:,}, a tenth of that"
