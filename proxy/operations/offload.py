@@ -40,7 +40,7 @@ TARGET = b"/v1/chat/completions"
 BEFORE = "earlier records, which are kept beside yours: do not repeat them"
 
 KEEP_RECENT = 5
-"""How many messages `/context_compress` keeps by default, for compatibility."""
+"""How many messages `/context_compress` keeps by default, as its callers expect."""
 
 NOTHING = "Nothing was above the thresholds: the messages are as they came, and no file was written."
 

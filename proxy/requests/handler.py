@@ -95,10 +95,10 @@ class _Request:
             self.prepared = await self._parse(body)
             self.prepared = await self._plan(self.prepared)
             if (wish := self.prepared.wish) is not None:
-                served = compaction.served(self.prepared, self._dialect)
-                if served and wish.kind is Compacting.WHOLE and await self._compact(self.prepared):
+                ours = compaction.served(self.prepared, self._dialect)
+                if ours and wish.kind is Compacting.WHOLE and await self._compact(self.prepared):
                     return
-                if not served or wish.kind is Compacting.WHOLE:
+                if not ours or wish.kind is Compacting.WHOLE:
                     self.prepared = compaction.as_wished(self.prepared, wish)
             if self.prepared.only_observed:
                 await self._observe()
@@ -188,8 +188,8 @@ class _Request:
             if rendered is not None and rendered.planned.plan.boundaries:
                 if self._own is not None:
                     await self._services.summaries.adopt(rendered.planned, self._own, self._records)
-                ask = partial(self._summarise, tenant, prepared.form)
-                await self._services.summaries.complete(rendered, self._records, tenant, ask, waits=False)
+                summarise = partial(self._summarise, tenant, prepared.form)
+                await self._services.summaries.complete(rendered, self._records, tenant, summarise, waits=False)
         if rendered is not None:
             self._keep_originals(rendered)
 
@@ -250,12 +250,12 @@ class _Request:
         )
         rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
         if not self._dialect.counts:
-            ask = partial(self._summarise, prepared.tenant, prepared.form)
+            summarise = partial(self._summarise, prepared.tenant, prepared.form)
             if self._accepted:
-                rendered = await summaries.complete(rendered, self._records, prepared.tenant, ask)
+                rendered = await summaries.complete(rendered, self._records, prepared.tenant, summarise)
             elif summaries.waits(rendered):
                 self._own = Records(self._services.store.visit(), self._tenant.namespace)
-                rendered = await summaries.complete(rendered, self._own, prepared.tenant, ask)
+                rendered = await summaries.complete(rendered, self._own, prepared.tenant, summarise)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(rendered.fitting, reader), size)
         return rendered
@@ -278,8 +278,8 @@ class _Request:
         shown = await summaries.existing(cut if self._accepted else planned, self._records)
         rounds = await self._records.rounds(await self._run(planned.replies, size), planned.request.model)
         rendered = await self._run(partial(Rendered.of, cut, shown, rounds, reader), size)
-        ask = partial(self._summarise, prepared.tenant, prepared.form)
-        rendered = await summaries.complete(rendered, records, prepared.tenant, ask, waits=True)
+        summarise = partial(self._summarise, prepared.tenant, prepared.form)
+        rendered = await summaries.complete(rendered, records, prepared.tenant, summarise, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
             return False
         self.prepared = replace(prepared, planned=cut, rendered=rendered)

@@ -18,13 +18,20 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from proxy import sse
 from proxy.dialects.responses import RESPONSES
-from proxy.errors import Overloaded, ProxyError, UpstreamBroken
+from proxy.errors import BadRequest, Overloaded, ProxyError, UpstreamBroken
 from proxy.requests.exchange import RAW
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from proxy.server.bounds import Bounds
+
+_WHY = BadRequest("This is no WebSocket handshake: it has a body, over 128 fields, or a line over 8,192 bytes").body()
+NO_HANDSHAKE = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_WHY), _WHY)
+)
+"""The reply to a head that `websockets` cannot read."""
 
 IDLE_SECONDS = 600.0
 """Seconds without a message after which a connection is closed. Clients open another one when they need it."""
@@ -79,7 +86,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         super().data_received(data)
         if not self.handshake_initiated:  # the head was no handshake, and nothing else would ever answer it
             self.handshake_complete = True
-            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.write(NO_HANDSHAKE)
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

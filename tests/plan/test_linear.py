@@ -13,7 +13,6 @@ from proxy.dialects import refusals
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.calls import ToolCalls
 from proxy.dialects.chat.chunks import CallDelta, ReplyMessage
-from proxy.dialects.chat.request import MAX_MESSAGES
 from proxy.dialects.request import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from proxy.plan.turn import Unplannable
 from tests.doubling import assert_linear
@@ -96,7 +95,7 @@ def test_commas_in_texts_do_not_count_as_elements() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        chat(many(b'{"role":"user"}', MAX_MESSAGES + 1)),
+        chat(many(b'{"role":"user"}', rawjson.MAX_ELEMENTS + 1)),
         chat(b"", b',"tools":[' + many(b'{"function":{"name":"f"}}', MAX_DEFINITIONS + 1) + b"]"),
         chat(b"", b',"x":[' + many(b"1", MAX_OTHERS + 2) + b"]"),
     ],

@@ -11,7 +11,6 @@ from proxy.dialects.request import ALLOWED, RoundRequest, bounded, parsed
 from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.turn import Reason, Request
 
-MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """The most messages of a request that we parse. A request with more is forwarded unchanged."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "prediction")
