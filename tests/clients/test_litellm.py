@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from tests.clients.running import free_port
 from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -44,8 +44,7 @@ def litellm(folder: Path, upstream: str, compression: str | None = None) -> Iter
         guardrail = {"guardrail": "headroom", "mode": "pre_call", "api_base": compression, "api_key": KEY}
         config["guardrails"] = [{"guardrail_name": "offload", "litellm_params": {**guardrail, "default_on": True}}]
     (folder / "config.yaml").write_text(json.dumps(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [LITELLM, f"--config={folder / 'config.yaml'}", "--host=127.0.0.1", f"--port={port}"]
     home = {
         "PATH": os.environ["PATH"],

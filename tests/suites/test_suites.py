@@ -7,7 +7,6 @@ of the SDK's own types (document.py).
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tarfile
 from collections import Counter
@@ -20,6 +19,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
+from tests.clients.running import free_port
 from tests.clock import wait_until
 from tests.serving import PLAIN, spawned
 
@@ -76,8 +76,7 @@ def mock(suite: Suite, tmp_path: Path) -> Iterator[str]:
     document = tmp_path / "openapi.json"
     made = [suite.environment / "bin/python", HERE / "document.py", suite.sdk, suite.prefix]
     document.write_bytes(subprocess.run(made, check=True, capture_output=True).stdout)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [STEADY, "--quiet", "--host=127.0.0.1", f"--port={port}", *STYLES, document]
     with serving(command, f"http://127.0.0.1:{port}/_x-steady/health"):
         yield f"http://127.0.0.1:{port}"
