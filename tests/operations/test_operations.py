@@ -49,6 +49,7 @@ def test_logs_and_metrics_of_operations_contain_no_content(proxy: Proxy) -> None
     with httpx.Client(base_url=proxy.root, headers=KEY, trust_env=False, verify=PLAIN) as caller:
         statuses = [caller.post(path, json=body).status_code for path, body in asked]
         metrics = caller.get("/metrics").text
+    wait_until(lambda: len(logged(proxy)) == len(asked))
     lines = logged(proxy)
     assert statuses == [line["status"] for line in lines] == [200, 200, 200, 404, 400]
     assert [line["path"] for line in lines] == [path for path, _ in asked]
