@@ -21,7 +21,10 @@ from msgspec import Raw
 
 T = TypeVar("T")
 
+Members = dict[str, Raw]
+
 NULL = Raw(b"null")
+EMPTY = Raw(b"{}")
 
 MAX_ELEMENTS = 20_000
 """The most elements of one array, and so the most messages of a request. msgspec makes so many in about 2 ms."""
@@ -66,7 +69,7 @@ def check_utf8(body: bytes) -> None:
         raise NotJson(str(error)) from error
 
 
-def members(raw: bytes | Raw, *, checked: bool = False) -> dict[str, Raw]:
+def members(raw: bytes | Raw, *, checked: bool = False) -> Members:
     """Return an object's members, each as its original bytes. If a key is repeated, the last one counts.
 
     `checked`: the caller knows that they are few. Raises NotJson.
@@ -90,7 +93,7 @@ def elements(raw: bytes | Raw) -> list[Raw]:
     return list(map(unmasked, found)) if masked else found
 
 
-def string(raw: bytes | Raw) -> str:
+def text(raw: bytes | Raw) -> str:
     """Return a string's text, which may contain lone surrogates. Raises NotJson."""
     try:
         return _string.decode(raw)
@@ -204,9 +207,83 @@ def strings(raw: bytes | Raw) -> int:
 
 
 def _unmasked_key(key: str) -> str:
-    return string(msgspec.json.encode(key).replace(_DEL, b"\\"))
+    return text(msgspec.json.encode(key).replace(_DEL, b"\\"))
 
 
 def encodable(text: str) -> str:
     """Return the text with `?` for each half of a surrogate pair, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+# -- lenient reading: a value of another type than expected counts as absent -------------------------------------------
+
+
+def text_of(raw: Raw | None) -> str:
+    """Return a string's text, or "" if the value is not a string."""
+    if raw is None or not is_string(raw):
+        return ""
+    try:
+        return text(raw)
+    except NotJson:
+        return ""
+
+
+def members_of(raw: Raw | None) -> Members:
+    """Return an object's members; empty for null or a missing value. Raises NotJson for anything else."""
+    return {} if raw is None or is_null(raw) else members(raw)
+
+
+def object_of(raw: Raw | None) -> Members:
+    """Return an object's members; empty for anything else."""
+    try:
+        return members_of(raw)
+    except NotJson:
+        return {}
+
+
+def elements_of(raw: Raw | None) -> list[Raw]:
+    """Return an array's elements; none of anything else. Raises NotJson if it has too many."""
+    return elements(raw) if is_array(raw) else []
+
+
+def on_one_line(body: bytes) -> Members:
+    """Return the members of a body, none of them with a line break; empty for anything but an object."""
+    try:
+        return members(msgspec.json.format(body, indent=-1))
+    except (NotJson, msgspec.MsgspecError):
+        return {}
+
+
+def string(text: str) -> Raw:
+    return Raw(encode(text))
+
+
+def join(pieces: Iterable[str]) -> str:
+    """Join the pieces. Servers that escape all non-ASCII characters may split a surrogate pair between two pieces."""
+    text = "".join(pieces)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return text
+
+
+def place(raw: Raw | None) -> int | None:
+    """Return an index, or None for anything else."""
+    text = b"" if raw is None else bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 10 else None
+
+
+def number(raw: Raw) -> int | float | None:
+    """Return a number that is not negative, or None for anything else, or if it is so large that sums could fail."""
+    text = bytes(raw)
+    if not text[:1].isdigit() or len(text) > 32:
+        return None
+    found = int(text) if text.isdigit() else float(text)
+    return found if found < 1e18 else None
+
+
+def whole(raw: Raw | None) -> int:
+    """Return a number of tokens, or 0 for anything else."""
+    text = b"" if raw is None else bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 12 else 0

@@ -27,7 +27,7 @@ def test_members_keep_their_bytes() -> None:
 def test_members_with_half_a_surrogate_pair_keep_their_bytes() -> None:
     found = rawjson.members(b' { "a" : ' + LONE + b' , "n" : 1.50 } ')
     assert {key: bytes(raw) for key, raw in found.items()} == {"a": LONE, "n": b"1.50"}
-    assert rawjson.string(LONE) == "\ud83d"
+    assert rawjson.text(LONE) == "\ud83d"
     assert [bytes(one) for one in rawjson.elements(b"[ " + LONE + b" ,2 ]")] == [LONE, b"2"]
     assert [bytes(one) for one in rawjson.elements(b"[" + LONE + b"]")] == [LONE]
     assert rawjson.members(b'{"' + LONE[1:-1] + b'":{}}').keys() == {"\ud83d"}
@@ -53,7 +53,7 @@ def test_elements_of_anything_but_an_array_are_refused(text: bytes, lone: bytes)
     "text", [b"[" + LONE + b" 2]", b"[" + LONE + b"] ]", b'{"a":' + LONE + b" 1}", b"[" * 100_000 + LONE]
 )
 def test_json_broken_after_half_a_surrogate_pair_is_refused(text: bytes) -> None:
-    for cut in (rawjson.elements, rawjson.members, rawjson.string):
+    for cut in (rawjson.elements, rawjson.members, rawjson.text):
         with pytest.raises(NotJson):
             cut(text)
 
@@ -61,7 +61,7 @@ def test_json_broken_after_half_a_surrogate_pair_is_refused(text: bytes) -> None
 @pytest.mark.parametrize("text", [b"1", b'["' + LONE[1:-1] + b'"]', b'"', b"null"])
 def test_string_of_anything_but_a_string_is_refused(text: bytes) -> None:
     with pytest.raises(NotJson):
-        rawjson.string(text)
+        rawjson.text(text)
 
 
 def test_kinds_of_raw_values() -> None:
@@ -117,7 +117,7 @@ ESCAPES = st.lists(st.sampled_from([r"\\", r"\"", r"\ud83d", r"\uD83D", r"\ude00
 def test_every_mask_is_taken_off(texts: list[str]) -> None:
     raws = [f'"{text}"'.encode() for text in texts]
     assert [bytes(one) for one in rawjson.elements(rawjson.array(raws))] == raws
-    assert [rawjson.string(one) for one in raws] == [json.loads(one) for one in raws]
+    assert [rawjson.text(one) for one in raws] == [json.loads(one) for one in raws]
     keyed = b"{%b}" % b",".join(b"%b:%b" % (one, one) for one in raws)
     assert rawjson.members(keyed).keys() == {json.loads(one) for one in raws}
 

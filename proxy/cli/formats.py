@@ -27,7 +27,7 @@ from proxy.cli.records import (
 )
 from proxy.cli.sessions import ClaudeCode, Codex, Opencode
 from proxy.dialects.usage import Reported
-from proxy.dialects.values import text_of
+from proxy.rawjson import text_of
 
 Members = Mapping[str, Raw]
 

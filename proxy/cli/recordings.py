@@ -34,10 +34,9 @@ from proxy.cli.records import Exported, Json, RecordReader, is_reply, turns, val
 from proxy.cli.sessions import Opencode
 from proxy.dialects import DIALECTS, Dialect, for_body, for_request
 from proxy.dialects.usage import Reported, reported
-from proxy.dialects.values import object_of, text_of
 from proxy.errors import UserMistake
 from proxy.plan.turn import Reason, Request, Unplannable
-from proxy.rawjson import NotJson
+from proxy.rawjson import NotJson, object_of, text_of
 from proxy.requests.relay import ReplyEnds
 
 STDIN = Path("-")

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan.preview import on_one_line
+from proxy.rawjson import Members, object_of, text_of
 from proxy.tools.answer import Media
 
 OTHER_PART_TOKENS = 765

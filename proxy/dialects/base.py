@@ -23,7 +23,6 @@ from proxy.dialects.entries import left_out
 from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.request import RoundRequest, has_tools, lowered, opened
 from proxy.dialects.turn import Turn
-from proxy.dialects.values import NULL, Members, object_of, text_of, whole
 from proxy.errors import ProxyError
 from proxy.plan.compacting import Compacting
 from proxy.plan.message import Count, Message, Reading, ToolCall
@@ -32,7 +31,7 @@ from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Complaint, Continuation, Hidden, Request, Unplannable
 from proxy.policy import SnapshotRole
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, Members, NotJson, object_of, text_of, whole
 from proxy.tools.definitions import NAMES, Names
 
 Entry = bytes | Raw

@@ -18,9 +18,8 @@ from typing import NamedTuple
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan.turn import Request
-from proxy.rawjson import NotJson
+from proxy.rawjson import Members, NotJson, object_of, text_of
 
 
 class Mark(NamedTuple):

@@ -9,10 +9,10 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks
 from proxy.dialects.measuring import Places
-from proxy.dialects.values import Members, string, text_of
 from proxy.plan.message import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section
+from proxy.rawjson import Members, string, text_of
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 
@@ -57,14 +57,14 @@ def texts_in(content: Raw | None, type: str = "") -> Places:
     if content is None or rawjson.is_null(content):
         return []
     if rawjson.is_string(content):
-        return [(None, rawjson.string(content))]
+        return [(None, rawjson.text(content))]
     return numbered(map(rawjson.members, rawjson.elements(content)), type)
 
 
 def numbered(parts: Iterable[Members], type: str = "") -> Places:
     """Return the texts of these parts with their places, if `type` is given of those of this type."""
     found = [(place, part.get("text")) for place, part in enumerate(parts) if type in ("", text_of(part.get("type")))]
-    return [(place, rawjson.string(text)) for place, text in found if rawjson.is_string(text)]
+    return [(place, rawjson.text(text)) for place, text in found if rawjson.is_string(text)]
 
 
 def with_texts_in(content: Raw, replaced: Mapping[int | None, str], type: str = "text") -> Raw:

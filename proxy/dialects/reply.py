@@ -28,9 +28,9 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.request import RoundRequest, decoded
 from proxy.dialects.usage import UsageLedger
-from proxy.dialects.values import Members
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken
+from proxy.rawjson import Members
 
 MAX_REPLY = 32 << 20
 """The most bytes that are held for one round: about eight million tokens."""

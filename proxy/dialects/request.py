@@ -13,10 +13,9 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import cache_marks, refusals
 from proxy.dialects.usage import Reported, reported
-from proxy.dialects.values import Members, object_of, string, text_of, whole
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Reason, Request, Unplannable
-from proxy.rawjson import NotJson, TooManyElements
+from proxy.rawjson import Members, NotJson, TooManyElements, object_of, string, text_of, whole
 from proxy.tools.answer import NAMES, OTHER_NAMES, Names
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -48,7 +47,7 @@ def model(raw: Raw) -> str:
     """Return the model's name; empty for none. Raises Unplannable for a very long one."""
     if len(memoryview(raw)) > MAX_MODEL:
         raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
-    return "" if rawjson.is_null(raw) else rawjson.string(raw)
+    return "" if rawjson.is_null(raw) else rawjson.text(raw)
 
 
 class _Large(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.values import NULL, Members, number, object_of, whole
 from proxy.plan.turn import Usage
+from proxy.rawjson import NULL, Members, number, object_of, whole
 
 _PROMPT, _INPUT = "prompt_tokens", "input_tokens"
 _COMPLETION = ("completion_tokens", "output_tokens")

@@ -85,7 +85,7 @@ def _request(model: str, raws: Sequence[Raw]) -> tuple[bytes, frozenset[int]]:
     """Return a chat request of these messages with the replies that were held back, and the places of these."""
     messages, made, called = list[bytes | Raw](), set[int](), set[str]()
     for raw in raws:
-        role = rawjson.string(rawjson.members(raw)["role"])
+        role = rawjson.text(rawjson.members(raw)["role"])
         if role == "assistant":
             called.update(call.id for call in CHAT.said(raw)[1])
         if role == "tool" and (answered := CHAT.answered(raw)) and answered not in called:

@@ -93,7 +93,7 @@ def _is_older(raw: bytes | Raw) -> bool:
 
 
 def _opaque(raw: bytes | Raw, count: Callable[[str], int]) -> Message:
-    role = ROLES[rawjson.string(rawjson.members(raw)["role"])]
+    role = ROLES[rawjson.text(rawjson.members(raw)["role"])]
     tokens = count(bytes(raw).decode("utf-8", "replace")) + MESSAGE_TOKENS
     item = Item(role, tokens, tokens, tokens)
     return Message(digest(raw), role, b"", tokens, item, (), (), "")

@@ -207,7 +207,7 @@ class Archive:
         if not intact(key, value):
             self._visit.damaged(key)
             return None
-        return rawjson.string(rawjson.members(unsealed(value))["name"])
+        return rawjson.text(rawjson.members(unsealed(value))["name"])
 
     def _decoded(self, key: str, value: bytes | None) -> Moved | None:
         if value is not None and intact(key, value):

@@ -19,7 +19,7 @@ from proxy.dialects.usage import (
     reported,
     with_prompt,
 )
-from proxy.dialects.values import object_of
+from proxy.rawjson import object_of
 
 USAGE = {"prompt_tokens": 120, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
 

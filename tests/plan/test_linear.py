@@ -129,7 +129,7 @@ def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
 def test_messages_with_half_a_surrogate_pair_keep_every_byte() -> None:
     message = rb'{"role":"user","content":"\ud83d \\ud83d \ud83d\ude00 \\\ud83d"}'
     assert [bytes(raw) for raw in CHAT.parse(chat(message)).entries] == [message]
-    assert rawjson.string(rawjson.members(message)["content"]) == "\ud83d \\ud83d \U0001f600 \\\ud83d"
+    assert rawjson.text(rawjson.members(message)["content"]) == "\ud83d \\ud83d \U0001f600 \\\ud83d"
 
 
 # -- replies ----------------------------------------------------------------------------------------------------------

@@ -20,10 +20,9 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.chat.chunks import CallDelta, signature
 from proxy.dialects.reply import MAX_REPLY, Call, ToolNames
-from proxy.dialects.values import NULL, Members, join, place, string, text_of
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, Members, NotJson, join, place, string, text_of
 
 CALL_SIZE = 1024
 """Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""

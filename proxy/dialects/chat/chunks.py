@@ -15,9 +15,8 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.reply import MAX_REPLY
-from proxy.dialects.values import EMPTY, NULL, Members, join, members_of, object_of, string, text_of
 from proxy.plan.turn import Broken
-from proxy.rawjson import NotJson
+from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, members_of, object_of, string, text_of
 
 _Pieces = list[str | Raw]
 

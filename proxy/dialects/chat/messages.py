@@ -17,13 +17,12 @@ from proxy.dialects.chat.request import CALLS, LIMITS, MESSAGES, PARTS, function
 from proxy.dialects.entries import appended, call_section, media_section, sources, texts_in, title, with_texts_in
 from proxy.dialects.measuring import Places, known
 from proxy.dialects.request import read_summary, summary_members, summary_task, uncalled
-from proxy.dialects.values import NULL, Members, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Request, Unplannable
 from proxy.policy import SnapshotRole
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, Members, NotJson, text_of
 
 NAME = "chat"
 ROLES = {
@@ -97,7 +96,7 @@ def reasoning(members: Members) -> str:
     """Return the model's reasoning, under any vendor's name for it."""
     for field in ("reasoning_content", "reasoning"):
         if rawjson.is_string(members.get(field)):
-            return rawjson.string(members[field])
+            return rawjson.text(members[field])
     return ""
 
 
@@ -145,7 +144,7 @@ def _text(raw: Raw | None) -> str:
     """Return a string's text, or the JSON of any other value: some clients send arguments as objects."""
     if raw is None or rawjson.is_null(raw):
         return ""
-    return rawjson.string(raw) if rawjson.is_string(raw) else bytes(raw).decode("utf-8", "replace")
+    return rawjson.text(raw) if rawjson.is_string(raw) else bytes(raw).decode("utf-8", "replace")
 
 
 def _others(content: Raw | None) -> list[bytes]:
@@ -200,11 +199,11 @@ def _contents(content: Raw | None, heading: str, role: Role) -> list[Section]:
     if content is None or rawjson.is_null(content):
         return []
     if rawjson.is_string(content):
-        return [Section(heading, rawjson.string(content), role)]
+        return [Section(heading, rawjson.text(content), role)]
     media, made = dict(media_in(content)), list[Section]()
     for place, part in enumerate(rawjson.elements(content)):
         said = rawjson.members(part).get("text")
-        text = rawjson.string(said) if rawjson.is_string(said) else bytes(part).decode()
+        text = rawjson.text(said) if rawjson.is_string(said) else bytes(part).decode()
         made.append(media_section(heading, media[place], role) if place in media else Section(heading, text, role))
     return made
 

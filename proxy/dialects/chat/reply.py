@@ -24,10 +24,9 @@ from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
-from proxy.dialects.values import NULL, Members, object_of, on_one_line, string, text_of
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, Members, NotJson, object_of, on_one_line, string, text_of
 
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""

@@ -8,8 +8,8 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.request import ALLOWED, RoundRequest, bounded, parsed
-from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.turn import Reason, Request
+from proxy.rawjson import NULL, Members, object_of, text_of
 
 """The most messages of a request that we parse. A request with more is forwarded unchanged."""
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -139,9 +139,9 @@ def tool_name(raw: Raw) -> str:
     """Return the name in one of the client's definitions. Functions and custom tools nest it in a member named after
     their type."""
     tool = rawjson.members(raw)
-    kind = rawjson.string(tool.get("type", Raw(b'"function"')))
+    kind = rawjson.text(tool.get("type", Raw(b'"function"')))
     inner = rawjson.members(tool[kind]) if kind in tool else tool
-    return rawjson.string(inner["name"]) if rawjson.is_string(inner.get("name")) else ""
+    return rawjson.text(inner["name"]) if rawjson.is_string(inner.get("name")) else ""
 
 
 # -- the request of each round -----------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from proxy.dialects.cache_marks import Mark
 from proxy.dialects.entries import numbered, texts_in, with_texts_in
 from proxy.dialects.measuring import Places, item, known, sealed
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
-from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.turn import Unplannable
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, Members, NotJson, object_of, text_of
 
 THINKING = ("thinking", "redacted_thinking")
 MEDIA = frozenset(("image", "document"))

@@ -16,9 +16,9 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.messages.reply import DELTA, START, STOP, ReplyEvent, as_events
 from proxy.dialects.messages.request import THINKING_EDITS
-from proxy.dialects.values import Members, object_of, string, text_of
 from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.turn import Request
+from proxy.rawjson import Members, object_of, string, text_of
 
 WHOLE, MANAGED = "compaction", "context_management"
 

@@ -31,12 +31,12 @@ from proxy.dialects.messages.request import (
     user_message,
 )
 from proxy.dialects.request import read_summary, summary_members, summary_task, uncalled
-from proxy.dialects.values import Members, object_of, text_of, whole
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
+from proxy.rawjson import Members, object_of, text_of, whole
 
 
 def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:

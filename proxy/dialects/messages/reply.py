@@ -20,10 +20,9 @@ from proxy.dialects.messages.request import MessagesRoundRequest
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
-from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, on_one_line, place, string, text_of
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
-from proxy.rawjson import NotJson
+from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, object_of, on_one_line, place, string, text_of
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
 BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"

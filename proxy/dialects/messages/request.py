@@ -21,9 +21,9 @@ from proxy import rawjson
 from proxy.dialects import refusals
 from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.request import RoundRequest, bounded, check_number, parsed, tool_name
-from proxy.dialects.values import NULL, Members, object_of, text_of
 from proxy.plan import texts
 from proxy.plan.turn import Addition, Complaint, Reason, Request
+from proxy.rawjson import NULL, Members, object_of, text_of
 
 Entry = bytes | Raw
 

@@ -16,9 +16,9 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.responses.events import as_events
 from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, kind, members_of
-from proxy.dialects.values import text_of
 from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.turn import Request
+from proxy.rawjson import text_of
 
 ENDPOINT = re.compile(rb".*/responses/compact")
 MANAGED = "context_management"

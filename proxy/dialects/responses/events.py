@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.reply import Event
-from proxy.dialects.values import NULL, Members, object_of, string, text_of
+from proxy.rawjson import NULL, Members, object_of, string, text_of
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}

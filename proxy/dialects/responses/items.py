@@ -25,11 +25,10 @@ from proxy.dialects.responses.request import (
     kind,
     members_of,
 )
-from proxy.dialects.values import Members, object_of, string, text_of
 from proxy.plan.message import Count, Message, Reading, ToolCall, digest
 from proxy.plan.plan import Role
 from proxy.plan.turn import Unplannable
-from proxy.rawjson import NotJson
+from proxy.rawjson import Members, NotJson, object_of, string, text_of
 
 APPROVAL = "mcp_approval_request"
 """A question whether upstream may call a tool. It has no `call_id`, and the answer names its id."""
@@ -234,7 +233,7 @@ def without_media(members: Members) -> Members:
 
 
 def _argument(raw: Raw | None) -> str:
-    return "" if raw is None or rawjson.is_null(raw) else rawjson.string(raw)
+    return "" if raw is None or rawjson.is_null(raw) else rawjson.text(raw)
 
 
 def texts_of(members: Members) -> Places:
@@ -253,7 +252,7 @@ def _shell_texts(content: Raw) -> Iterator[tuple[int | None, str]]:
     for number, part in enumerate(map(rawjson.members, rawjson.elements(content))):
         for place, field in enumerate(_STREAMS, len(_STREAMS) * number):
             if rawjson.is_string(part.get(field)):
-                yield place, rawjson.string(part[field])
+                yield place, rawjson.text(part[field])
 
 
 def _part(members: Members, place: int) -> tuple[int, str]:

@@ -12,12 +12,12 @@ from proxy.dialects.request import read_summary, summary_members, uncalled
 from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message
 from proxy.dialects.responses.request import COMPACTIONS, LIMITS, function_tool, items_of, joined, kind, members_of
-from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
+from proxy.rawjson import Members, object_of, text_of
 
 Entry = bytes | Raw
 

@@ -21,11 +21,10 @@ from proxy.dialects.responses.items import call_of, is_answered, output, spoken,
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import RESPONSES, UsageLedger, added
-from proxy.dialects.values import NULL, Members, object_of, on_one_line, place, string, text_of, whole
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Continuation, State
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, Members, NotJson, object_of, on_one_line, place, string, text_of, whole
 
 FRAME = (
     "id",

@@ -15,8 +15,8 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.request import RoundRequest, bounded, check_number, parsed, tool_name
-from proxy.dialects.values import NULL, Members, object_of, string, text_of
 from proxy.plan.turn import Continuation, Reason, Request
+from proxy.rawjson import NULL, Members, object_of, string, text_of
 
 LIMITS = ("max_output_tokens",)
 OUTPUTS = frozenset(

@@ -54,7 +54,7 @@ class Talk:
         self._lane, self._model = members.get("stream_id"), members.get("model", rawjson.NULL)
         self._asked = _items(members.get("input"))
         previous = members.get("previous_response_id")
-        if self._id and rawjson.is_string(previous) and rawjson.string(previous) == self._id:
+        if self._id and rawjson.is_string(previous) and rawjson.text(previous) == self._id:
             self._asked = [*self._history, *self._asked]
             del members["previous_response_id"]
             members["input"] = Raw(rawjson.array(self._asked))
@@ -77,12 +77,12 @@ class Talk:
         try:
             members = rawjson.members(event)
             kind = members.get("type")
-            name = rawjson.string(kind) if rawjson.is_string(kind) else ""
+            name = rawjson.text(kind) if rawjson.is_string(kind) else ""
             self.ended = self.ended or name in _LAST
             if name in _FINAL:
                 response = rawjson.members(members["response"])
                 output = rawjson.elements(response["output"])
-                self._id, self._history = rawjson.string(response["id"]), [*self._asked, *output]
+                self._id, self._history = rawjson.text(response["id"]), [*self._asked, *output]
         except (KeyError, NotJson):
             return event.decode("utf-8", "replace")
         return self._message(event)
@@ -106,7 +106,7 @@ def _created(message: bytes) -> dict[str, Raw]:
         rawjson.check_utf8(message)
         members = rawjson.members(message)
         kind = members.get("type")
-        name = rawjson.string(kind) if rawjson.is_string(kind) else ""
+        name = rawjson.text(kind) if rawjson.is_string(kind) else ""
     except NotJson as error:
         raise ClientFault(f"The message is not a JSON object: {error}") from error
     if name != "response.create":

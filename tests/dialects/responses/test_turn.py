@@ -13,9 +13,9 @@ from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.events import ItemEvent
 from proxy.dialects.responses.reply import ResponsesTurn
-from proxy.dialects.values import object_of, text_of
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Broken, State
+from proxy.rawjson import object_of, text_of
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
     FETCH,
