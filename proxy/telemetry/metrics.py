@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from http import HTTPStatus
 from itertools import compress
 from operator import attrgetter
@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -32,6 +32,8 @@ from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.telemetry.outcome import Kind, Outcome
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # Prometheus does not use them
 
 Growth = dict[Counter, float]
 """The amount by which to increase each series."""
@@ -51,13 +53,8 @@ MOST = 10**12
 OK = HTTPStatus.OK.value
 NONE = "none"
 OTHER = "other"
-TOOLS = frozenset({"grep", "read_file"})
-RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset(
-    {"rounds", "snapshots", "originals", "sessions", "digests", "files", "continuations", "compactions"}
-)
 BREAKER_STATES = ("closed", "open")
-STATUSES = frozenset(str(status.value) for status in HTTPStatus)
+STATUSES = frozenset(status.value for status in HTTPStatus)
 
 ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Seconds, from those of an untouched request (under a millisecond) to those of one that waits for a summary."""
@@ -153,6 +150,7 @@ class Metrics:
         self._next_sample = float("-inf")
         self._tenants: set[str] = set()
         self._obstacles: set[str] = set()
+        self._kinds: set[str] = set()
         self._series = {
             **{name: self._made(Counter, name, *about) for name, about in COUNTERS.items()},
             **{name: self._made(Counter, name, text, "tenant") for name, text in SUMS.values()},
@@ -196,9 +194,8 @@ class Metrics:
         for addition in outcome.refused:
             growth[self._series["refused_additions"](tenant, addition)] += 1
         for use in outcome.tool_uses:
-            tool = _one_of(TOOLS, use.tool)
-            growth[self._series["tool_calls"](tenant, tool, _one_of(RESULTS, use.result))] += use.calls
-            growth[self._series["retrieved_tokens"](tenant, tool)] += use.tokens
+            growth[self._series["tool_calls"](tenant, use.tool, use.result)] += use.calls
+            growth[self._series["retrieved_tokens"](tenant, use.tool)] += use.tokens
         for error, times in outcome.store_errors.items():
             growth[self._series["store_errors"](*error.split(":"))] += times
         self._series["added_seconds"](outcome.kind).observe(outcome.added_seconds)
@@ -208,7 +205,7 @@ class Metrics:
 
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
-        self._series["store_damaged_records"](_one_of(RECORD_KINDS, kind)).inc()
+        self._series["store_damaged_records"](_first_of(self._kinds, kind)).inc()
 
     def swept(self, deleted: int, overdue: float) -> None:
         """Count records that a sweep deleted, and show by how many seconds it is late."""
@@ -230,18 +227,16 @@ class Metrics:
 
     def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
         """Show a cache's entries and bytes, which `size` returns."""
-        entries, weight = self._series["cache_entries"](name), self._series["cache_bytes"](name)
 
         def sample() -> None:
-            now = size()
-            entries.set(now[0])
-            weight.set(now[1])
+            entries, weight = size()
+            self._series["cache_entries"](name).set(entries)
+            self._series["cache_bytes"](name).set(weight)
 
         self._watched.append(sample)
 
     def watch_store(self, state: Callable[[], str]) -> None:
-        """Show whether the store answers (the worst value of several workers), and the number of breakers in each
-        state."""
+        """Show whether the store answers (the worst value of several workers), and the breakers in each state."""
 
         def sample() -> None:
             now = state()
@@ -255,12 +250,12 @@ class Metrics:
         """Return the content type and body of `/metrics`. With several workers this reads files, so call it in a
         thread."""
         self._sample()
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Lean(_all_workers() or self._registry))
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_all_workers() or self._registry)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of this process."""
         self._sample()
-        return _Lean(self._registry).collect()
+        return self._registry.collect()
 
     def _as_it_went(self, tenant: str, outcome: Outcome, growth: Growth) -> Outcome:
         """Return the outcome without what an observed plan only would have done, which is counted apart.
@@ -296,18 +291,6 @@ class Metrics:
         return cache(metric.labels) if labels else lambda: metric
 
 
-class _Lean:
-    """A collector that drops the `_created` samples, which Prometheus does not use and which double the page."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._collector.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
-
-
 def _first_of(labels: set[str], label: str) -> str:
     """Return the label, or `other` if there were too many before it: clients choose their names."""
     if label not in labels:
@@ -317,14 +300,9 @@ def _first_of(labels: set[str], label: str) -> str:
     return label
 
 
-def _one_of(known: Collection[str], label: str) -> str:
-    return label if label in known else OTHER
-
-
-@lru_cache(maxsize=1000)
 def _status(status: int) -> str:
     """Return the code if HTTP defines it, else `other`; `none` for 0, if the client left before there was a status."""
-    return _one_of(STATUSES, str(status)) if status else NONE
+    return (str(status) if status in STATUSES else OTHER) if status else NONE
 
 
 @contextmanager

@@ -3,10 +3,9 @@ from __future__ import annotations
 import io
 import json
 import logging
-import select
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,30 +86,6 @@ def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(stream: io
     assert "\x1b" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_requests_that_are_logged_together_have_a_line_each(stream: io.StringIO, form: logs.Format) -> None:
-    logs.configure(form, stream)
-    logs.requests([msgspec.structs.replace(OUTCOME, request_id=f"req-{number}") for number in range(10)])
-    written = stream.getvalue().splitlines()
-    assert [line.count("req-") for line in written] == [1] * 10
-    assert all(f"req-{number}" in line for number, line in enumerate(written))
-    assert all("proxy.request" in line for line in written)
-
-
-def test_so_many_lines_are_written_together_that_a_pipe_takes_them_in_one_piece() -> None:
-    class Writes(io.StringIO):
-        sizes: ClassVar[list[int]] = []
-
-        def write(self, text: str) -> int:
-            self.sizes.append(len(text))
-            return super().write(text)
-
-    logs.configure("json", Writes())
-    logs.requests([OUTCOME] * 9)
-    assert len(Writes.sizes) == 3
-    assert max(Writes.sizes) <= select.PIPE_BUF
-
-
 def test_fields_that_clients_choose_are_cut_in_the_log(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     logs.requests([msgspec.structs.replace(OUTCOME, model="m" * 1_000_000, path="/" + "é" * 1_000_000)])
@@ -170,13 +145,6 @@ def test_other_libraries_log_from_warnings_on(stream: io.StringIO) -> None:
         ("uvicorn.error", "warning"),
         ("aiohttp.client", "warning"),
     ]
-
-
-def test_configuring_the_log_twice_writes_each_line_once(stream: io.StringIO) -> None:
-    logs.configure("text", io.StringIO())
-    logs.configure("json", stream)
-    logs.requests([OUTCOME])
-    assert len(lines(stream)) == 1
 
 
 def test_warnings_of_a_kind_are_logged_once_a_minute(stream: io.StringIO) -> None:
