@@ -5,11 +5,8 @@ last turn is longest ago; of this tenant the caller whose last turn is longest a
 of work or a hundred keys delays another tenant by one piece. A tenant gets all places but one, and work that nobody
 waits for gets half.
 
-A pool never starts work for a caller that has stopped waiting. Long work calls `breathe`, which pauses it while others
-have their turn, or ends it. A thread helps only if the work releases the interpreter's lock now and then: Python code
-does so every few milliseconds, but one long call into a C parser does not. Bound such calls before you make them.
-
-The threads are daemons, so a disk that hangs cannot keep the process from ending.
+Keep pieces of work short: nothing interrupts them. A thread helps only if the work releases the interpreter's lock now
+and then: Python code does so every few milliseconds, but one long call into a C parser does not.
 """
 
 from __future__ import annotations
@@ -19,14 +16,11 @@ import logging
 import math
 import re
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from proxy.errors import Overloaded
@@ -52,24 +46,11 @@ NEW = 32
 WAITING = 1_000
 """Pieces of work that one caller may have waiting."""
 
-PAUSED = 13
-"""Pieces of work that may be paused at once in one pool. Each keeps its memory and an idle thread."""
-
-SLICE = 0.05
-"""Seconds of processor time that work may use before others get their turn."""
-
-_LOOK = 0.5
-"""Seconds between two checks by paused work whether its pool is still open."""
-
 _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The part of a namespace that follows the tenant's name; see `policies.tenants`."""
 
-Lane = OrderedDict[str, OrderedDict[str, OrderedDict["Slot", None]]]
-"""Who waits, by tenant and caller. Those whose turn comes next are first."""
 
-
-def tenant_of(caller: str) -> str:
-    """Return the tenant that a namespace belongs to."""
+def _tenant_of(caller: str) -> str:
     return _CALLER.sub("", caller)
 
 
@@ -95,8 +76,12 @@ class Slot:
     """A caller's place, from the moment it is asked for. `later` says that nobody waits for it."""
 
     def __init__(self, caller: str, later: bool) -> None:
-        self.caller, self.tenant, self.later = caller, tenant_of(caller), later
+        self.caller, self.tenant, self.later = caller, _tenant_of(caller), later
         self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+Lane = OrderedDict[str, OrderedDict[str, OrderedDict[Slot, None]]]
+"""Who waits, by tenant and caller. Those whose turn comes next are first."""
 
 
 class Turns:
@@ -113,165 +98,89 @@ class Turns:
         self._later = 0
         """Places in use by what nobody waits for."""
 
-    @property
-    def waiting(self) -> int:
-        """How many wait for a place."""
-        return sum(len(queue) for lane in self._lanes for callers in lane.values() for queue in callers.values())
-
     def waiting_of(self, caller: str) -> int:
         """Return how many of this caller wait."""
-        tenant = tenant_of(caller)
+        tenant = _tenant_of(caller)
         return sum(len(lane[tenant].get(caller, ())) for lane in self._lanes if tenant in lane)
-
-    def contended(self, later: bool) -> bool:
-        """Whether anything waits that has a turn before more of this lane. May be called in a thread."""
-        return bool(self._lanes[0] or (later and self._lanes[1]))
 
     @asynccontextmanager
     async def place(self, caller: str) -> AsyncIterator[None]:
         """Wait for a place, and give it back at the end."""
-        turn = await self.take(caller)
+        slot = await self.take(caller)
         try:
             yield
         finally:
-            self.give_back(turn)
+            self.give_back(slot)
 
     async def take(self, caller: str) -> Slot:
         """Wait for a place, which has to be given back."""
-        turn = self.ask(caller, _nobody_waits.get())
-        try:
-            await turn.given
-        except asyncio.CancelledError:
-            if turn.given.cancelled():
-                self._leave(turn)
-            else:  # it has the place: both came at the same moment
-                self.give_back(turn)
-            raise
-        return turn
-
-    def ask(self, caller: str, later: bool) -> Slot:
-        """Return a turn that waits for a place, or has one."""
-        turn = Slot(caller, later)
-        self._lanes[later].setdefault(turn.tenant, OrderedDict()).setdefault(caller, OrderedDict())[turn] = None
+        slot = Slot(caller, comes_later())
+        lane = self._lanes[slot.later]
+        lane.setdefault(slot.tenant, OrderedDict()).setdefault(caller, OrderedDict())[slot] = None
         self._hand_out()
-        return turn
+        try:
+            await asyncio.shield(slot.given)
+        except asyncio.CancelledError:
+            if slot.given.done():  # it has the place: both came at the same moment
+                self.give_back(slot)
+            else:
+                self._leave(slot)
+            raise
+        return slot
 
-    def give_back(self, turn: Slot) -> None:
+    def give_back(self, slot: Slot) -> None:
         """Pass the place on to whoever is next."""
-        self._busy[turn.tenant] -= 1
-        if not self._busy[turn.tenant]:
-            del self._busy[turn.tenant]
-        self._later -= turn.later
+        self._busy[slot.tenant] -= 1
+        self._busy += Counter()  # drops the tenants that have none
+        self._later -= slot.later
         self._free += 1
         self._hand_out()
 
     def _hand_out(self) -> None:
-        most = max(1, self._places - 1)
-        for later, lane in enumerate(self._lanes):
-            while self._free and not (later and self._later >= max(1, self._places // 2)):
-                tenant = next((one for one in lane if self._busy[one] < most), None)
-                if tenant is None:
-                    break
-                self._give(lane, tenant)
-
-    def _give(self, lane: Lane, tenant: str) -> None:
-        """Give a free place to the tenant's next caller, and put both at the end of their queues."""
-        callers = lane[tenant]
-        caller, queue = next(iter(callers.items()))
-        turn = next(iter(queue))
-        if not turn.given.done():  # else it was cancelled just now, which costs its caller no turn
-            callers.move_to_end(caller)
-            lane.move_to_end(tenant)
+        while self._free and (slot := self._next()):
+            self._leave(slot, had_its_turn=True)
             self._free -= 1
-            self._busy[tenant] += 1
-            self._later += turn.later
-            turn.given.set_result(None)
-        self._leave(turn)
+            self._busy[slot.tenant] += 1
+            self._later += slot.later
+            slot.given.set_result(None)
 
-    def _leave(self, turn: Slot) -> None:
-        lane = self._lanes[turn.later]
-        callers = lane.get(turn.tenant, OrderedDict())
-        queue = callers.get(turn.caller, OrderedDict())
-        queue.pop(turn, None)
-        if not queue:
-            callers.pop(turn.caller, None)
+    def _next(self) -> Slot | None:
+        """Return who gets the next place."""
+        most_of_tenant, most_later = max(1, self._places - 1), max(1, self._places // 2)
+        for lane in self._lanes if self._later < most_later else self._lanes[:1]:
+            for tenant, callers in lane.items():
+                if self._busy[tenant] < most_of_tenant:
+                    queue = next(iter(callers.values()))
+                    return next(iter(queue))
+        return None
+
+    def _leave(self, slot: Slot, *, had_its_turn: bool = False) -> None:
+        """Take it out of its queue. After a turn, its caller and its tenant go to the end of theirs."""
+        lane = self._lanes[slot.later]
+        callers = lane[slot.tenant]
+        del callers[slot.caller][slot]
+        if had_its_turn:
+            callers.move_to_end(slot.caller)
+            lane.move_to_end(slot.tenant)
+        if not callers[slot.caller]:
+            del callers[slot.caller]
         if not callers:
-            lane.pop(turn.tenant, None)
-
-
-class _Abandoned(BaseException):
-    """Ends work whose result is no longer wanted. A BaseException, so that no error handler catches it."""
-
-
-class _Piece:
-    """A piece of work with its thread, until it ends."""
-
-    def __init__(self, pool: WorkPool, turn: Slot, work: Callable[[], Any]) -> None:
-        self.pool, self.turn, self.work = pool, turn, work
-        self.loop = asyncio.get_running_loop()
-        self.ended: Future[None] = Future()
-        """Says only that. A future keeps its callbacks, which keep it: an error in it would keep its frames as well."""
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.left = False
-        """Whether the caller has stopped waiting for the result."""
-        self.going_on = threading.Event()
-        """Set when paused work has a place again."""
-        self.until = 0.0
-        """Processor time of its thread, in seconds, at which it should pause."""
-
-    def run(self) -> None:
-        """Do the work in this thread."""
-        if not self.ended.set_running_or_notify_cancel():
-            return
-        self.until = time.thread_time() + SLICE
-        _running.piece = self
-        try:
-            self.value = self.work()
-        except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
-            self.error = error
-        finally:
-            _running.piece = None
-            del self.work  # whoever holds the piece need not hold the request
-            self.ended.set_result(None)
-
-
-_running = threading.local()
-
-
-def breathe() -> None:
-    """Let others have their turn. Long work calls this often, from any thread; it costs less than a microsecond.
-
-    In a pool's thread, it pauses work whose time slice is over if other work waits, and ends work whose own caller has
-    stopped waiting. In any other thread it does nothing.
-    """
-    piece: _Piece | None = getattr(_running, "piece", None)
-    if piece is None:
-        return
-    if piece.left or piece.pool.closed:
-        raise _Abandoned
-    if time.thread_time() >= piece.until:
-        piece.pool._pause(piece)
-        piece.until = time.thread_time() + SLICE
+            del lane[slot.tenant]
 
 
 class WorkPool:
-    """At most `threads` pieces of work at once, in threads that start when they are needed. One event loop uses it."""
+    """At most `threads` pieces of work at once, each in a thread of its own. One event loop uses it.
+
+    The threads are daemons, so a disk that hangs cannot keep the process from ending.
+    """
 
     def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
         self._turns = Turns(threads)
         self._most_waiting = waiting
-        self._pauses = threading.Semaphore(PAUSED)
-        self._pieces: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._under_way: dict[Slot, Future[None]] = {}
-        self._threads = self._paused = 0
-        self.closed = False
-
-    @property
-    def waiting(self) -> int:
-        """Pieces of work without a thread, whether not yet started or paused."""
-        return self._turns.waiting
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._closed = False
 
     async def run(self, caller: str, work: Callable[[], T], size: float = math.inf, *, begun: bool = False) -> T:
         """Return what `work` returns, or raise what it raises.
@@ -280,101 +189,68 @@ class WorkPool:
 
         Raises Overloaded if too much of the caller's work waits already, unless the work is for a reply that has
         `begun` and would be cut off; and if the pool is closed. If the call is cancelled before the work starts, the
-        work never runs. If it is cancelled later, the work ends at its next call of `breathe`; without one, it runs to
-        its end and the result is thrown away.
+        work never runs. If it is cancelled later, the work runs to its end and the result is thrown away.
         """
         if size <= SMALL:
             return work()
-        if self.closed:
+        if self._closed:
             raise Overloaded("The proxy is shutting down", retry_after=1)
         if not begun and self._turns.waiting_of(caller) >= self._most_waiting:
             raise Overloaded(f"More than {self._most_waiting} pieces of work wait for {self._name}", retry_after=1)
-        piece = _Piece(self, await self._turns.take(caller), work)
-        if not self._has_thread():
-            self._turns.give_back(piece.turn)
-            raise Overloaded("The system starts no more threads", retry_after=1)
-        self._under_way[piece.turn] = piece.ended
-        # The place is free when the work ends, not when the caller stops waiting.
-        piece.ended.add_done_callback(partial(_call_soon, piece.loop, self._release, piece.turn))
-        self._pieces.put(piece)
+        slot = await self._turns.take(caller)
+        ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._under_way += 1
         try:
-            await asyncio.wrap_future(piece.ended)
-        except asyncio.CancelledError:
-            piece.left = True
-            raise
-        error, piece.error = piece.error, None
+            settle = partial(self._settle, slot)
+            threading.Thread(target=_work, args=(work, ended, settle), name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            self._release(slot)
+            raise Overloaded("The system starts no more threads", retry_after=1) from error
         try:
-            if error is not None:
-                raise error
-            value: T = piece.value
-            return value
+            return await ended
         finally:
-            del piece, error  # its traceback holds this frame
+            del ended  # an error's traceback holds this frame
 
     def close(self) -> None:
-        """Take no more work. Does not wait for busy threads; long work ends at its next call of `breathe`."""
-        self.closed = True
-        for _ in range(self._threads):
-            self._pieces.put(None)
+        """Take no more work. Does not wait for work under way."""
+        self._closed = True
 
     async def ended(self, seconds: float) -> int:
         """Close, and wait up to `seconds` for work under way. Returns how many pieces still hang."""
         self.close()
-        if self._under_way:
-            await asyncio.wait(map(asyncio.wrap_future, self._under_way.values()), timeout=seconds)
-        return sum(not ended.done() for ended in self._under_way.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._under_way:
+                    self._idle.clear()
+                    await self._idle.wait()
+        return self._under_way
 
-    def _has_thread(self) -> bool:
-        """Start one more thread if all are busy. Returns whether there is any."""
-        if self._threads <= len(self._under_way):
-            name = f"{self._name}-{self._threads}"
-            try:
-                threading.Thread(target=_work, args=(self._pieces,), name=name, daemon=True).start()
-                self._threads += 1
-            except RuntimeError:  # one of the threads that there are does it later
-                return self._threads > self._paused
-        return True
-
-    def _release(self, turn: Slot, _: object) -> None:
-        self._under_way.pop(turn, None)
-        self._turns.give_back(turn)
-
-    def _pause(self, piece: _Piece) -> None:
-        """Wait in the piece's thread until it is its turn again. Returns at once if nothing else waits."""
-        if not self._turns.contended(piece.turn.later) or not self._pauses.acquire(blocking=False):
+    def _settle(self, slot: Slot, ended: asyncio.Future[T], value: T, error: BaseException | None) -> None:
+        """Give the place back, as the work has ended, and pass on its result if the caller still waits."""
+        self._release(slot)
+        if ended.done():
             return
-        piece.going_on.clear()
-        try:
-            _call_soon(piece.loop, self._step_back, piece)
-            while not piece.going_on.wait(_LOOK):
-                if self.closed or piece.loop.is_closed():
-                    raise _Abandoned
-        finally:
-            self._pauses.release()
-        if piece.left:
-            raise _Abandoned
+        if error is None:
+            ended.set_result(value)
+        else:
+            ended.set_exception(error)
 
-    def _step_back(self, piece: _Piece) -> None:
-        """Put paused work at the end of the queue, and give its place to other work."""
-        self._paused += 1
-        earlier, piece.turn = piece.turn, self._turns.ask(piece.turn.caller, piece.turn.later)
-        piece.turn.given.add_done_callback(lambda _: self._go_on(piece))
-        self._turns.give_back(earlier)
-
-    def _go_on(self, piece: _Piece) -> None:
-        self._paused -= 1
-        piece.going_on.set()
+    def _release(self, slot: Slot) -> None:
+        self._under_way -= 1
+        self._idle.set()
+        self._turns.give_back(slot)
 
 
-def _work(pieces: SimpleQueue[_Piece | None]) -> None:
-    while piece := pieces.get():
-        piece.run()
-        del piece  # or an idle thread would keep its result alive
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(callback, *args)
+def _work(work: Callable[[], T], ended: asyncio.Future[T], settle: Callable[..., None]) -> None:
+    """Do the work in this thread, and tell the event loop, unless it has been closed."""
+    value, failure = None, None
+    try:
+        value = work()
+    except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
+        failure = error
+    with suppress(RuntimeError):
+        ended.get_loop().call_soon_threadsafe(settle, ended, value, failure)
+    del failure, ended  # an error's traceback holds this frame
 
 
 class Background:

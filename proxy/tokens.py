@@ -17,7 +17,6 @@ from importlib.resources import files
 from threading import Lock
 
 from proxy.errors import ProxyError
-from proxy.threads import breathe
 
 Counter = Callable[[str], int]
 
@@ -73,13 +72,11 @@ class Tokens:
 
         For OpenAI's models the count is exact, except for stretches of more than `PIECE` characters without a line or
         word at which to cut, such as one repeated character or base64. These are cut anywhere, which adds about one
-        token for each cut. Lone surrogates count as U+FFFD. In a pool's thread, others have their turn between two
-        stretches.
+        token for each cut. Lone surrogates count as U+FFFD.
         """
         count, alone, found = self._counter or self.load(), _DIGIT_BY_DIGIT.search(model.lower()), 0
         for piece in pieces(text):
             found += count(piece) + (extra_digits(piece) if alone else 0)
-            breathe()
         return found
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import SLICE, SMALL, Slot, Turns, WorkPool, breathe, nobody_waits
+from proxy.threads import SMALL, Slot, Turns, WorkPool, nobody_waits
 from tests.clock import PATIENCE, soon
 from tests.clock import turns as settle
 
@@ -75,7 +72,7 @@ async def test_a_thread_is_busy_until_its_work_ends_even_if_its_caller_left() ->
     left.cancel()
     waiting = asyncio.create_task(pool.run("b", gate.work("b")))
     await settle()
-    assert pool.waiting == 1
+    assert gate.ran == []
     gate.open.set()
     await waiting
     assert gate.ran == ["left", "b"]
@@ -89,10 +86,9 @@ async def test_one_caller_has_bounded_work_waiting() -> None:
         await pool.run("a", gate.work("refused"))
     other = asyncio.create_task(pool.run("b", gate.work("b")))
     await settle()
-    assert pool.waiting == 3
     gate.open.set()
     await asyncio.gather(*tasks, other)
-    assert "refused" not in gate.ran
+    assert gate.ran == ["a", "a", "b", "a"]
 
 
 async def test_work_for_a_reply_that_has_begun_is_never_refused() -> None:
@@ -105,65 +101,13 @@ async def test_work_for_a_reply_that_has_begun_is_never_refused() -> None:
     assert await asyncio.gather(*tasks) == ["a", "a", "a"]
 
 
-async def test_work_of_callers_who_left_does_not_count_as_waiting() -> None:
-    pool, gate = WorkPool("test", 1, waiting=1), Gate()
-    first = asyncio.create_task(pool.run("a", gate.work("first")))
-    await settle()
-    for _ in range(3):
-        left = asyncio.create_task(pool.run("a", gate.work("left")))
-        await settle()
-        left.cancel()
-        await settle()
-    last = asyncio.create_task(pool.run("a", gate.work("last")))
-    await settle()
-    assert pool.waiting == 1
-    gate.open.set()
-    assert await asyncio.gather(first, last) == ["first", "last"]
-
-
 async def test_no_caller_has_all_threads() -> None:
     pool, gate = WorkPool("test", 3), Gate()
     busy = [asyncio.create_task(pool.run("busy", gate.work("busy"))) for _ in range(5)]
     await settle()
-    assert pool.waiting == 3
     assert await pool.run("other", lambda: 7) == 7
     gate.open.set()
     await asyncio.gather(*busy)
-
-
-def spin() -> None:
-    """More than a slice of work."""
-    until = time.thread_time() + 2 * SLICE
-    while time.thread_time() < until:
-        pass
-
-
-def long_work(ended: threading.Event) -> str:
-    while not ended.is_set():
-        spin()
-        breathe()
-    return "long"
-
-
-async def test_long_work_lets_others_have_their_turn_and_goes_on() -> None:
-    pool, ended = WorkPool("test", 1), threading.Event()
-    long = [asyncio.create_task(pool.run(name, lambda: long_work(ended))) for name in "ab"]
-    await settle()
-    for _ in range(3):
-        assert await pool.run("other", lambda: 7) == 7
-    ended.set()
-    assert await asyncio.gather(*long) == ["long", "long"]
-    assert pool.waiting == 0
-    assert await pool.run("other", lambda: 8) == 8
-
-
-async def test_long_work_of_a_caller_does_not_hold_up_its_own_short_work() -> None:
-    pool, ended = WorkPool("test", 1), threading.Event()
-    long = asyncio.create_task(pool.run("a", lambda: long_work(ended)))
-    await settle()
-    assert await pool.run("a", lambda: 7) == 7
-    ended.set()
-    assert await long == "long"
 
 
 async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_threads() -> None:
@@ -171,8 +115,7 @@ async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_thread
     with nobody_waits():
         tasks = [asyncio.create_task(pool.run("a", gate.work(f"later{n}"))) for n in range(3)]
     await settle()
-    assert pool.waiting == 2  # the other thread is kept for what somebody waits for
-    assert await pool.run("b", lambda: 7) == 7
+    assert await pool.run("b", lambda: 7) == 7  # a thread is kept for what somebody waits for
     blocked = [asyncio.create_task(pool.run(name, gate.work(name))) for name in "cde"]
     await settle()
     gate.open.set()
@@ -180,44 +123,10 @@ async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_thread
     assert {*gate.ran[:4]} == {"later0", "c", "d", "e"}
 
 
-async def test_long_work_that_nobody_waits_for_gives_way() -> None:
-    pool, ended = WorkPool("test", 1), threading.Event()
-    with nobody_waits():
-        long = asyncio.create_task(pool.run("a", lambda: long_work(ended)))
-    await settle()
-    assert await pool.run("a", lambda: 7) == 7
-    ended.set()
-    assert await long == "long"
-
-
 async def test_little_work_needs_no_thread() -> None:
     pool = WorkPool("test", 1)
     assert await pool.run("a", threading.get_ident, SMALL) == threading.get_ident()
     assert await pool.run("a", threading.get_ident, SMALL + 1) != threading.get_ident()
-
-
-async def test_long_work_ends_when_its_caller_leaves() -> None:
-    pool, never = WorkPool("test", 1), threading.Event()
-    left = asyncio.create_task(pool.run("a", lambda: long_work(never)))
-    await settle()
-    left.cancel()
-    assert await pool.run("a", lambda: 7) == 7
-
-
-async def test_paused_work_ends_with_its_pool() -> None:
-    pool, gate, never, begun = WorkPool("test", 1), Gate(), threading.Event(), threading.Event()
-    long = asyncio.create_task(pool.run("a", lambda: long_work(never)))
-    await settle()
-    other = asyncio.create_task(pool.run("b", lambda: (begun.set(), gate.open.wait(PATIENCE))))
-    await asyncio.to_thread(begun.wait, PATIENCE)
-    pool.close()
-    gate.open.set()
-    await other
-    assert (await asyncio.gather(long, return_exceptions=True))[0] != "long"
-
-
-def test_to_breathe_outside_of_a_pool_does_nothing() -> None:
-    breathe()
 
 
 async def test_turns_are_not_lost_when_many_callers_leave() -> None:
@@ -228,7 +137,6 @@ async def test_turns_are_not_lost_when_many_callers_leave() -> None:
         task.cancel()
     gate.open.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert pool.waiting == 0
     assert await asyncio.gather(*(pool.run("x", lambda: 1) for _ in range(4))) == [1, 1, 1, 1]
 
 
@@ -238,52 +146,6 @@ async def test_a_closed_pool_takes_no_work() -> None:
     pool.close()
     with pytest.raises(Overloaded, match="shutting down"):
         await pool.run("", lambda: 1)
-
-
-async def test_no_more_threads_than_there_is_work() -> None:
-    pool = WorkPool("test", 4)
-    for _ in range(20):
-        await pool.run("one", lambda: None)
-    assert pool._threads == 1
-    await asyncio.gather(*(pool.run("many", lambda: None) for _ in range(50)))
-    assert pool._threads <= 4
-
-
-async def test_where_the_system_starts_no_more_threads_others_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    pool = WorkPool("test", 2)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        for _ in range(5):
-            with pytest.raises(Overloaded, match="no more threads"):
-                await pool.run("one", lambda: 1)
-    assert await pool.run("one", lambda: 1) == 1
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        numbers = (pool.run("many", lambda number=number: number) for number in range(9))  # type: ignore[misc]
-        assert await asyncio.gather(*numbers) == [*range(9)]
-
-
-async def test_hanging_threads_leave_nothing_behind_of_who_gave_up() -> None:
-    pool, gate = WorkPool("test", 2), Gate()
-    hanging = [asyncio.create_task(pool.run(caller, gate.work(caller))) for caller in "ab"]
-    await settle()
-    for _ in range(20):
-        late = [asyncio.create_task(pool.run("late", gate.work("late"))) for _ in range(50)]
-        await settle()
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-    assert (pool.waiting, len(pool._under_way), pool._threads) == (0, 2, 2)
-    for task in hanging:
-        task.cancel()
-    await asyncio.gather(*hanging, return_exceptions=True)
-    assert await pool.ended(0) == 2, "they hang, whoever waits for them"
-    gate.open.set()
-    assert await pool.ended(PATIENCE) == 0
-    assert sorted(gate.ran) == ["a", "b"]
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
@@ -296,24 +158,6 @@ def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0
 
 
-async def test_an_idle_thread_keeps_no_value() -> None:
-    class Large(bytearray):
-        pass
-
-    made: list[weakref.ref[Large]] = []
-
-    def make() -> Large:
-        value = Large(10)
-        made.append(weakref.ref(value))
-        return value
-
-    pool = WorkPool("test")
-    assert len(await pool.run("a", make)) == 10
-    await pool.run("a", lambda: None)
-    gc.collect()
-    assert made[0]() is None
-
-
 async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
     pool, order = WorkPool("test", 1), list[str]()
     done = threading.Event()
@@ -321,10 +165,37 @@ async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
     first = asyncio.create_task(pool.run("default-anonymous", lambda: done.wait(PATIENCE)))
     waiting = [asyncio.create_task(pool.run(caller, lambda caller=caller: order.append(caller))) for caller in callers]
     await settle()  # all of them wait for their turn
-    assert pool.waiting == len(callers)
     done.set()
     await asyncio.gather(first, *waiting)
     assert order == [callers[0], callers[-1], *callers[1:-1]]
+
+
+async def test_where_the_system_starts_no_more_threads_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = WorkPool("test", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(5):
+            with pytest.raises(Overloaded, match="no more threads"):
+                await pool.run("one", lambda: 1)
+    assert await pool.run("one", lambda: 1) == 1
+
+
+async def test_closing_waits_for_hanging_work_and_leaves_nothing_behind_of_who_gave_up() -> None:
+    pool, gate = WorkPool("test", 2), Gate()
+    hanging = [asyncio.create_task(pool.run(caller, gate.work(caller))) for caller in "ab"]
+    await settle()
+    late = [asyncio.create_task(pool.run("late", gate.work("late"))) for _ in range(50)]
+    await settle()
+    for task in [*hanging, *late]:
+        task.cancel()
+    await asyncio.gather(*hanging, *late, return_exceptions=True)
+    assert await pool.ended(0) == 2, "they hang, whoever waits for them"
+    gate.open.set()
+    assert await pool.ended(PATIENCE) == 0
+    assert sorted(gate.ran) == ["a", "b"]
 
 
 def ask(turns: Turns, callers: Sequence[str], got: list[str]) -> list[asyncio.Task[Slot]]:
@@ -350,7 +221,6 @@ async def test_a_place_is_lost_to_nobody_who_has_gone() -> None:
     turns.give_back(await last)
     assert got == ["c"]
     await soon(turns.take("d"))
-    assert turns.waiting == 0
 
 
 @pytest.mark.parametrize("first", ["given", "cancelled"])
