@@ -65,12 +65,6 @@ def _largest(said: dict[str, int], names: tuple[str, ...]) -> int | None:
     return max((said[name] for name in names if name in said), default=None)
 
 
-def prompt_tokens(end: bytes) -> int:
-    """Return the tokens of the prompt from the last bytes of a reply that is only relayed; 0 if they do not say."""
-    said = reported(end)
-    return said.prompt if said else 0
-
-
 class UsageFields(msgspec.Struct, frozen=True):
     """What an API calls the parts of a reply's usage."""
 

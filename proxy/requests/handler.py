@@ -35,11 +35,10 @@ from proxy.requests.ladder import Ladder
 from proxy.requests.planned import Planned, plan
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
-from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, first_data, ignore, pass_on, served
+from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
 from proxy.requests.relay import refusal as read_refusal
 from proxy.requests.rendered import Rendered
 from proxy.requests.summary_writer import ask
-from proxy.requests.windows import TELLING
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
@@ -202,13 +201,10 @@ class _Request:
         request, policy, prepared = prepared.request, prepared.tenant.policy, prepared.again()
         if request is None or prepared.unplanned:
             return prepared
-        window, factor = self._ladder.room(policy, request.model)
-        window = None if window is None else int(window / factor)
+        window = self._ladder.window(policy, request.model)
         reader, namespace, refused = self._services.reader, self._tenant.namespace, self._ladder.too_long
         try:
-            planned = await plan(
-                self._dialect, request, policy, window, reader, namespace, factor=factor, refused=refused
-            )
+            planned = await plan(self._dialect, request, policy, window, reader, namespace, refused=refused)
         except Unplannable as error:
             return replace(prepared, unplanned=error.reason)
         except Overloaded:
@@ -313,8 +309,6 @@ class _Request:
             taken_back = await converse(turn, self._client, rounds)
         except Refusal as refusal:
             return refusal
-        # After a refusal was taken back, the largest prompt was the client's own.
-        self._ladder.took_prompt(prepared.again() if taken_back else prepared, turn.spent.largest)
         if taken_back is None or prepared.rounds:
             self._ladder.took(prepared, prepared.additions, prepared.form.blamed)
         elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
@@ -359,25 +353,15 @@ class _Request:
                     return refusal
                 read = refusal.body
             compared = prepared.in_force is not None and prepared.in_force.holdout
-            ends = None
-            if compared or form.blamed or prepared.tokens >= TELLING:
-                ends = ReplyEnds(reply if compared else None)
-            watch = ends.take if ends else ignore
+            ends = ReplyEnds(reply) if compared else None
             if 200 <= reply.status < 300:
                 await self._was_accepted()
-            await pass_on(reply, client, self._ours(), self._dialect.error_event, watch, read)
-            if ends is not None and reply.status == 200:
-                self._took(prepared, reply, ends, compared=bool(compared))
+            await pass_on(reply, client, self._ours(), self._dialect.error_event, ends.take if ends else ignore, read)
+            if reply.status == 200:
+                self._ladder.took(prepared, frozenset(), form.blamed)
+                if ends is not None and (said := usage.reported(ends.both)):
+                    self.prepared = replace(self.prepared, reported=said)
             return None
-
-    def _took(self, prepared: Prepared, reply: UpstreamReply, ends: ReplyEnds, *, compared: bool) -> None:
-        """Learn from a reply to the client's own bytes, of which `ends` was kept."""
-        if compared and (said := usage.reported(ends.both)):
-            self.prepared = replace(self.prepared, reported=said)
-        if prepared.tokens >= TELLING:
-            self._ladder.took_prompt(prepared, usage.prompt_tokens(ends.last))
-        if prepared.form.blamed and not refusals.is_error(first_data(reply, ends.first)):
-            self._ladder.took(prepared, frozenset(), prepared.form.blamed)
 
     async def _count(self, prepared: Prepared, reply: UpstreamReply) -> Refusal | None:
         """Pass on upstream's count of the rewritten request's tokens. Nothing is stored, asked for or learned."""

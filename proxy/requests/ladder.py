@@ -43,12 +43,10 @@ class Ladder:
         """Whether upstream refused the request as too long."""
         return self._window is not None
 
-    def room(self, policy: Policy, model: str) -> tuple[int | None, float]:
-        """Return the window to plan with, None if it is not known, in upstream's tokens, and how many of these we take
-        for one of ours."""
+    def window(self, policy: Policy, model: str) -> int | None:
+        """Return the window to plan with, None if it is not known."""
         known = self._known.window(self._namespace, policy, model)
-        windows = [window for window in (known, self._window) if window is not None]
-        return min(windows, default=None), self._known.factor(self._namespace, policy, model)
+        return min((window for window in (known, self._window) if window is not None), default=None)
 
     def first(self, prepared: Prepared, form: Form) -> Form:
         """Return `form` without the additions that upstream refuses, as far as is known."""
@@ -91,16 +89,6 @@ class Ladder:
             self._learner = self._namespace
             for lesson in self._lessons:
                 lesson(self._namespace)
-
-    def took_prompt(self, prepared: Prepared, tokens: int) -> None:
-        """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
-        request, policy, planned, ours = prepared.request, prepared.tenant.policy, prepared.planned, None
-        if not tokens or request is None or self._dialect.counts:
-            return
-        if planned is not None and planned.measured and not prepared.rounds:
-            ours = prepared.prompt
-        counted = int(prepared.tokens * self._known.factor(self._namespace, policy, request.model))
-        self._known.took(self._namespace, policy, request.model, tokens, counted, ours)
 
     def took(self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""

@@ -44,8 +44,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     plan: Plan
     room: Room
     names: tuple[str, str]
-    factor: float = 1.0
-    """How many tokens upstream counts where we count one. The room is in ours, limits for replies are in upstream's."""
     relearned: bool = False
     """Whether more is moved than in this conversation's request before because its window was learned since."""
     quoted: frozenset[str] = frozenset()
@@ -148,14 +146,13 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return self.prompt(tokens) - (0 if ours else OUR_TOOLS_TOKENS)
 
     def needs(self, tokens: int, limit: int | None = None) -> int:
-        """Return the upstream's tokens that this request takes with `tokens` of messages and with this limit for the
-        reply, by default the client's own."""
-        return int(self.prompt(tokens) * self.factor) + (self.request.reply_tokens if limit is None else limit)
+        """Return the tokens that this request takes with `tokens` of messages and with this limit for the reply, by
+        default the client's own."""
+        return self.prompt(tokens) + (self.request.reply_tokens if limit is None else limit)
 
     def reply_left(self, tokens: int) -> int | None:
-        """Return the upstream's tokens left for the reply beside `tokens` of messages, None if the window is not
-        known."""
-        return None if self.room.window is None else int((self.room.left(tokens) + self.room.reply) * self.factor)
+        """Return the tokens left for the reply beside `tokens` of messages, None if the window is not known."""
+        return None if self.room.window is None else self.room.left(tokens) + self.room.reply
 
     def reply_limit(self, tokens: int) -> int | None:
         """Return the limit that the reply gets beside `tokens` of messages, or None if the client's own fits or there
@@ -170,7 +167,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         if window is None or not self.request.reply_tokens:
             return False
         share = 1 - WINDOW_MARGIN if refused else 1
-        return self.needs(self.tokens - OUR_TOOLS_TOKENS) > int(window * self.factor * share)
+        return self.needs(self.tokens - OUR_TOOLS_TOKENS) > int(window * share)
 
     def replies(self) -> dict[int, Reply]:
         """Return the replies that may have hidden rounds, by their indexes."""
@@ -247,12 +244,11 @@ async def plan(
     reader: MessageCache,
     caller: str = "",
     *,
-    factor: float = 1.0,
     refused: bool = False,
 ) -> Planned | None:
     """Read the history and plan for a window of so many of our tokens. Returns None if the request must not be changed.
 
-    `factor`: see `Planned`; `refused`: whether upstream has refused this request as too long. Raises Unplannable.
+    `refused`: whether upstream has refused this request as too long. Raises Unplannable.
     """
     names = asked.names
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle_beside(policy.upstream.members):
@@ -272,7 +268,7 @@ async def plan(
         quoted = names_in(asked.body, policy.offload.store_dir)
         plan = history.plan()
         relearned = reader.relearned(history, plan, caller) or (refused and not plan.empty)
-        planned = Planned(dialect, asked, policy, history, plan, room, names, factor, relearned, quoted)
+        planned = Planned(dialect, asked, policy, history, plan, room, names, relearned, quoted)
         _ = planned.sent_whole  # reads a message that may be long
         return planned
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from proxy import sse
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import BadEncoding, Fault, OffloadError, ProxyError, UpstreamBroken, UpstreamFault
 from proxy.plan.turn import Addition
@@ -287,12 +286,3 @@ def is_stream(reply: UpstreamReply, otherwise: bool = False) -> bool:
     """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
     kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
-
-
-def first_data(reply: UpstreamReply, beginning: bytes) -> bytes:
-    """Return the data of a stream's first event, or the beginning of another reply, decompressed, as far as it came."""
-    said = Refusal(reply.status, reply.headers, beginning).said()
-    if not is_stream(reply):
-        return said
-    decoder = sse.EventDecoder()
-    return next((event.data for event in decoder.feed(said) + decoder.flush() if event.data is not None), b"")

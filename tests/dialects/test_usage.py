@@ -15,7 +15,6 @@ from proxy.dialects.usage import (
     UsageFields,
     UsageLedger,
     merged,
-    prompt_tokens,
     reported,
     with_prompt,
 )
@@ -41,7 +40,8 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 5, "prompt_tokens_details": 
     ],
 )
 def test_prompt_of_a_relayed_reply(end: str, tokens: int) -> None:
-    assert prompt_tokens(end.encode()) == tokens
+    said = reported(end.encode())
+    assert (said.prompt if said else 0) == tokens
 
 
 OPENAI = {"cached_tokens": 64, "cache_write_tokens": 32}

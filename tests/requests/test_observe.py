@@ -151,13 +151,6 @@ async def test_a_refusal_reaches_the_client_and_teaches_nothing(world: World) ->
     assert world.services.known.window("acme-1", POLICY, "m") is None
 
 
-async def test_a_longer_prompt_than_ours_teaches_nothing(world: World) -> None:
-    world.policy = observing(replace(POLICY, upstream=replace(POLICY.upstream, context_window=30_000)))
-    dear = whole({"content": "x"}, usage={**BILLED, "prompt_tokens": 29_000})
-    await world.ask(chat("word " * 2_000), ScriptedReply(dear))
-    assert world.services.known.factor("acme-1", world.policy, "m") == 1.0
-
-
 async def test_a_limit_that_does_not_fit_stays_as_it_came(world: World) -> None:
     world.policy = observing(replace(POLICY, upstream=replace(POLICY.upstream, context_window=4_000)))
     body = chat(max_tokens=3_990)

@@ -277,17 +277,6 @@ async def test_a_limit_that_does_not_fit_beside_the_planned_prompt_is_lowered() 
     assert (limit, sent["max_tokens"]) == (None, 19_000)
 
 
-async def test_limits_are_in_the_tokens_that_upstream_counts() -> None:
-    """The window is given in ours; where upstream counts twice as many, it has twice as many left."""
-    history, _ = await planned(SHORT, POLICY, 10_000, max_tokens=15_000)
-    double = replace(history, factor=2.0)
-    left = history.reply_left(history.tokens)
-    assert left is not None and history.exceeds(refused=False)
-    assert double.reply_left(history.tokens) == 2 * left
-    assert not double.exceeds(refused=False) and double.reply_limit(history.tokens) is None
-    assert double.needs(100) == 2 * (100 + OUR_TOOLS_TOKENS) + 15_000
-
-
 async def test_a_request_that_is_not_changed_is_lowered_only_if_upstream_would_refuse_it() -> None:
     async def exceeds(limit: int, *, refused: bool) -> bool:
         return (await planned(SHORT, POLICY, 10_000, max_tokens=limit))[0].exceeds(refused=refused)

@@ -136,22 +136,3 @@ async def test_a_learned_window_is_its_callers_own() -> None:
     assert world.services.known.window(ME, POLICY, CHAT.name) is None
     await world.services.background.close(1)
     world.services.threads.close()
-
-
-@pytest.mark.parametrize("body", [chat("word " * 600), LONG], ids=["as it came", "offloaded"])
-async def test_what_upstream_took_says_what_is_plausible(body: bytes) -> None:
-    refusing = False
-
-    def refusal(sent: bytes) -> tuple[int, Any] | None:
-        return (400, {"error": {"message": "maximum context length is 2000"}}) if refusing else None
-
-    world = Poisoned(refusal)
-    _, [taken] = await world.send(ME, body)
-    assert len(taken) > 2_000
-    refusing = True
-    await world.send(ME, NEXT[1])
-    assert world.services.known.window(ME, POLICY, "m") is None
-    await world.send(OTHER, NEXT[1])
-    assert world.services.known.window(OTHER, POLICY, "m") == 2_000, "this caller has had nothing taken"
-    await world.services.background.close(1)
-    world.services.threads.close()

@@ -10,19 +10,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from proxy.dialects import refusals
 from proxy.errors import UpstreamUnreachable
-from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Upstream
 from proxy.requests import windows
-from proxy.requests.windows import FALLS_AFTER, FORGOTTEN_AFTER, LEAST, LIST_AGAIN, MOST, Known, Refusable, Window
+from proxy.requests.windows import FORGOTTEN_AFTER, LIST_AGAIN, Known, Refusable, Window
 from proxy.threads import Background, WorkPool
-from proxy.upstream import models
 from proxy.upstream.headers import Headers
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
 
@@ -44,9 +40,6 @@ class Process:
 
     def too_long(self, policy: Policy, named: int | None, counted: int, *, measured: bool = True) -> int:
         return self.known.too_long(ME, policy, "m", named, counted, measured=measured)
-
-    def took(self, policy: Policy, tokens: int, counted: int, ours: int | None = None) -> None:
-        self.known.took(ME, policy, "m", tokens, counted, ours)
 
     def window(self, policy: Policy, model: str = "m", namespace: str = ME) -> int | None:
         return self.known.window(namespace, policy, model)
@@ -113,53 +106,10 @@ async def test_a_guess_is_remembered_only_where_everything_was_counted(one: Proc
     assert one.window(policy()) == 4096, "upstream's own number says more than our count"
 
 
-async def test_a_number_below_an_accepted_prompt_is_not_remembered(one: Process) -> None:
-    one.took(policy(), 5000, 4000)
-    assert one.too_long(policy(), 4096, 9000) == 4096
-    assert one.window(policy()) is None
-    one.too_long(policy(), 5000, 9000)
-    assert one.window(policy()) == 5000
-
-
-async def test_a_guess_is_not_below_what_was_accepted(one: Process) -> None:
-    one.took(policy(), 9_500, 9_000)
-    assert one.too_long(policy(), None, 10_000) == 9_000
-    assert one.window(policy()) == 9_000
-
-
-async def test_a_request_no_longer_than_one_that_was_accepted_teaches_nothing(one: Process) -> None:
-    one.took(policy(), 9_500, 10_500)
-    assert one.too_long(policy(), None, 10_000) == 8_000
-    assert one.window(policy()) is None, "its length is not the reason"
-
-
-async def test_a_larger_accepted_prompt_supersedes_a_window(one: Process) -> None:
-    one.too_long(policy(), 4096, 9000)
-    one.took(policy(), 4096, 4000)
-    assert one.window(policy()) == 4096
-    one.took(policy(), 4097, 4000)
-    assert one.window(policy()) is None and one.lessons == ["refused", "superseded"]
-
-
-async def test_a_guess_is_compared_with_what_we_count(one: Process) -> None:
-    """Upstream may count a third more than we do. Otherwise the first request that fits would supersede the guess."""
-    one.too_long(policy(), None, 10_000)
-    one.took(policy(), 9_900, 7_500)
-    assert one.window(policy()) == 8_000
-    one.took(policy(), 9_900, 8_001)
-    assert one.window(policy()) is None
-    assert one.too_long(policy(), None, 10_000) == 8_001, "so much did fit"
-
-
 async def test_a_request_that_is_known_to_be_too_long_shrinks_no_window(one: Process) -> None:
     for _ in range(5):
         assert one.too_long(policy(), None, 10_000) == 8_000
     assert one.lessons == ["refused"]
-
-
-async def test_the_policys_window_is_not_superseded(one: Process) -> None:
-    one.took(policy(4096), 9000, 9000)
-    assert one.window(policy(4096)) == 4096 and not one.lessons
 
 
 async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Process) -> None:
@@ -173,82 +123,12 @@ async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Proces
 async def test_oldest_model_of_a_caller_is_forgotten_above_the_limit(
     monkeypatch: pytest.MonkeyPatch, one: Process
 ) -> None:
-    monkeypatch.setattr(one.known._models, "_limit", 3)
+    monkeypatch.setattr(one.known._shown, "_limit", 3)
     for namespace, names in ((OTHER, "abc"), (ME, "abcd")):
         for model in names:
             one.known.too_long(namespace, policy(), model, 4096, 9000, measured=True)
     assert [one.window(policy(), model) for model in "abcd"] == [None, 4096, 4096, 4096]
     assert [one.window(policy(), model, OTHER) for model in "abc"] == [4096] * 3
-
-
-@given(st.lists(st.tuples(st.sampled_from((None, 300, 2_000, 8_000)), st.integers(0, 30_000), st.booleans())))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_window_is_believed_that_upstream_has_refuted(
-    one: Process, seen: list[tuple[int | None, int, bool]]
-) -> None:
-    one.known._models.put(ME, (URL, "m"), windows._Model())
-    largest = 0
-    for named, tokens, refused in seen:
-        if refused:
-            assert one.too_long(policy(), named, tokens) >= 1
-        else:
-            largest = max(largest, tokens if tokens >= LEAST else 0)
-            one.took(policy(), tokens, tokens)
-        window = one.window(policy())
-        assert window is None or window >= max(LEAST, largest)
-
-
-# -- how upstream counts ----------------------------------------------------------------------------------------------
-
-WINDOW = 8_192
-
-
-def factor(*ratios: float, ours: int = 4_000, window: int | None = WINDOW) -> float:
-    one = Process()
-    for ratio in ratios:
-        one.took(policy(window), round(ours * ratio), ours, ours)
-    one.threads.close()
-    others = (
-        one.known.factor(namespace, policy(url=url), model)
-        for namespace, url, model in ((OTHER, URL, "m"), (ME, "http://o/v1", "m"), (ME, URL, "n"))
-    )
-    assert set(others) == {1}, "each learns by itself"
-    return one.known.factor(ME, policy(window), "m")
-
-
-@pytest.mark.parametrize("ratio", [0.7, 0.96, 1.0, 1.02, 1.05])
-def test_a_vocabulary_that_we_count_exactly_has_factor_1(ratio: float) -> None:
-    assert factor(*[ratio] * 20) == 1
-
-
-@pytest.mark.parametrize(
-    ("ratio", "expected"), [(1.06, 1.1), (1.35, 1.3), (1.43, 1.4), (1.56, 1.5), (2.3, 2.2), (9.0, MOST)]
-)
-def test_the_factor_is_what_the_margin_does_not_cover(ratio: float, expected: float) -> None:
-    assert factor(ratio) == pytest.approx(expected)
-
-
-@given(ratio=st.floats(0.5, MOST), ours=st.integers(3_000, 100_000))
-def test_a_prompt_that_fits_the_smaller_window_fits_upstreams(ratio: float, ours: int) -> None:
-    window = int(ours * ratio * 2)
-    divided = factor(ratio, ours=ours, window=window)
-    most = Room(int(window / divided)).left(0)
-    assert most * ratio <= window + ratio, "to one of our tokens: upstream's count was rounded"
-    assert divided == 1 or most * ratio > window * (1 - WINDOW_MARGIN) * 0.8, "and no more is lost than a step"
-
-
-def test_a_factor_rises_at_once_and_falls_after_many() -> None:
-    assert factor(1.2, 1.4) == pytest.approx(1.4)
-    assert factor(1.4, *[1.0] * (FALLS_AFTER - 1)) == pytest.approx(1.4)
-    assert factor(1.4, *[1.0] * FALLS_AFTER) == 1
-    assert factor(1.4, *[1.0] * (FALLS_AFTER - 1), 1.2) == pytest.approx(1.2), "to what all of them allow"
-    assert factor(1.4, *[1.0] * (FALLS_AFTER - 1), 1.4, 1.0) == pytest.approx(1.4), "many in a row"
-
-
-def test_small_prompts_and_unknown_windows_teach_no_factor() -> None:
-    assert factor(2.0, ours=900) == 1
-    assert factor(2.0, window=None) == 1
-    assert factor(2.0, ours=0) == 1
 
 
 # -- additions that upstream refuses ----------------------------------------------------------------------------------
@@ -366,8 +246,6 @@ async def test_the_policy_and_refusals_know_better_than_the_list(one: Process) -
     assert one.window(given) == 64_000
     one.too_long(where, 8_000, 9_000)
     assert one.window(where) == 8_000
-    one.took(where, 33_000, 33_000)
-    assert one.window(where) is None, "it took more than either said"
 
 
 async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Process) -> None:
@@ -410,11 +288,6 @@ async def test_an_answer_without_a_list_is_final(one: Process, answer: ScriptedR
     assert len(one.upstream.requests) == 1 and not one.lessons
 
 
-async def test_a_list_without_end_is_not_read(one: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "LARGEST", 10)
-    assert await one.ask(tenant(), reply()) is None
-
-
 async def test_an_upstream_that_is_silent_is_left(one: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "LIST_SECONDS", 0.01)
     assert await one.ask(tenant(), ScriptedReply(asyncio.Event(), headers=[JSON])) is None
@@ -423,7 +296,6 @@ async def test_an_upstream_that_is_silent_is_left(one: Process, monkeypatch: pyt
 async def test_compressed_and_large_lists(one: Process) -> None:
     many = [{"id": f"model-{number}", "context_length": 1_000 + number} for number in range(1_100)]
     body = json.dumps({"data": [*many, {"id": "m", "context_window": 9_000}]}).encode()
-    assert len(body) > windows.INLINE_BYTES
     coded = reply(gzip.compress(body), 200, (b"Content-Encoding", b"gzip"))
     assert await one.ask(tenant(), coded) == 9_000
     assert one.window(tenant().policy, "model-1007") == 2_007
