@@ -201,8 +201,7 @@ def test_the_image_has_every_package_that_the_proxy_needs(extras: tuple[str, ...
 
 def test_the_bounds_of_closing_fit_into_the_grace() -> None:
     """One stage after the other, each with something that hangs: the last one still logs what hangs."""
-    captured = 2 * capture.CLOSING  # for what waits, and for what is being written
-    closing = LEAST_GRACE + captured + client.CLOSING + guarded.CLOSING + writer.CLOSING
+    closing = LEAST_GRACE + capture.CLOSING + client.CLOSING + guarded.CLOSING + writer.CLOSING
     assert closing < GRACE
     assert local.CLOSE_SECONDS < guarded.CLOSING
 

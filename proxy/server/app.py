@@ -315,7 +315,7 @@ class App:
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
-            await held.enter_async_context(running(self._captures.run()))
+            held.callback(self._captures.start())
             exchange = self._dashboard.exchange(self._store.store, logs.Limited(logger))
             await held.enter_async_context(running(exchange))
             if not expires_by_itself(self._store_url):
