@@ -1,4 +1,4 @@
-"""The context as the planner's decisions have left it so far: all messages, the old ones among them, and the pins.
+"""The context as the planner's decisions have left it so far: all messages, what could move, and what a summary leaves.
 
 All sizes are tokens. Leading system messages count in no sum here; see `Messages.leading_tokens`.
 """
@@ -6,13 +6,10 @@ All sizes are tokens. Leading system messages count in no sum here; see `Message
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Self
-
-import msgspec
 
 from proxy.plan.plan import Item, Role
 from proxy.policy import Mode, Offload
@@ -27,7 +24,7 @@ that without a bound, memory and time would grow with their number times that of
 class Messages:
     """The messages so far: the tokens of each after the decisions so far, and where steps and turns begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, offload: Offload) -> None:
         self.items: list[Item] = []
         self.live: list[int] = []
         """Tokens of each message; 0 for one that a snapshot has replaced."""
@@ -38,8 +35,6 @@ class Messages:
         """The sum of `live` without the leading system messages, plus the snapshot: the history as it would be sent."""
         self.turn = 0
         """Where the current user turn begins."""
-        self.task = 0
-        """Tokens of the user's first message, which always stays."""
         self.recent_user = 0
         """Where the last two user messages begin. They are never touched."""
         self.unanswered = 0
@@ -48,21 +43,21 @@ class Messages:
         """Where the model's newest reply begins."""
         self.reply_before = 0
         """Where the reply before that one begins."""
-        self.staying: set[int] = set()
-        """The messages that a cut leaves in their places, because calls and results near them do not pair."""
+        self.gains: list[int] = []
+        """What has yet to move once it is old: results above `max_tool_message_tokens`, and large user messages."""
         self._steps: list[int] = []  # for each message, where its step begins
+        self._staying: set[int] = set()  # a cut leaves these in their places, because calls and results do not pair
+        self._first: int | None = None  # the user's first message, which usually states the task
+        self._users: list[int] = []  # the others, without large ones
+        self._large_users: list[int] = []
+        self._systems: list[int] = []  # those that do not lead
+        self._budget = offload.pin_user_tokens
+        self._compacts = offload.mode is not Mode.COMPRESS
+        self._least = offload.max_tool_message_tokens
 
     def append(self, item: Item, live: int) -> None:
         """Add the next message, with its live tokens."""
         index = len(self.items)
-        if item.role is Role.ASSISTANT:
-            if self.unanswered < index or not index:
-                self.reply_before, self.reply = self.reply, index
-            self.unanswered = index + 1
-        elif item.role is Role.USER:
-            self.recent_user, self.turn = self.turn, index
-            self.task = self.task or item.tokens
-        self.staying.update(range(index - item.stays_before, index + item.stays))
         in_step = item.role is Role.TOOL and index > 0
         self._steps.append(self._steps[-1] if in_step else index)
         self.items.append(item)
@@ -70,13 +65,45 @@ class Messages:
         if item.role is Role.SYSTEM and self.leading == index:
             self.leading += 1
             self.leading_tokens += live
+            return
+        self.total += live
+        self._staying.update(range(index - item.stays_before, index + item.stays))
+        if item.role is Role.ASSISTANT:
+            if self.unanswered < index or not index:
+                self.reply_before, self.reply = self.reply, index
+            self.unanswered = index + 1
+        elif item.role is Role.USER:
+            self.recent_user, self.turn = self.turn, index
+            self._append_user(index, large=item.preview < live)
+        elif item.role is Role.SYSTEM:
+            self._systems.append(index)
+        elif item.role is Role.TOOL and self._compacts and item.tokens > self._least and item.preview < live:
+            self.gains.append(index)
+
+    def _append_user(self, index: int, large: bool) -> None:
+        if self._first is None:
+            self._first = index
+        elif large:
+            self._large_users.append(index)
+            self.gains.append(index)
         else:
-            self.total += live
+            self._users.append(index)
+
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        for name in ("items", "live", "gains", "_steps", "_staying", "_users", "_large_users", "_systems"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     @property
     def answered(self) -> bool:
         """Whether no message waits for an answer: the last one is the assistant's, or there is none."""
         return not self.items or self.items[-1].role is Role.ASSISTANT
+
+    @property
+    def task(self) -> int:
+        """Tokens of the user's first message, which always stays."""
+        return 0 if self._first is None else self.items[self._first].tokens
 
     def window(self, keep: int, answered: int | None = None) -> int:
         """Where the recent window begins: the last `keep` messages or all from `answered` on, widened to whole steps.
@@ -89,6 +116,91 @@ class Messages:
             counted -= 1
         start = min(max(counted - keep, 0), self.unanswered if answered is None else answered)
         return self._steps[start] if start < size else size
+
+    # -- what may move -------------------------------------------------------------------------------------------------
+
+    def shrinkable(self, index: int) -> int:
+        """Tokens that moving this message would free."""
+        return self.live[index] - self.items[index].preview
+
+    def movable(self, index: int) -> bool:
+        """Whether this message would get smaller and may be moved by now."""
+        if self.items[index].role is Role.USER and (index >= self.recent_user or index in self._staying):
+            return False
+        return self.shrinkable(index) > 0
+
+    def oldest(self, end: int, enough: int | None = None) -> list[int]:
+        """Return the oldest gains before message `end` that free so many tokens together, or all."""
+        taken, freed = list[int](), 0
+        for index in self.gains:
+            if index >= end or (enough is not None and freed >= enough):
+                break
+            if self.movable(index):
+                taken.append(index)
+                freed += self.shrinkable(index)
+        return taken
+
+    def results(self, end: int) -> Iterator[int]:
+        """Yield the results among the gains before message `end`, the newest one first."""
+        return (index for index in reversed(self.gains) if index < end and self.items[index].role is Role.TOOL)
+
+    def shrink(self, indexes: Collection[int]) -> None:
+        """Replace these messages by references."""
+        for index in indexes:
+            freed = self.shrinkable(index)
+            self.live[index] -= freed
+            self.total -= freed
+        moved = set(indexes)
+        self.gains = [index for index in self.gains if index not in moved]
+
+    # -- what a summary replaces ---------------------------------------------------------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too many messages stay in their places for another summary."""
+        return len(self._staying) > MOST_KEPT
+
+    def old(self, end: int) -> int:
+        """Tokens of the history before message `end`, an earlier snapshot included."""
+        return self.total - sum(self.live[max(end, self.leading) :])
+
+    def pins(self, end: int) -> dict[int, int]:
+        """The messages before `end` that a summary leaves alone, with the tokens of each once what may has moved.
+
+        The user's first message stays, and so do the newest others within the budget, and as many system messages.
+        Large ones do not count against it, because only their previews stay, and nor do those that stay in their
+        places.
+        """
+        kept = {index for index in self._staying if self.leading <= index < end}
+        if self._first is not None and self._first < end:
+            kept.add(self._first)
+        kept.update(self._newest(self._users, end, self.recent_user), self._newest(self._systems, end, end))
+        pinned = {index: self.live[index] for index in kept}
+        old = bisect_left(self._large_users, end)
+        for index in self._large_users[max(old - MOST_PREVIEWS, 0) : old]:
+            pinned[index] = self.live[index] - (self.shrinkable(index) if self.movable(index) else 0)
+        return pinned
+
+    def _newest(self, indexes: Sequence[int], end: int, recent: int) -> Iterator[int]:
+        """Yield the newest of these messages before `end` within the budget, and all from `recent` on."""
+        counted = 0
+        for place in range(bisect_left(indexes, end) - 1, -1, -1):
+            index = indexes[place]
+            if index in self._staying:
+                continue
+            counted += self.live[index] or self.items[index].tokens
+            if counted > self._budget and index < recent:
+                break
+            yield index
+
+    def summarise(self, indexes: Iterable[int], pins: Collection[int], snapshot: int) -> None:
+        """Replace these messages, except leading and pinned ones, by a snapshot of so many tokens."""
+        for index in indexes:
+            if index >= self.leading and index not in pins:
+                self.live[index] = 0
+        for index in pins:
+            self.live[index] = self.live[index] or self.items[index].tokens  # a reply that an earlier one had replaced
+        self.total = snapshot + sum(self.live[self.leading :])
 
     def replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:
         """The replies that have to be kept too if only `kept` and everything from `end` on is left of the history.
@@ -104,250 +216,3 @@ class Messages:
                     reply -= 1
                 if self.items[reply].role is Role.ASSISTANT:
                     yield reply
-
-    def shrinkable(self, index: int) -> int:
-        """Tokens that moving this message would free."""
-        return self.live[index] - self.items[index].preview
-
-    def movable(self, index: int) -> bool:
-        """Whether this message would get smaller and may be moved by now."""
-        return self.shrinkable(index) > 0 and (self.items[index].role is not Role.USER or index < self.recent_user)
-
-    def shrink(self, index: int) -> int:
-        """Replace this message by a reference; returns the freed tokens."""
-        freed = self.shrinkable(index)
-        self.live[index] -= freed
-        self.total -= freed
-        return freed
-
-    def take(self, indexes: Iterable[int], pins: frozenset[int], freed: int) -> None:
-        """Replace these messages, except leading and pinned ones, by a snapshot, which frees so many tokens."""
-        for index in indexes:
-            if index >= self.leading and index not in pins:
-                self.live[index] = 0
-        self.total -= freed
-
-    def restore(self, index: int) -> int:
-        """Bring back a reply that an earlier snapshot has replaced; returns its tokens, or 0 if none has."""
-        tokens = 0 if self.live[index] else self.items[index].tokens
-        self.live[index] += tokens
-        self.total += tokens
-        return tokens
-
-    def copy(self) -> Self:
-        other = copy.copy(self)
-        other.items, other.live, other._steps = self.items.copy(), self.live.copy(), self._steps.copy()
-        other.staying = self.staying.copy()
-        return other
-
-
-class Gain(msgspec.Struct, frozen=True, gc=False):
-    """A result that may move early."""
-
-    index: int
-    before: int
-    """Live tokens before it, plus all that oldest results before it have freed by then; see `OldHistory.before`."""
-
-
-class OldHistory:
-    """The messages before the recent window, the only ones that can be moved, and sums over them.
-
-    A *gain* is a message that an event would move: a result above `max_tool_message_tokens`, or a large user message
-    that is no longer one of the last two. Gains are *seen* once the model has answered `keep_views` times with them in
-    view. Each message enters and leaves each list once.
-    """
-
-    def __init__(self, offload: Offload) -> None:
-        self.end = 0
-        """Where the recent window begins."""
-        self.seen_end = 0
-        """Where what the model has answered fewer than `keep_views` times begins; never behind `end`."""
-        self.movable = 0
-        """Live tokens before `end`, without the snapshot."""
-        self.gain = 0
-        """The tokens that moving all gains would free."""
-        self.seen: deque[Gain] = deque()
-        """The results that may move early."""
-        self._fresh: deque[int] = deque()  # those that may not yet
-        self._large_users: deque[int] = deque()
-        self._seen_tokens = 0  # live tokens before `seen_end`, with the snapshot
-        self._shift = 0  # what oldest gains have freed so far
-        self._users = Pins(offload.pin_user_tokens, keeps_first=True)
-        self._systems = Pins(offload.pin_user_tokens)
-        self._compacts = offload.mode is not Mode.COMPRESS
-        self._least = offload.max_tool_message_tokens
-
-    @property
-    def pinned(self) -> int:
-        """The tokens that a summary would leave alone."""
-        return self._users.tokens + self._systems.tokens
-
-    @property
-    def crowded(self) -> bool:
-        """Whether too many messages stay in their places for another summary."""
-        return self._users.crowded
-
-    @property
-    def results(self) -> int:
-        """The number of results among the gains."""
-        return len(self.seen) + len(self._fresh)
-
-    def large(self, item: Item, live: int) -> bool:
-        """Whether this is a result that moves once it is old."""
-        return self._compacts and item.role is Role.TOOL and item.tokens > self._least and live > item.preview
-
-    def before(self, gain: Gain) -> int:
-        """Live tokens before a result that may move early."""
-        return gain.before - self._shift
-
-    def advance(self, messages: Messages, end: int, seen_end: int = 0) -> None:
-        """Let the recent window begin at `end`, and what was seen too rarely at `seen_end`. Neither moves back."""
-        for index in range(max(self.end, messages.leading), end):
-            self._add(messages, index)
-        self.end = max(self.end, end)
-        self._systems.release(self.end)
-        for index in self._users.release(messages.recent_user):
-            self._large_users.append(index)
-            self.gain += messages.shrinkable(index)
-        for index in range(max(self.seen_end, messages.leading), seen_end):
-            if self._fresh and self._fresh[0] == index:
-                self.seen.append(Gain(self._fresh.popleft(), self._seen_tokens + self._shift))
-            self._seen_tokens += messages.live[index]
-        self.seen_end = max(self.seen_end, seen_end)
-
-    def _add(self, messages: Messages, index: int) -> None:
-        item, live, freed = messages.items[index], messages.live[index], messages.shrinkable(index)
-        if self.large(item, live):
-            self._fresh.append(index)
-            self.gain += freed
-        if index in messages.staying:
-            self._users.keep(index, live)
-        elif item.role is Role.USER:
-            self._users.add(index, live, live - freed)
-        elif item.role is Role.SYSTEM:
-            self._systems.add(index, live, live)
-        self.movable += live
-
-    def oldest(self, messages: Messages, enough: int) -> list[int]:
-        """Take the oldest gains that free so many tokens together, or all."""
-        taken, freed = list[int](), 0
-        for index in merge(self._large_users, (gain.index for gain in self.seen), self._fresh):
-            if freed >= enough:
-                break
-            taken.append(index)
-            freed += messages.shrinkable(index)
-        last = taken[-1] if taken else -1
-        while self.seen and self.seen[0].index <= last:
-            self.seen.popleft()
-        for indexes in (self._large_users, self._fresh):
-            while indexes and indexes[0] <= last:
-                indexes.popleft()
-        self._shift += freed
-        self.gain -= freed
-        return taken
-
-    def newest(self, messages: Messages, first: int) -> list[int]:
-        """Take the seen gains from message `first` on."""
-        taken = list[int]()
-        while self.seen and self.seen[-1].index >= first:
-            taken.append(self.seen.pop().index)
-        self.gain -= sum(map(messages.shrinkable, taken))
-        return taken
-
-    def shrunk(self, index: int, freed: int) -> None:
-        """A reference has replaced this message, which freed so many tokens."""
-        self.movable -= freed
-        self._seen_tokens -= freed if index < self.seen_end else 0
-        self._users.shrunk(index, freed)
-
-    def settle(self) -> frozenset[int]:
-        """The pins for a summary here. Messages that were released become part of it and are never pinned again."""
-        return self._users.settle() | self._systems.settle()
-
-    def taken(self, snapshot: int, replies: int) -> None:
-        """A snapshot of so many tokens has replaced all old messages but leading ones and pins. So many tokens of
-        replies are among the pins until the next summary."""
-        self.movable = self.pinned + replies
-        self.seen_end, self._seen_tokens = self.end, self.movable + snapshot
-
-    def copy(self) -> Self:
-        other = copy.copy(self)
-        other.seen, other._fresh = self.seen.copy(), self._fresh.copy()
-        other._large_users = self._large_users.copy()
-        other._users, other._systems = self._users.copy(), self._systems.copy()
-        return other
-
-
-class Pins:
-    """Messages that a summary leaves alone: the recent ones, and as many of the newest others as the budget allows.
-
-    With `keeps_first`, the first message is always kept and does not count against the budget: the user's first
-    message usually states the task, and a long one must not displace the newest. Large messages do not count either,
-    because only their previews stay, and nor do messages that are kept because they stay in their places. Messages are
-    added as they leave the recent window, each in constant time (amortised).
-    """
-
-    def __init__(self, budget: int, *, keeps_first: bool = False) -> None:
-        self._budget = budget
-        self._keeps_first = keeps_first
-        self._first: int | None = None
-        self._others: deque[tuple[int, int]] = deque()  # small ones: index, tokens
-        self._counted = 0  # their tokens
-        self._large: deque[tuple[int, int]] = deque()  # large ones: index, tokens of the preview
-        self._whole: deque[tuple[int, int]] = deque()  # those among them that are recent: index, tokens beyond that
-        self._kept: set[int] = set()
-        self.tokens = 0
-        """What the pinned messages take once all large ones are moved that may be."""
-
-    def add(self, index: int, tokens: int, preview: int) -> None:
-        """Pin message `index`, the newest. Of a large one, only its preview stays once it is released."""
-        self.tokens += tokens
-        if self._keeps_first and self._first is None:
-            self._first = index
-        elif preview < tokens:
-            self._large.append((index, preview))
-            self._whole.append((index, tokens - preview))
-        else:
-            self._others.append((index, tokens))
-            self._counted += tokens
-
-    def keep(self, index: int, tokens: int) -> None:
-        """Pin message `index` for good, whatever its role."""
-        self._kept.add(index)
-        self.tokens += tokens
-
-    @property
-    def crowded(self) -> bool:
-        """Whether too many messages are kept for another summary."""
-        return len(self._kept) > MOST_KEPT
-
-    def shrunk(self, index: int, freed: int) -> None:
-        """A reference has replaced this message, which may be one that is kept."""
-        if index in self._kept:
-            self.tokens -= freed
-
-    def release(self, recent: int) -> list[int]:
-        """Release what no longer fits, but nothing from `recent` on. Returns the large messages that may move now."""
-        moving = list[int]()
-        while self._whole and self._whole[0][0] < recent:
-            index, freed = self._whole.popleft()
-            self.tokens -= freed
-            moving.append(index)
-        while self._counted > self._budget and self._others[0][0] < recent:
-            _, tokens = self._others.popleft()
-            self.tokens -= tokens
-            self._counted -= tokens
-        while len(self._large) > MOST_PREVIEWS:
-            self.tokens -= self._large.popleft()[1]
-        return moving
-
-    def settle(self) -> frozenset[int]:
-        """The indexes of the pinned messages."""
-        first = [] if self._first is None else [self._first]
-        return frozenset(self._kept).union(first, (index for index, _ in (*self._others, *self._large)))
-
-    def copy(self) -> Self:
-        other = copy.copy(self)
-        other._others, other._kept = self._others.copy(), self._kept.copy()
-        other._large, other._whole = self._large.copy(), self._whole.copy()
-        return other

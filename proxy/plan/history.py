@@ -25,9 +25,9 @@ from proxy.plan.preview import Label
 from proxy.plan.texts import Carries
 from proxy.policy import Offload
 
-PLACE_BYTES, FOLD_BYTES = 330, 7_000
-"""Bytes that a history takes for each message beside the message, and for its plan. `tests/plan/test_sizes.py` compares
-all of these with what the objects take."""
+PLACE_BYTES = 330
+"""Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py` compares all of these with
+what the objects take."""
 
 
 class Naming(msgspec.Struct, frozen=True):
@@ -329,7 +329,7 @@ class History:
         """About how many bytes it takes, with its messages, as their own cache may have evicted them, and its parts,
         which may be computed later."""
         naming = self._parts.naming if self._parts else Naming()
-        fold = FOLD_BYTES + 64 * self.fold.pins if self.fold else 0
+        fold = 64 * self.fold.pins if self.fold else 0
         return 1_000 + fold + PLACE_BYTES * len(self) + 100 * (len(naming.calls) + len(naming.taken)) + self._held
 
     def plan(self) -> Plan:

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Collection, Iterable
 from math import ceil
 from typing import Self
 
-from proxy.plan.context import Messages, OldHistory
+from proxy.plan.context import Messages
 from proxy.plan.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, Standing, SummaryBoundary
 from proxy.policy import Mode, Offload
 
@@ -34,8 +33,8 @@ LEAST_SHARE = 10
 PAYBACK = 7
 """Results move early if that pays within so many more requests. Tuned on half of the recorded runs: 5 and 10 change the
 medians by less than 0.02, and 14 makes the worst runs dearer."""
-REACH = 128
-"""The most results that are looked at in one request, which bounds its work. Older ones wait for the ceiling."""
+REACH = 256
+"""The last messages among which results move early, which bounds the work. Older ones wait for the ceiling."""
 
 
 class Fold:
@@ -49,18 +48,17 @@ class Fold:
         self._unseen_limit = offload.unseen_limit(room.window)
         self._ceiling = room.ceiling(offload.max_total_tokens)
         self._least = least_freed(self._ceiling)
-        self.messages = Messages()
+        self.messages = Messages(offload)
         """The messages so far."""
-        self._old = OldHistory(offload)
         self._answered = deque([0] * offload.keep_views, maxlen=offload.keep_views)  # by the latest requests
+        self._end = 0  # where the recent window begins
+        self._seen = 0  # where what the model has answered fewer than `keep_views` times begins
         self._moves: dict[int, Move] = {}
         self._boundaries: list[SummaryBoundary] = []
         self._events: list[OffloadEvent] = []
         self._waited = 0
         self._fitted = 0  # everything before this index was moved when the window was full
-        self._results = 0  # those that are large and have not moved
         self._pays_after: int | None = None
-        self._standing = Standing(0, self._ceiling)
 
     def add(self, item: Item) -> None:
         """Add the history's next message. An assistant message shows that the client asked just before it."""
@@ -70,7 +68,6 @@ class Fold:
         if first_sight:
             self._moves[len(self.messages.items)] = Move(first_preview=True, event=0)
         live = item.first_preview if first_sight else item.tokens
-        self._results += self._old.large(item, live)
         self.messages.append(item, live)
 
     def plan(self) -> Plan:
@@ -84,10 +81,9 @@ class Fold:
     def copy(self) -> Self:
         """An independent fold in the same state."""
         other = copy.copy(self)
-        other.messages, other._old = self.messages.copy(), self._old.copy()
-        other._answered = self._answered.copy()
-        other._moves, other._boundaries = self._moves.copy(), self._boundaries.copy()
-        other._events = self._events.copy()
+        other.messages, other._answered = self.messages.copy(), self._answered.copy()
+        other._moves, other._events = self._moves.copy(), self._events.copy()
+        other._boundaries = self._boundaries.copy()
         return other
 
     @property
@@ -106,7 +102,7 @@ class Fold:
             fits=self._room.holds(live),
             waited=self._waited if self._events else 0,
             used=messages.reply_before if messages.answered else messages.reply,
-            standing=self._standing,
+            standing=self._stands(),
         )
 
     # -- the rule ------------------------------------------------------------------------------------------------------
@@ -118,7 +114,8 @@ class Fold:
         self._answered.append(messages.unanswered)
         # Clients that make one reply of a finished turn's steps show fewer answers than there were.
         seen = max(self._answered[0], min(messages.turn, messages.unanswered))
-        self._old.advance(messages, messages.window(self._keep), messages.window(self._keep, seen))
+        self._end = max(self._end, messages.window(self._keep))
+        self._seen = max(self._seen, messages.window(self._keep, seen))
         self._pays_after = None
         if not self._holds(messages.total):
             self._fit()
@@ -126,7 +123,6 @@ class Fold:
             self._at_ceiling()
         else:
             self._move_early()
-        self._standing = self._stands()
 
     def _holds(self, live: int) -> bool:
         """Whether upstream has room for so many tokens behind the leading system messages."""
@@ -134,25 +130,29 @@ class Fold:
 
     def _at_ceiling(self) -> None:
         """The history exceeds its ceiling: summarise it if moving results leaves too much, or move the oldest ones."""
-        if self._wants_summary() and self._compressible >= self._least:
-            self._event(self._old.oldest(self.messages, self._old.gain), Cause.TOTAL, boundary=True)
-        elif self._old.gain >= self._least:
-            self._event(self._old.oldest(self.messages, self.messages.total - self._ceiling // 2), Cause.TOTAL)
+        messages = self.messages
+        if self._wants_summary() and self._compressible() >= self._least:
+            self._event(messages.oldest(self._end), Cause.TOTAL, boundary=True)
+        elif self._gain() >= self._least:
+            self._event(messages.oldest(self._end, messages.total - self._ceiling // 2), Cause.TOTAL)
+
+    def _gain(self) -> int:
+        """Tokens that moving everything that may move would free."""
+        return sum(map(self.messages.shrinkable, self.messages.oldest(self._end)))
 
     def _wants_summary(self) -> bool:
         """Whether moving results alone leaves too much."""
-        if self._old.crowded:
+        if self.messages.crowded:
             return False
         if self._offload.mode is not Mode.AUTO:
             return self._offload.mode is Mode.COMPRESS
-        left = self.messages.total - self._old.gain
+        left = self.messages.total - self._gain()
         return left > max(self._ceiling, self._offload.compact_ratio_threshold * self.messages.total)
 
-    @property
     def _compressible(self) -> int:
         """Tokens that a summary here would free. An earlier snapshot makes room for the new one."""
-        snapshot = 0 if self._boundaries else self._offload.compress.snapshot_tokens
-        return self._old.movable - self._old.pinned - snapshot
+        pinned = sum(self.messages.pins(self._end).values())
+        return self.messages.old(self._end) - pinned - self._offload.compress.snapshot_tokens
 
     def _stands(self) -> Standing:
         """How far the next event is, with what `_at_ceiling` or `_fit` would demand of it."""
@@ -161,9 +161,9 @@ class Fold:
         return Standing(
             total=messages.total,
             ceiling=self._ceiling,
-            results=self._results,
-            old=len(self._old.seen),
-            free=max(self._old.gain, self._compressible if summarises else 0),
+            results=sum(1 for _ in messages.results(len(messages.items))),
+            old=sum(1 for _ in messages.results(self._seen)),
+            free=max(self._gain(), self._compressible() if summarises else 0),
             full=full,
             task=messages.task,
             pays_after=self._pays_after,
@@ -171,42 +171,47 @@ class Fold:
 
     @property
     def _may_summarise(self) -> bool:
-        return self._offload.mode is not Mode.COMPACT and not self._old.crowded
+        return self._offload.mode is not Mode.COMPACT and not self.messages.crowded
 
     def _move_early(self) -> None:
         """Move the newest of the results that were seen often enough if that pays: of several ways the best one."""
-        old, read = self._old, self._offload.cached_read
-        freed, most, first = 0, 0.0, -1
-        for gain in islice(reversed(old.seen), REACH):
-            freed += self.messages.shrinkable(gain.index)
-            price = (self._offload.cache_write - read) * self._rewritten(self.messages.total - freed, old.before(gain))
+        messages, read = self.messages, self._offload.cached_read
+        taken, freed, behind, end = list[int](), 0, 0, len(messages.items)
+        most, best = 0.0, list[int]()
+        for index in messages.results(self._seen):
+            if index < len(messages.items) - REACH or not read:
+                break
+            taken.append(index)
+            freed += messages.shrinkable(index)
+            behind += sum(messages.live[index:end])
+            end = index
+            price = (self._offload.cache_write - read) * self._rewritten(behind - freed, freed)
             gained = read * freed * PAYBACK - price
-            if gained >= most if first < 0 else gained > most:  # the first may break even; others have to be better
-                most, first = gained, gain.index
-            if read:
-                requests = ceil(price / (read * freed))
-                self._pays_after = min(requests, self._pays_after or requests)
-        if first >= 0 and read:
-            self._event(old.newest(self.messages, first), Cause.EARLY)
+            if gained > most or (gained == most and not best):  # the first may break even; others have to be better
+                most, best = gained, taken.copy()
+            requests = ceil(price / (read * freed))
+            self._pays_after = min(requests, self._pays_after or requests)
+        if best:
+            self._event(best, Cause.EARLY)
 
-    def _rewritten(self, left: int, kept: int) -> int:
-        """The tokens that an event writes again which leaves so many, the first `kept` of them as they were.
+    def _rewritten(self, behind: int, freed: int) -> int:
+        """The tokens that an event writes again which leaves so many behind its first change, and frees so many.
 
         The first event adds our tools, which come before the messages, so the leading ones are written again as well.
         """
         if self._tool_definition_tokens and not self._moves and not self._boundaries:
+            left = self.messages.total - freed
             return left + self._tool_definition_tokens + _rounded_up(self.messages.leading_tokens)
-        return max(left - kept, 0)
+        return behind
 
     def _fit(self) -> None:
         """The request exceeds the window: move every seen result, then summarise everything before the unseen ones."""
-        unseen = self.messages.window(0)
-        self._old.advance(self.messages, unseen)
-        gains = self._old.oldest(self.messages, self._old.gain)
-        moved = sorted({*gains, *filter(self.messages.movable, range(self._fitted, unseen))})
-        freed = sum(map(self.messages.shrinkable, moved))
+        messages, unseen = self.messages, self.messages.window(0)
+        self._end = max(self._end, unseen)
+        moved = sorted({*messages.oldest(self._end), *filter(messages.movable, range(self._fitted, unseen))})
+        freed = sum(map(messages.shrinkable, moved))
         self._fitted = unseen
-        boundary = not self._holds(self.messages.total - freed) and self._summary_helps(freed)
+        boundary = not self._holds(messages.total - freed) and self._summary_helps(freed)
         if moved or boundary:
             self._event(moved, Cause.WINDOW, boundary=boundary)
 
@@ -217,36 +222,32 @@ class Fold:
         """
         if not self._may_summarise:
             return False
-        fits = self._holds(self.messages.total - self._compressible)
-        return self._compressible - freed >= (1 if fits else least_freed(self._ceiling, full=True))
+        compressible = self._compressible()
+        fits = self._holds(self.messages.total - compressible)
+        return compressible - freed >= (1 if fits else least_freed(self._ceiling, full=True))
 
     # -- what an event does --------------------------------------------------------------------------------------------
 
-    def _event(self, moved: Iterable[int], cause: Cause, *, boundary: bool = False) -> None:
+    def _event(self, moved: Collection[int], cause: Cause, *, boundary: bool = False) -> None:
         """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot."""
-        messages, total = self.messages, self.messages.total
+        messages, total, ordinal = self.messages, self.messages.total, len(self._events) + 1
+        messages.shrink(moved)
         for index in moved:
-            self._results -= self._old.large(messages.items[index], messages.live[index])
-            self._old.shrunk(index, messages.shrink(index))
             at_first_sight = index in self._moves and self._moves[index].first_preview
-            self._moves[index] = Move(first_preview=at_first_sight, event=len(self._events) + 1)
+            self._moves[index] = Move(first_preview=at_first_sight, event=ordinal)
         if boundary:
-            self._summarise()
+            self._summarise(ordinal)
         self._events.append(OffloadEvent(len(messages.items), messages.unanswered, cause, total))
         self._waited, self._pays_after = 0, None
 
-    def _summarise(self) -> None:
+    def _summarise(self, ordinal: int) -> None:
         """Replace all old history, an earlier snapshot included, by one snapshot; leading messages and pins stay."""
-        messages, old = self.messages, self._old
-        pins = old.settle()
-        replies = frozenset(messages.replies_between(sorted(pins), old.end))
-        old.movable += sum(map(messages.restore, replies))
-        kept = sum(messages.live[index] for index in replies)
-        freed = self._compressible - kept
-        pins |= replies
-        messages.take(range(self._boundaries[-1].end if self._boundaries else 0, old.end), pins, freed)
-        old.taken(self._offload.compress.snapshot_tokens, kept)
-        self._boundaries.append(SummaryBoundary(end=old.end, pins=pins, event=len(self._events) + 1))
+        messages, before = self.messages, self._boundaries[-1] if self._boundaries else None
+        pinned = sorted(messages.pins(self._end))
+        pins = frozenset((*pinned, *messages.replies_between(pinned, self._end)))
+        replaced = (*before.pins, *range(before.end, self._end)) if before else range(self._end)
+        messages.summarise(replaced, pins, self._offload.compress.snapshot_tokens)
+        self._boundaries.append(SummaryBoundary(end=self._end, pins=pins, event=ordinal))
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
