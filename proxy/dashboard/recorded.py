@@ -106,19 +106,13 @@ def _read_back(row: Row) -> tuple[int, int]:
 
 def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """Return what requests add to the sums of minutes, hours and days."""
-    minutes: dict[tuple[Any, ...], list[int]] = {}
-    for row in rows:
-        _count(minutes, (row["time"] // MINUTE * MINUTE, *_keys(row)), _amounts(row))
     found: dict[tuple[Any, ...], list[int]] = {}
-    for (time, *keys), amounts in minutes.items():
+    for row in rows:
+        amounts = _amounts(row)
         for span in SPANS:
-            _count(found, (span, int(time // span * span), *keys), amounts)
+            key = span, int(row["time"] // span * span), *_keys(row)
+            found[key] = [*map(add, found[key], amounts)] if key in found else amounts
     return [(*key, *amounts) for key, amounts in found.items()]
-
-
-def _count(sums: dict[tuple[Any, ...], list[int]], key: tuple[Any, ...], amounts: list[int]) -> None:
-    known = sums.get(key)
-    sums[key] = [*map(add, known, amounts)] if known else amounts
 
 
 _keys, _summed = itemgetter("namespace", *KEYS), itemgetter(*SUMMED)

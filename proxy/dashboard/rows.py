@@ -15,13 +15,12 @@ A write-ahead log lets pages read while workers write. A worker waits up to `BUS
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import sqlite3
-import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from operator import itemgetter
@@ -43,9 +42,6 @@ PAGE = 4096
 FULL, ROOM = 0.8, 0.05
 """The share of the allowed size above which the oldest rows are deleted, and the share of rows deleted at once."""
 
-AT_ONCE = 5_000
-"""Most rows that one transaction deletes, so that others' transactions do not wait for long."""
-
 MOST_SUMS = 60_000
 """Most sums of each span, and at most one for two pages of the file. A client makes new ones with each model's name
 that it invents."""
@@ -55,9 +51,6 @@ DETAILED = 20_000
 
 REMEMBERED = 30 * DAY
 """Seconds for which a forgotten namespace is known: no process has a row that is older."""
-
-OURS = 0x0FF10AD
-"""The `application_id` of the file (sqlite.org/pragma.html#pragma_application_id)."""
 
 _SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
 _SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
@@ -81,7 +74,7 @@ FLEET: Mapping[str, Sequence[str]] = {
 
 TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
-    "details": ("id INTEGER PRIMARY KEY", "detail"),
+    "details": ("id INTEGER PRIMARY KEY REFERENCES requests ON DELETE CASCADE", "detail"),
     "sessions": ("session INTEGER PRIMARY KEY", *_SESSION),
     "sums": (*SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
@@ -100,6 +93,9 @@ INDEXES = (
     "fleet_sums_by_record ON fleet_sums (record)",
     "fleet_sums_by_time ON fleet_sums (span, start)",
 )
+
+OURS = zlib.crc32(repr((TABLES, INDEXES)).encode()) >> 1
+"""The `application_id` of a file with these tables (sqlite.org/pragma.html#pragma_application_id)."""
 
 
 def insert(table: str, columns: Sequence[str], otherwise: str = "") -> str:
@@ -167,13 +163,12 @@ class Rows:
         """Delete rows that are older than their namespace's retention, in seconds, and too many sums."""
         run = self.connection.execute
         for namespace in self.namespaces():
-            since = now - retention(namespace)
-            while self.within(partial(self._delete_old, namespace, since)) == AT_ONCE:
-                pass
-            run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
+            old = namespace, now - retention(namespace)
+            run("DELETE FROM requests WHERE namespace = ? AND time < ?", old)
+            for sessions in ("sessions", "fleet_sessions"):
+                run(f"DELETE FROM {sessions} WHERE namespace = ? AND last < ?", old)
             for sums in ("sums", "fleet_sums"):
-                run(f"DELETE FROM {sums} WHERE namespace = ? AND start + span <= ?", (namespace, since))
-            run("DELETE FROM fleet_sessions WHERE namespace = ? AND last < ?", (namespace, since))
+                run(f"DELETE FROM {sums} WHERE namespace = ? AND start + span <= ?", old)
         for span, kept in SPANS.items():
             run("DELETE FROM sums WHERE span = ? AND start < ?", (span, now - kept))
         self._limit_sums()
@@ -204,7 +199,8 @@ class Rows:
     def _prepare(self, path: Path) -> None:
         run = self.connection.execute
         if self._pragma("schema_version") and self._pragma("application_id") != OURS:
-            raise DashboardFault("other tables are in it")
+            raise DashboardFault("it has other tables")
+        run("PRAGMA foreign_keys = ON")
         run(f"PRAGMA page_size = {PAGE}")
         if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise DashboardFault("SQLite's write-ahead log needs a local disk")
@@ -214,16 +210,11 @@ class Rows:
         self.within(self._create_tables)
 
     def _create_tables(self) -> int:
-        """Create what is missing: another version of the proxy may know other columns."""
         run = self.connection.execute
         run(f"PRAGMA application_id = {OURS}")
         for table, columns in TABLES.items():
             kind = "WITHOUT ROWID" if table == "sums" else ""
             run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)}) {kind}")
-            known = {name for _, name, *_ in run(f"PRAGMA table_info({table})")}
-            for column in columns:
-                if " " not in column and column not in known:
-                    run(f"ALTER TABLE {table} ADD COLUMN {column} DEFAULT 0")
         for index in INDEXES:
             run(f"CREATE INDEX IF NOT EXISTS {index}")
         if not run("SELECT count(*) FROM secret").fetchone()[0]:
@@ -266,17 +257,9 @@ class Rows:
         first, last = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
         if first is None:
             return 0
-        leaving = first + min(int((last - first) * ROOM), AT_ONCE)
-        for table, id in (("requests", "id"), ("details", "id"), ("sessions", "last_id")):
-            gone = self.connection.execute(f"DELETE FROM {table} WHERE {id} <= ?", (leaving,)).rowcount
-        return max(gone, 1)
-
-    def _delete_old(self, namespace: str, since: float) -> int:
-        query = "SELECT id FROM requests WHERE namespace = ? AND time < ? LIMIT ?"
-        ids = self.connection.execute(query, (namespace, since, AT_ONCE)).fetchall()
-        for table in ("requests", "details"):
-            self.connection.executemany(f"DELETE FROM {table} WHERE id = ?", ids)
-        return len(ids)
+        leaving = first + int((last - first) * ROOM)
+        self.connection.execute("DELETE FROM sessions WHERE last_id <= ?", (leaving,))
+        return self.connection.execute("DELETE FROM requests WHERE id <= ?", (leaving,)).rowcount
 
     def _thin(self, span: int) -> int:
         """Where there are too many sums, delete the oldest and smallest of the tenant that has most, and return how
@@ -297,7 +280,6 @@ class Rows:
         later are not written."""
         run = self.connection.execute
         run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (digest(namespace), now))
-        run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
         for table in ("fleet_sums", "fleet_sessions", "sessions", "sums", "requests"):
             gone = run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,)).rowcount
         return gone
@@ -326,9 +308,6 @@ def digest(name: str) -> bytes:
     return sha256(name.encode()).digest()
 
 
-# -- the file by its path --
-
-
 def _create(path: Path) -> None:
     """Create the file if there is none, for its owner alone. Raises DashboardFault.
 
@@ -336,24 +315,10 @@ def _create(path: Path) -> None:
     (sqlite.org/howtocorrupt.html, 2.2).
     """
     try:
-        with _alone(path.parent):
-            if not os.path.lexists(path):
-                for end in ("-wal", "-shm"):  # SQLite would take the log of a removed file for that of the new one
-                    path.with_name(path.name + end).unlink(missing_ok=True)
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        if not stat.S_ISREG(path.lstat().st_mode):
+        if not os.path.lexists(path):
+            path.touch(0o600)
+        if path.is_symlink() or not path.is_file():
             raise DashboardFault(f"{path} is no regular file: name another")
         path.chmod(0o600)
     except OSError as error:
         raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait for other processes that do the same in this folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

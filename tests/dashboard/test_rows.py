@@ -124,18 +124,6 @@ def test_numbers_that_upstream_invents_are_bounded(rows: Rows, reader: Reader) -
     assert sum(row["prompt_tokens"] for row in reader.sums(NOW)) == 3 * MOST
 
 
-def test_a_column_that_another_version_lacks_is_added(path: Path) -> None:
-    with closing(Rows(path, SIZE)) as rows:
-        rows.write(ended(3, at=NOW))
-        for table, column in (("requests", "words"), ("sessions", "moved"), ("sums", "reads")):
-            rows.connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-            rows.connection.execute(f"ALTER TABLE {table} ADD COLUMN later")
-    with closing(Rows(path, SIZE)) as rows, closing(Reader(path)) as reader:
-        assert rows.write(ended(3, 3, at=NOW)) == 3
-        assert len(reader.requests()) == 6 and len(reader.sessions()) == 1
-        assert [(row["requests"], row["reads"]) for row in reader.sums(NOW)] == [(6, 0)]
-
-
 # -- its size --
 
 
@@ -185,14 +173,6 @@ def test_rows_leave_after_their_retention(rows: Rows, reader: Reader) -> None:
     assert [row["namespace"] for row in reader.sessions()] == ["new", "new"]
     assert [row["requests"] for row in reader.sums(0.0)] == [20]
     assert (count(rows, "details"), count(rows, "sums", "namespace != 'new'")) == (20, 0)
-
-
-def test_many_old_rows_leave_in_small_transactions(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 7)
-    rows.write(ended(30))
-    rows.write(ended(1, 40, at=NOW))
-    rows.expire(lambda name: DAY, NOW)
-    assert count(rows, "requests") == 1
 
 
 def test_a_clock_that_was_ahead_keeps_no_older_rows(rows: Rows) -> None:
