@@ -11,11 +11,13 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import asdict
+
 from proxy.dashboard.access import Access, Viewer, use_link
 from proxy.dashboard.fleet import Fleet
 from proxy.dashboard.queries import Queries, Reader
 from proxy.dashboard.rows import Rows
-from proxy.dashboard.writer import Writer
+from proxy.dashboard.writer import Writer, Writing
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.plan.prices import price_of
 from proxy.policies.tenants import identify, retention
@@ -102,16 +104,8 @@ class Dashboard:
 
     def state(self) -> dict[str, Any]:
         """Return how the writing goes."""
-        if self._writer is None:
-            return {"off": True, "fault": MISSING, "written": 0, "dropped": 0, "file": None}
-        state = self._writer.state
-        return {
-            "off": state.off,
-            "fault": state.fault,
-            "written": state.written,
-            "dropped": state.dropped,
-            "file": str(self._settings.dashboard),
-        }
+        state = self._writer.state if self._writer else Writing(off=True, fault=MISSING)
+        return {**asdict(state), "file": str(self._settings.dashboard) if self._writer else None}
 
     async def health(self) -> Mapping[str, Any]:
         """Return the state of this process, and how the writing goes."""

@@ -98,23 +98,22 @@ class Access:
 def new_link(settings: Settings, address: str) -> str | None:
     """Return a link that opens the dashboard once, or None if there is no file, or a token to log in with. It replaces
     the last one."""
-    if settings.dashboard is None or settings.admin_token:
-        return None
     code = secrets.token_urlsafe(24)
-    try:
-        with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
-            rows.set_link(code)
-    except (DashboardFault, sqlite3.Error):
-        return None  # the dashboard is off, and says why
-    return f"{address}/_offload/login?once={code}"
+    made = _on_links(settings, lambda rows: rows.set_link(code))
+    return f"{address}/_offload/login?once={code}" if made else None
 
 
 def use_link(settings: Settings, code: str) -> bool:
     """Return whether this code was printed and never used. It cannot be used again."""
+    return _on_links(settings, lambda rows: rows.use_link(code))
+
+
+def _on_links(settings: Settings, work: Callable[[Rows], bool]) -> bool:
+    """Return what `work` returns; False if links open nothing, or if the dashboard is off, which says why."""
     if settings.dashboard is None or settings.admin_token:
         return False
     try:
         with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
-            return rows.use_link(code)
+            return work(rows)
     except (DashboardFault, sqlite3.Error):
         return False

@@ -75,11 +75,6 @@ class Fate(msgspec.Struct, frozen=True):
     """Why a result was sent whole: `small`, as no reference would be smaller, or `waiting` for an event."""
 
 
-def weight(prepared: Prepared | None) -> int:
-    """Return the bytes that a request holds until it is described."""
-    return len(prepared.body) if prepared is not None else 0
-
-
 def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
     """Return what a request shows, with its texts if `content` and its tenant's policy allow it."""
     planned = prepared.in_force if prepared is not None else None

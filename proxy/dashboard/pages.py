@@ -52,19 +52,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
-LOGIN = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Log in - Offload Proxy</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="stylesheet" href="static/dashboard.css"><link rel="icon" href="static/icon.svg"></head>
-<body class="login"><main><h1>Offload Proxy</h1>
-<p role="alert">{said}</p>
-{operator}
-<form method="post" action="login"><h2>Your own requests</h2>
-<label for="key">API key, as your client sends it</label>
-<input id="key" name="key" type="password" autocomplete="off" required>
-<button>Show my requests</button></form></main></body></html>
-"""
-
 WITH_TOKEN = """<form method="post" action="login"><h2>Operator</h2>
 <label for="token">Admin token (OFFLOAD_ADMIN_TOKEN)</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required>
@@ -75,22 +62,24 @@ started. It opens once. To log in again and again, start the proxy with OFFLOAD_
 
 USED = "This link has been used, or a later start of the proxy printed another one."
 
-Answer = Callable[["Request", Viewer], Awaitable[Any]]
+Read = Callable[[Reader, str | None, "Request"], Any]
+"""Returns what a page shows of a namespace, or of all."""
 
 
 def routes(dashboard: Dashboard) -> Sequence[Route]:
     """Return the routes."""
-    pages = _Pages(dashboard)
-    answers: dict[str, Answer] = {
-        "me": pages.me,
-        "requests": pages.requests,
-        "latency": pages.latency,
-        "names": pages.names,
-        "requests/{id}": pages.request,
-        "savings": pages.savings,
-        "sessions": pages.sessions,
-        "sessions/{session}": pages.session,
-        "health": pages.health,
+    pages, price = _Pages(dashboard), dashboard.price
+    reads: dict[str, Read] = {
+        "requests": lambda reader, own, asked: reader.requests(own, _wanted(asked), after=_number(asked, "after", 0)),
+        "requests/{id}": partial(_request, dashboard),
+        "latency": lambda reader, own, asked: reader.latency(own, _wanted(asked)),
+        "names": lambda reader, own, asked: reader.names(own),
+        "savings": lambda reader, own, asked: _savings(reader, own, asked, price),
+        "sessions": lambda reader, own, asked: _priced(reader.sessions(own, _wanted(asked)), price),
+        "sessions/{session}": lambda reader, own, asked: reader.session(_session(asked.path_params["session"]), own),
+    }
+    answers = {"me": pages.me, "health": pages.health} | {
+        path: partial(pages.read, read) for path, read in reads.items()
     }
     return [
         Route("/_offload/", pages.index),
@@ -121,22 +110,19 @@ class _Pages:
         code = request.query_params.get("once", "") if request.method != "HEAD" else ""  # as link checkers ask
         if request.method != "POST" and not code:
             return self._form("")
-        form, valid = await _form(request) if request.method == "POST" else {}, VALID
-        token, key = form.get("token", ""), form.get("key", "")
+        form = await _form(request) if request.method == "POST" else {}
+        valid, opens, namespace = VALID, False, None
         if code:
-            valid, opens = VALID_BY_LINK, await self._dashboard.opens(code)
-            cookie, said = self._access.cookie(None, valid) if opens else None, USED
-        elif token:
-            cookie, said = (
-                self._access.cookie(None) if self._access.is_admin(token) else None,
-                "This is not the admin token.",
-            )
+            valid, opens, said = VALID_BY_LINK, await self._dashboard.opens(code), USED
+        elif token := form.get("token", ""):
+            opens, said = self._access.is_admin(token), "This is not the admin token."
         else:
             try:
-                namespace, said = await self._dashboard.known(key)
+                namespace, said = await self._dashboard.known(form.get("key", ""))
             except DashboardFault as fault:
-                namespace, said = None, str(fault)
-            cookie = self._access.cookie(namespace) if namespace else None
+                said = str(fault)
+            opens = namespace is not None
+        cookie = self._access.cookie(namespace, valid) if opens else None
         if cookie is None:
             return self._form(said, 403)
         response = RedirectResponse("./", 303, HEADERS)
@@ -148,7 +134,8 @@ class _Pages:
 
     def _form(self, said: str, status: int = 200) -> Response:
         operator = WITH_TOKEN if self._access.has_token else WITH_LINK
-        return Response(LOGIN.format(said=escape(said), operator=operator), status, HEADERS, TYPES["html"])
+        page = _contents()["login.html"].decode().format(said=escape(said), operator=operator)
+        return Response(page, status, HEADERS, TYPES["html"])
 
     async def logout(self, request: Request) -> Response:
         response = RedirectResponse("login", 303, HEADERS)
@@ -157,7 +144,7 @@ class _Pages:
 
     # -- data --
 
-    async def answer(self, answer: Answer, request: Request) -> Response:
+    async def answer(self, answer: Callable[[Request, Viewer], Awaitable[Any]], request: Request) -> Response:
         """Answer with JSON, or with an error of ours."""
         try:
             viewer = await self._viewer(request)
@@ -170,8 +157,13 @@ class _Pages:
             body, status = _json({"error": {"message": error.message}}), error.status
         return Response(body, status, HEADERS, "application/json")
 
+    async def read(self, read: Read, request: Request, viewer: Viewer) -> Any:
+        return await self._dashboard.read(lambda reader: read(reader, viewer.namespace, request), viewer)
+
     async def me(self, request: Request, viewer: Viewer) -> Any:
         state = self._dashboard.state()
+        if not viewer.operator:
+            state = {"off": state["off"], "fault": state["fault"] and "ask whoever runs the proxy"}
         others: list[Row] = []
         with suppress(DashboardFault):
             others = await self._dashboard.read(lambda reader: reader.replicas(), viewer)
@@ -184,57 +176,8 @@ class _Pages:
             "replica": self._dashboard.replica,
             "replicas": others,
             "kinds": KINDS,
-            **(
-                state
-                if viewer.operator
-                else {"off": state["off"], "fault": state["fault"] and "ask whoever runs the proxy"}
-            ),
+            **state,
         }
-
-    async def requests(self, request: Request, viewer: Viewer) -> Any:
-        """A page of requests, or those that came after one."""
-        wanted, after = _wanted(request), _number(request, "after", 0)
-        return await self._dashboard.read(lambda reader: reader.requests(viewer.namespace, wanted, after=after), viewer)
-
-    async def latency(self, request: Request, viewer: Viewer) -> Any:
-        wanted = _wanted(request)
-        return await self._dashboard.read(lambda reader: reader.latency(viewer.namespace, wanted), viewer)
-
-    async def names(self, request: Request, viewer: Viewer) -> Any:
-        return await self._dashboard.read(lambda reader: reader.names(viewer.namespace), viewer)
-
-    async def request(self, request: Request, viewer: Viewer) -> Any:
-        id = _whole(request.path_params["id"])
-        found = (
-            None
-            if id is None
-            else await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace), viewer)
-        )
-        if found is None:
-            raise NotThere("Nothing is kept of this request")
-        if found["detail"] and not self._dashboard.shows_content(found["tenant"]):
-            messages = [{**one, "about": ""} for one in found["detail"]["messages"]]
-            found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
-        return found
-
-    async def savings(self, request: Request, viewer: Viewer) -> Any:
-        """What the first page and the one about savings show."""
-        period = request.query_params.get("period", "")
-        period = period if period in PERIODS else "month"
-        price, now = self._dashboard.price, time.time()
-        return await self._dashboard.read(partial(savings_page, period, now, viewer.namespace, price), viewer)
-
-    async def sessions(self, request: Request, viewer: Viewer) -> Any:
-        wanted = _wanted(request)
-        found = await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace, wanted), viewer)
-        return _priced(found, self._dashboard.price)
-
-    async def session(self, request: Request, viewer: Viewer) -> Any:
-        try:
-            session = int(request.path_params["session"][:16], 16)
-        except ValueError:
-            raise NotThere("There is no such session") from None
-        return await self._dashboard.read(lambda reader: reader.session(session % (1 << 63), viewer.namespace), viewer)
 
     async def health(self, request: Request, viewer: Viewer) -> Any:
         if not viewer.operator:
@@ -253,6 +196,23 @@ class _Pages:
             return Viewer() if token else None
         namespace, _ = await self._dashboard.known(token)
         return Viewer(namespace) if namespace else None
+
+
+def _request(dashboard: Dashboard, reader: Reader, own: str | None, asked: Request) -> Row:
+    """Return one request with its messages, and with their texts where that is still allowed. Raises NotThere."""
+    id = _whole(asked.path_params["id"])
+    found = None if id is None else reader.request(id, own)
+    if found is None:
+        raise NotThere("Nothing is kept of this request")
+    if found["detail"] and not dashboard.shows_content(found["tenant"]):
+        messages = [{**one, "about": ""} for one in found["detail"]["messages"]]
+        found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
+    return found
+
+
+def _savings(reader: Reader, own: str | None, asked: Request, price: Price) -> Any:
+    period = asked.query_params.get("period", "")
+    return savings_page(period if period in PERIODS else "month", time.time(), own, price, reader)
 
 
 def savings_page(period: str, now: float, namespace: str | None, price: Price, reader: Reader) -> Any:
@@ -282,9 +242,7 @@ def _priced(rows: Sequence[Row], price: Price) -> list[Row]:
 
 def _wanted(request: Request) -> Wanted:
     """Return which rows a page asks for."""
-    asked, session = request.query_params, None
-    with suppress(ValueError):
-        session = int(asked["session"][:16], 16) % (1 << 63) if asked.get("session") else None
+    asked = request.query_params
     seconds = PERIODS.get(asked.get("period", ""), (0, 0))[0]
     return Wanted(
         since=time.time() - seconds if seconds else 0.0,
@@ -292,11 +250,18 @@ def _wanted(request: Request) -> Wanted:
         model=asked.get("model", ""),
         outcome=asked.get("outcome", ""),
         text=asked.get("text", "")[:LONGEST_TEXT],
-        session=session,
+        session=_session(asked["session"]) if asked.get("session") else None,
         sort=asked.get("sort", ""),
         offset=_number(request, "offset", 0),
         limit=min(_number(request, "limit", PAGE), MOST),
     )
+
+
+def _session(name: str) -> int:
+    """Return a session's number: that of no session, if this is no name of one."""
+    with suppress(ValueError):
+        return int(name[:16], 16) % (1 << 63)
+    return -1
 
 
 def _json(answer: Any) -> bytes:
@@ -328,18 +293,13 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _static(name: str) -> Response:
-    found = _read(name)
-    if found is None:
+    if name not in _contents():
         raise NotThere("There is no such file")
-    return Response(found, 200, HEADERS, TYPES[name.rpartition(".")[2]])
+    return Response(_contents()[name], 200, HEADERS, TYPES[name.rpartition(".")[2]])
 
 
 @cache
 def _contents() -> dict[str, bytes]:
-    """Return every static file by its path."""
+    """Return every static file by its name."""
     found = (files("proxy.dashboard") / "static").iterdir()
     return {file.name: file.read_bytes() for file in found if file.name.rpartition(".")[2] in TYPES}
-
-
-def _read(name: str) -> bytes | None:
-    return _contents().get(name)

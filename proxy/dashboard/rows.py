@@ -138,10 +138,10 @@ class Rows:
         [value] = self.connection.execute("SELECT value FROM secret").fetchone()
         return bytes(value)
 
-    def set_link(self, code: str) -> None:
+    def set_link(self, code: str) -> bool:
         """Let this code open the dashboard once, and no earlier one."""
         self.connection.execute("DELETE FROM links")
-        self.connection.execute("INSERT INTO links VALUES (?)", (digest(code),))
+        return self.connection.execute("INSERT INTO links VALUES (?)", (digest(code),)).rowcount == 1
 
     def use_link(self, code: str) -> bool:
         """Return whether this code opens the dashboard. It does not open it again."""

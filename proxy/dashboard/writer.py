@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from proxy.dashboard.describe import describe, weight
+from proxy.dashboard.describe import NOTHING, Described, describe
 from proxy.dashboard.recorded import DAY, HOUR, Recorded
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault
@@ -62,15 +61,6 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
-class _Ended(NamedTuple):
-    """A request that waits for its row."""
-
-    time: float
-    outcome: Outcome
-    attempt: Prepared | None
-    content: bool
-
-
 class Writer:
     """Queues rows and writes them. `record` never blocks and never raises."""
 
@@ -83,13 +73,14 @@ class Writer:
     ) -> None:
         self._path, self._size = path, size
         self._retention, self._clock = retention, clock
-        self._queue: deque[_Ended] = deque()
+        self._queue: deque[tuple[float, Outcome, Prepared | None, bool]] = deque()
+        """Requests that ended: when, how, what is to be described, and whether with its texts."""
         self._batch: list[Recorded] = []
         """Described rows that are being written. They stay here if that fails."""
         self._most = BATCH
         """Rows of the next transaction: fewer after a failure."""
         self._came = self._left = 0
-        """Bytes that ever came with requests, and those that are no longer held: each is changed by one thread."""
+        """Bytes that ever came with requests, and those no longer held: each is changed by one thread."""
         self._wake, self._ended = threading.Event(), threading.Event()
         self._next_expiry = 0.0
         self._warn = logs.Limited(logger)
@@ -101,9 +92,8 @@ class Writer:
     def start(self) -> None:
         """Open the file and begin to write. If it cannot be used, warn, and drop all rows."""
         try:
-            rows = Rows(self._path, self._size)
-            self.secret = rows.secret()
-            rows.close()
+            with closing(Rows(self._path, self._size)) as rows:
+                self.secret = rows.secret()
         except sqlite3.OperationalError as error:
             self._failed(error)
         except (DashboardFault, sqlite3.Error) as error:
@@ -122,10 +112,11 @@ class Writer:
                 self.state.dropped += 1
                 continue
             attempt = attempts[place] if attempts else None
-            if attempt is not None and self._came - self._left + weight(attempt) > HELD:
-                attempt = None
-            self._came += weight(attempt)
-            self._queue.append(_Ended(now, outcome, attempt, content))
+            size = len(attempt.body) if attempt else 0
+            if self._came - self._left + size > HELD:
+                attempt, size = None, 0
+            self._came += size
+            self._queue.append((now, outcome, attempt, content))
         if len(self._queue) >= BATCH or self._came - self._left > HELD // 4:
             self._wake.set()
 
@@ -172,34 +163,28 @@ class Writer:
                 self._next_expiry, self.state.fault = now + HOUR, ""
 
     def _write_some(self, rows: Rows) -> None:
-        """Write the oldest of the rows that wait. Raises `sqlite3.Error`."""
+        """Write the oldest of the rows that wait. After a failure fewer are tried, so that a row which nobody can
+        write costs no other. Raises `sqlite3.Error`."""
         while self._queue and len(self._batch) < self._most:
-            ended = self._queue.popleft()
-            self._batch.append(_described(ended))
-            self._left += weight(ended.attempt)
+            time, outcome, attempt, content = self._queue.popleft()
+            self._batch.append(Recorded(time, outcome, *_described(attempt, content)))
+            self._left += len(attempt.body) if attempt else 0
         some = self._batch[: self._most]
         try:
             self.state.written += rows.write(some)
-        except sqlite3.OperationalError as error:  # the file is locked or full: one row that fails alone is lost
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                if len(some) == 1:
-                    self._drop(some)
-                self._most = max(len(some) // 4, 1)
-            raise
         except Exception as error:
-            if type(error) is sqlite3.DatabaseError:
-                raise
+            if type(error) is sqlite3.DatabaseError or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
+                raise  # the file is damaged or locked, so the rows wait
+            self._most = max(len(some) // 4, 1)
             if len(some) == 1:
-                self._drop(some)
-                logger.exception("a bug, in writing a row of the dashboard")
-            self._most = max(len(some) // 4, 1)  # a bug with one row costs no other
+                del self._batch[0]
+                self.state.dropped += 1
+                logger.exception("a row of the dashboard cannot be written")
+            if isinstance(error, sqlite3.OperationalError):  # the disk is full
+                raise
             return
         del self._batch[: len(some)]
         self._most, self.state.fault = BATCH, ""
-
-    def _drop(self, some: Sequence[Recorded]) -> None:
-        del self._batch[: len(some)]
-        self.state.dropped += len(some)
 
     def _seconds(self, namespace: str) -> float:
         kept = self._retention(namespace)
@@ -218,11 +203,10 @@ class Writer:
         self._batch.clear()
 
 
-def _described(ended: _Ended) -> Recorded:
-    """Return what is kept of a request. A bug in describing it costs no row."""
+def _described(attempt: Prepared | None, content: bool) -> Described:
+    """Return what is shown of a request. A bug in describing it costs no row."""
     try:
-        session, kinds, detail = describe(ended.attempt, content=ended.content)
+        return describe(attempt, content=content)
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
-        session = kinds = detail = None
-    return Recorded(ended.time, ended.outcome, session, kinds, detail)
+        return NOTHING
