@@ -148,7 +148,7 @@ def requests(outcomes: Sequence[Outcome]) -> None:
     """Log one line for each request."""
     for outcome in outcomes if _log.isEnabledFor(logging.INFO) else ():
         # Not `_log.info`, which searches the stack for its caller.
-        fields = {"fields": asdict(_bounded(outcome))}
+        fields = {"fields": _bounded(outcome)}
         _log.handle(_log.makeRecord(_log.name, logging.INFO, "", 0, "request", (), None, extra=fields))
 
 
@@ -217,8 +217,8 @@ class TextLines(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    fields: Mapping[str, object] = getattr(record, "fields", {})
-    return fields
+    fields: Mapping[str, object] | Outcome = getattr(record, "fields", {})
+    return asdict(fields) if isinstance(fields, Outcome) else fields
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -32,7 +32,7 @@ def logged() -> Iterator[list[Outcome]]:
 
     class Collects(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.extend(record.__dict__["fields"])
+            found.append(record.__dict__["fields"])
 
     logger, handler = logging.getLogger("proxy.request"), Collects()
     level = logger.level
