@@ -136,8 +136,6 @@ class Addition(StrEnum):
     """The place of the snapshot: a system message of ours, or text at the end of the client's."""
     THINKING = "thinking"
     """The client's signed thinking, which upstream takes only behind what it took before. We have changed that."""
-    SUMMARY = "summary"
-    """The task of a summary call that continues the conversation."""
     ANY = "any"
     """No addition in particular: upstream takes the conversation as the client sent it and not as we changed it."""
 

@@ -81,8 +81,6 @@ class _Request:
         self._tenant = tenant
         self._owner = tenant  # whose records the request reads; it writes some only once `_accepted`
         self._accepted = True
-        self._proved = False  # whether upstream answered a summary call with the request's credentials
-        self._own: Records | None = None  # where a snapshot that could not wait for that was stored
         self._records = Records(services.store.visit(), tenant.namespace)
         self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
         self.prepared = Prepared(b"", tenant)
@@ -185,8 +183,6 @@ class _Request:
             if not prepared.unplanned and not prepared.observed:
                 self._services.known.ask(tenant, self._client.headers)
             if rendered is not None and rendered.planned.plan.boundaries:
-                if self._own is not None:
-                    await self._services.summaries.adopt(rendered.planned, self._own, self._records)
                 summarise = partial(self._summarise, tenant, prepared.form)
                 await self._services.summaries.complete(rendered, self._records, tenant, summarise, waits=False)
         if rendered is not None:
@@ -245,13 +241,9 @@ class _Request:
             self._records.rounds(await self._run(planned.replies, size), planned.request.model),
         )
         rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
-        if not self._dialect.counts:
+        if not self._dialect.counts and (self._accepted or summaries.waits(rendered)):
             summarise = partial(self._summarise, prepared.tenant, prepared.form)
-            if self._accepted:
-                rendered = await summaries.complete(rendered, self._records, prepared.tenant, summarise)
-            elif summaries.waits(rendered):
-                self._own = Records(self._services.store.visit(), self._tenant.namespace)
-                rendered = await summaries.complete(rendered, self._own, prepared.tenant, summarise)
+            rendered = await summaries.complete(rendered, self._records, prepared.tenant, summarise)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(rendered.fitting, reader), size)
         return rendered
@@ -260,33 +252,27 @@ class _Request:
         """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
         changed, target = self._services.relay.changed, self._dialect.target(self._client.target)
         request = changed(self._client, tenant, body, self._dialect, form.without, first=False, target=target)
-        answer = await ask(self._services.upstream, request, self._dialect)
-        self._proved = self._proved or bool(answer.text)
-        return answer
+        return await ask(self._services.upstream, request, self._dialect)
 
     async def _compact(self, prepared: Prepared) -> bool:
         """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
         planned, summaries, reader = prepared.planned, self._services.summaries, self._services.reader
         assert planned is not None and prepared.request is not None
-        size, cut, records = planned.request.size, planned.cut(), self._records
-        if not self._accepted:
-            records = self._own = Records(self._services.store.visit(), self._tenant.namespace)
+        size, cut = planned.request.size, planned.cut()
         shown = await summaries.existing(cut if self._accepted else planned, self._records)
         rounds = await self._records.rounds(await self._run(planned.replies, size), planned.request.model)
         rendered = await self._run(partial(Rendered.of, cut, shown, rounds, reader), size)
         summarise = partial(self._summarise, prepared.tenant, prepared.form)
-        rendered = await summaries.complete(rendered, records, prepared.tenant, summarise, waits=True)
+        rendered = await summaries.complete(rendered, self._records, prepared.tenant, summarise, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
             return False
         self.prepared = replace(prepared, planned=cut, rendered=rendered)
-        if self._accepted or self._proved:
-            await self._was_accepted()
-            records = self._records
-            writing = f"{records.namespace}/{rendered.moves_name}"
-            await self._services.background.ended(writing, WRITING)  # the client drops the texts now
-        await summaries.existing(cut, records)  # it is used
+        await self._was_accepted()  # the summary's call was
+        writing = f"{self._records.namespace}/{rendered.moves_name}"
+        await self._services.background.ended(writing, WRITING)  # the client drops the texts now
+        await summaries.existing(cut, self._records)  # it is used
         text = shown_block(cut.transcript, rendered.shown)
-        if not await records.keep_compaction(text):
+        if not await self._records.keep_compaction(text):
             return False
         made = partial(compaction.reply, planned, self._client.path, text, reader)
         head, body = await self._run(made, size)

@@ -7,8 +7,8 @@ There is one flight for a record, and one at a time for a conversation. A reques
 so or if it does not fit the window otherwise. A snapshot that was paid for is stored even if the request that wanted
 it has ended. Between two processes, the store's *put if absent* decides. Whatever fails here, the request does not.
 
-A conversation is known by the boundaries of its plan: longer histories and forks inherit how it fared, and others do
-not, even if they begin with the same message.
+A record is stored after upstream has answered its call, and so accepted the request's credentials. Until a request was
+accepted, its flight is its own key's alone, and makes the call even if the record exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import SummaryBoundary, live
 from proxy.plan.summary import SummaryAnswer, shares
-from proxy.plan.turn import Addition, Hidden
+from proxy.plan.turn import Hidden
 from proxy.policy import Compress, Inject, Wait
 from proxy.requests import outcome
 from proxy.requests.planned import Planned
@@ -45,7 +45,6 @@ from proxy.threads import nobody_waits
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
     from proxy.requests.cache import MessageCache
-    from proxy.requests.windows import Known
     from proxy.stores.guarded import Guarded
     from proxy.telemetry.outcome import Outcome
     from proxy.threads import WorkPool
@@ -61,10 +60,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
 
 UNUSED_LIMIT, UNUSED_PAUSE = 20, 3600.0
 """A client that rewrites its past needs a new snapshot for every request, and never uses one twice. After so many
-unused ones in a row, conversations that begin alike get none for so many seconds, or until one of them is used."""
+unused ones in a row it gets none for so many seconds."""
 
 REMEMBERED = 10_000
-"""Records and beginnings of which it is remembered how they fared."""
+"""Conversations of which it is remembered how their summaries fared. Those that begin alike count as one."""
 
 STORE_SECONDS = 10.0
 """Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
@@ -77,10 +76,11 @@ Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 Flight = asyncio.Task[Snapshot | None]
 
 
-class _Fared(msgspec.Struct, frozen=True):
-    """How summaries fared: failures or unused ones in a row, and until when none is made."""
+class _Fared(msgspec.Struct):
+    """How a conversation's summaries fared: failures, and unused ones, in a row; and until when none is made."""
 
-    times: int = 0
+    failures: int = 0
+    unused: int = 0
     until: float = 0.0
 
 
@@ -91,22 +91,20 @@ class Summaries:
         self,
         store: Guarded,
         reader: MessageCache,
-        known: Known,
         threads: WorkPool,
         sink: Callable[[Outcome], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._reader = reader
-        self._known = known
         self._writer = SummaryWriter(reader.count, threads)
         self._sink = sink
         self._clock = clock
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[tuple[str, str], Flight] = {}
+        """By who asks, and the key of the record."""
         self._queued: Counter[str] = Counter()
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
-        self._failures: Lru[str, _Fared] = Lru(REMEMBERED)
-        self._unused: Lru[str, _Fared] = Lru(REMEMBERED)
+        self._fared: Lru[str, _Fared] = Lru(REMEMBERED)
 
     # -- for a request --
 
@@ -117,7 +115,8 @@ class Summaries:
         found = await records.snapshots(names) if names else []
         for boundary, snapshot in reversed(list(zip(boundaries, found, strict=True))):
             if snapshot is not None:
-                self._unused.discard(_begins(planned, records))
+                if fared := self._fared.get(_begins(planned, records.namespace)):
+                    fared.unused = 0
                 return _shown(planned, boundary, snapshot)
         return None
 
@@ -154,12 +153,6 @@ class Summaries:
             return Rendered.of(planned, rendered.shown, rendered.found, self._reader, planned.plan)
         return Rendered.of(planned, _shown(planned, boundary, snapshot), rendered.found, self._reader)
 
-    async def adopt(self, planned: Planned, made: Records, records: Records) -> None:
-        """Store a snapshot that was `made` before upstream took the request for the client's other requests."""
-        name = planned.snapshot_name(planned.plan.boundaries[-1])
-        if record := await made.snapshot(made.key("snapshots", name)):
-            await records.keep_snapshot(records.key("snapshots", name), record)
-
     async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """Make a snapshot for a caller who waits for it and keeps it, without record, shared flight or pause.
 
@@ -190,36 +183,31 @@ class Summaries:
     ) -> Flight | None:
         """Return the flight for this boundary's record, which is started if it may. If the request `waits`, one for an
         earlier boundary of the conversation is waited for first."""
-        planned = rendered.planned
-        *earlier, key = (records.key("snapshots", planned.snapshot_name(one)) for one in planned.plan.boundaries)
+        planned, caller = rendered.planned, tenant.namespace
+        *earlier, key = (
+            (caller, records.key("snapshots", planned.snapshot_name(one))) for one in planned.plan.boundaries
+        )
         while key not in self._flights and (before := self._flights.keys() & set(earlier)):
             if not waits:
                 return None
             await asyncio.wait([self._flights[one] for one in before])
-        begins = _begins(planned, records)
-        if key not in self._flights and not self._pauses([*earlier, key], begins, tenant.name):
+        begins = _begins(planned, caller)
+        fared = self._fared.get(begins) or _Fared()
+        pauses = fared.until > self._clock() or self._queued[tenant.name] >= QUEUE_PER_TENANT
+        if key not in self._flights and not pauses:
             measure = partial(_measured, planned, boundary, rendered.shown)
-            measured = await self._reader.pool.run(tenant.namespace, measure, planned.request.size)
+            measured = await self._reader.pool.run(caller, measure, planned.request.size)
             if key not in self._flights:
                 job = self._job(rendered, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1
                 with nullcontext() if waits else nobody_waits():
-                    self._flights[key] = asyncio.create_task(self._fly(job, key, earlier, begins))
+                    self._flights[key] = asyncio.create_task(self._fly(job, key, begins))
         return self._flights.get(key)
 
-    def _pauses(self, keys: Sequence[str], begins: str, tenant: str) -> bool:
-        """Whether the conversation with these keys gets no snapshot now."""
-        fared, unused = self._fared(keys), self._unused.get(begins) or _Fared()
-        return max(fared.until, unused.until) > self._clock() or self._queued[tenant] >= QUEUE_PER_TENANT
-
-    def _fared(self, keys: Sequence[str]) -> _Fared:
-        """Return how the conversation's newest flight fared."""
-        return next((found for key in reversed(keys) if (found := self._failures.get(key))), _Fared())
-
-    async def _fly(self, job: SummaryJob, key: str, earlier: Sequence[str], begins: str) -> Snapshot | None:
-        begun, spent, fault = self._clock(), Spent(), "the proxy ended"
+    async def _fly(self, job: SummaryJob, key: tuple[str, str], begins: str) -> Snapshot | None:
+        began, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
-            made = await self._made(job, key, spent)
+            made = await self._made(job, key[1], spent)
             fault = ""
             return made
         except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
@@ -230,40 +218,36 @@ class Summaries:
         finally:
             del self._flights[key]
             self._queued[job.tenant] -= 1
-            self._note(key, earlier, begins, fault)
-            self._report(job, spent, fault, self._clock() - begun)
+            self._note(job, begins, fault)
+            if fault or spent.calls:  # it is billed separately from the requests that it saves tokens for
+                self._sink(outcome.of_summary(job, spent, fault, self._clock() - began))
         return None
 
     async def _made(self, job: SummaryJob, key: str, spent: Spent) -> Snapshot:
         """Return the snapshot that exists, or make and store it, in one of the tenant's places."""
         async with self._places[job.tenant]:
-            records = Records(self._store.visit(), job.namespace)
-            if known := _decoded(await records.snapshot(key)):
-                return known
+            if key.startswith(f"{job.namespace}/"):
+                known = _decoded(await Records(self._store.visit(), job.namespace).snapshot(key))
+                if known is not None:
+                    return known
             async with asyncio.timeout(job.timeout):
                 made = await self._writer.write(job, spent)
             records = Records(self._store.visit(STORE_SECONDS), job.namespace)
             return _decoded(await records.keep_snapshot(key, msgspec.json.encode(made))) or made
 
-    def _note(self, key: str, earlier: Sequence[str], begins: str, fault: str) -> None:
+    def _note(self, job: SummaryJob, begins: str, fault: str) -> None:
         """Remember how a flight fared."""
+        fared = self._fared.get(begins) or _Fared()
         if fault:
-            times = self._fared([*earlier, key]).times + 1
-            pause = min(FIRST_PAUSE * 2 ** min(times - 1, 16), LONGEST_PAUSE)
-            self._failures.put(key, _Fared(times, self._clock() + pause))
-            return
-        self._failures.put(key, _Fared())
-        times = (self._unused.get(begins) or _Fared()).times + 1
-        self._unused.put(begins, _Fared(times))
-        if times >= UNUSED_LIMIT:
-            self._unused.put(begins, _Fared(0, self._clock() + UNUSED_PAUSE))
-            reason = f"none of {times} snapshots of conversations that begin alike was used; none for an hour"
-            logs.event(log, "no summary", logging.WARNING, namespace=begins.partition("/")[0], reason=reason)
-
-    def _report(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
-        """Record a summary: it is billed separately from the requests that it saves tokens for."""
-        if fault or spent.calls:
-            self._sink(outcome.of_summary(job, spent, fault, seconds))
+            fared.failures += 1
+            fared.until = self._clock() + min(FIRST_PAUSE * 2 ** min(fared.failures - 1, 16), LONGEST_PAUSE)
+        else:
+            fared.failures = 0
+            fared.unused += 1
+        if fared.unused >= UNUSED_LIMIT:
+            fault = f"none of {fared.unused} snapshots of conversations that begin alike was used; none for an hour"
+            fared.unused, fared.until = 0, self._clock() + UNUSED_PAUSE
+        self._fared.put(begins, fared)
         if fault:
             model = job.model[: logs.LONGEST]
             logs.event(log, "no summary", logging.WARNING, tenant=job.tenant, model=model, reason=fault)
@@ -285,8 +269,7 @@ class Summaries:
         limit, reply = group_limits(offload.compress, planned.room.window, left)
         if planned.room.window:
             left = planned.room.left(measured.tokens) + planned.room.reply
-        refusable = planned.refusable(tenant.namespace, Addition.SUMMARY)
-        rides = model == asked.model and left >= 2 * snapshot_tokens and not self._known.refuses(refusable)
+        rides = model == asked.model and left >= 2 * snapshot_tokens
         riding = partial(summary_on_prefix, planned, boundary, shown, rendered.found, min(left, planned.summary_limit))
         return SummaryJob(
             namespace=tenant.namespace,
@@ -312,7 +295,6 @@ class Summaries:
             stored=measured.stored,
             ask=ask,
             prices=offload,
-            rode=lambda taken: (self._known.accepted if taken else self._known.refused)(refusable),
         )
 
 
@@ -400,8 +382,9 @@ def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tupl
     return compress.group_token_threshold or history, reply
 
 
-def _begins(planned: Planned, records: Records) -> str:
-    return records.key(planned.summary_model, beginning(planned.history.measured).hex())
+def _begins(planned: Planned, namespace: str) -> str:
+    """Identifies the conversation. Those that begin with the same words of the user count as one."""
+    return f"{namespace}/{planned.summary_model}/{beginning(planned.history.measured).hex()}"
 
 
 def _shown(planned: Planned, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,8 +23,6 @@ from proxy.rawjson import encodable
 from proxy.requests import relay
 from proxy.threads import WorkPool
 from proxy.upstream.client import UpstreamClient, UpstreamRequest
-
-T = TypeVar("T")
 
 UNKNOWN_WINDOW = 64_000
 """Tokens of history for one call if the summary model's window is unknown (most have 128,000)."""
@@ -80,8 +77,6 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """Sends one body to the request's own upstream with its credentials."""
     prices: Offload = msgspec.field(default_factory=Offload)
     """Has what tokens cost."""
-    rode: Callable[[bool], None] = lambda taken: None
-    """Called with whether upstream took a call on the cached prefix, or refused it and took one on the originals."""
 
 
 class Spent(msgspec.Struct):
@@ -115,42 +110,6 @@ class TooLong(Exception):
         self.window = window
 
 
-class Calls:
-    """The calls for one snapshot, counted."""
-
-    def __init__(self, job: SummaryJob, spent: Spent) -> None:
-        self.job = job
-        self._left = job.max_calls
-        self.fault = ""
-        """Why the last answer could not be used. The next call tells the model."""
-        self._spent = spent
-
-    def left(self) -> int:
-        """Return how many more calls are allowed. Raises Failed if there are none."""
-        if not self._left:
-            raise Failed(f"no usable record within {self.job.max_calls} calls")
-        return self._left
-
-    async def ask(self, body: bytes) -> SummaryAnswer:
-        """Make one call. Raises UpstreamFault, TooLong, or Failed if no call is left or upstream refuses this one."""
-        self._left = self.left() - 1
-        answer = await self.job.ask(body)
-        self._spent.add(answer)
-        if answer.too_long:
-            raise TooLong(answer.window)
-        if answer.refused:
-            raise Refused(f"upstream answered {answer.status}")
-        if answer.status != 200:
-            raise Failed(f"upstream answered {answer.status}")
-        return answer
-
-    def unusable(self, fault: str) -> None:
-        """Note the fault for the next call. Raises Failed if it is the second in a row or no call is left."""
-        if self.fault or not self._left:
-            raise Failed(f"the model's answer cannot be used: {fault}")
-        self.fault = fault
-
-
 class SummaryWriter:
     """Makes the calls for snapshots. `count` takes a text and a model."""
 
@@ -160,91 +119,111 @@ class SummaryWriter:
 
     async def write(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """Return the snapshot. Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point."""
-        text = await self._text(Calls(job, spent), job.group_tokens or UNKNOWN_WINDOW)
-        count = self._counter(job.model)
-        whole = encodable(await self._off_loop(job, partial(_completed, job, text, count)))
-        tokens = await self._off_loop(job, lambda: count(whole))
-        return Snapshot(text=whole, tokens=tokens, model=encodable(job.model))
+        return await _Writing(job, spent, lambda text: self._count(text, job.model), self._threads).snapshot()
 
-    async def _text(self, calls: Calls, limit: int) -> str:
-        job = calls.job
-        if job.riding is None:
-            return await self._from_originals(calls, limit)
-        try:
-            text = await self._ride(calls, job.riding)
-        except TooLong as error:
-            return await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
-        except Refused:
-            text = await self._from_originals(calls, limit)
-            job.rode(False)
-            return text
-        job.rode(True)
-        return text
 
-    async def _ride(self, calls: Calls, riding: Callable[[str], bytes]) -> str:
-        """Return the record from calls on the prefix that upstream has cached. Raises TooLong and Refused."""
-        job = calls.job
+class _Writing:
+    """One snapshot in the making. All work on texts is done in a thread, because it grows with the conversation."""
 
-        def body() -> bytes:
-            return riding(summary.task(job.snapshot_tokens, job.store_dir, calls.fault))
+    def __init__(self, job: SummaryJob, spent: Spent, count: Callable[[str], int], threads: WorkPool) -> None:
+        self._job = job
+        self._spent = spent
+        self._count = count
+        self._run = partial(threads.run, job.namespace)
+        self._left = job.max_calls
+        self._fault = ""
+        """Why the last answer could not be used. The next call tells the model."""
 
-        while True:
-            if (text := await self._asked(calls, body)) is not None:
-                return text
+    async def snapshot(self) -> Snapshot:
+        text = await self._text()
+        whole = encodable(await self._run(lambda: _completed(self._job, text, self._count)))
+        tokens = await self._run(lambda: self._count(whole))
+        return Snapshot(text=whole, tokens=tokens, model=encodable(self._job.model))
 
-    async def _from_originals(self, calls: Calls, limit: int) -> str:
+    async def _text(self) -> str:
+        """Return the record from calls on the prefix that upstream has cached, or else from the originals."""
+        limit, riding = self._job.group_tokens or UNKNOWN_WINDOW, self._job.riding
+        if riding is not None:
+            try:
+                while True:
+                    if (text := await self._asked(lambda: riding(self._task()))) is not None:
+                        return text
+            except TooLong as error:
+                limit = min(limit, _room(self._job, error.window) or limit)
+            except Refused:
+                pass
+        return await self._from_originals(limit)
+
+    async def _from_originals(self, limit: int) -> str:
         """Record as much history per call as fits. Each call updates the record so far.
 
         A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
         """
-        job, made_so_far = calls.job, record.written(calls.job.earlier)
-        count = self._counter(job.model)
-        rest = await self._off_loop(job, job.history)
+        job, made_so_far = self._job, record.written(self._job.earlier)
+        rest = await self._run(job.history)
         while True:
             limit = max(limit, summary.LEAST_HISTORY)
-            fit = partial(summary.fitted, rest, limit, calls.left(), count, job.originals)
-            group, *behind = await self._off_loop(job, fit)
+            fit = partial(summary.fitted, rest, limit, self._calls_left(), self._count, job.originals)
+            group, *behind = await self._run(fit)
             try:
-                made = await self._asked(calls, partial(_group_body, job, group, made_so_far, calls.fault))
+                made = await self._asked(partial(self._group_body, group, made_so_far))
             except TooLong as error:
                 if limit <= summary.LEAST_HISTORY:
                     raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
-                limit = _smaller(job, limit, error.window)
+                limit = min(_room(job, error.window) or limit, limit // 2)
                 continue
             if made is not None:
                 made_so_far, rest = made, [turn for turns in behind for turn in turns]
                 if not rest:
                     return made_so_far
 
-    async def _asked(self, calls: Calls, body: Callable[[], bytes]) -> str | None:
-        """Return the record from one call, or None if another call is needed. Raises TooLong and Failed."""
-        job = calls.job
-        answer = await calls.ask(await self._off_loop(job, body))
+    def _task(self) -> str:
+        return summary.task(self._job.snapshot_tokens, self._job.store_dir, self._fault)
+
+    def _group_body(self, group: list[Section], earlier: str) -> bytes:
+        return self._job.alone(summary.fenced(summary.originals(group), earlier, self._task()))
+
+    def _calls_left(self) -> int:
+        """Return how many more calls are allowed. Raises Failed if there are none."""
+        if not self._left:
+            raise Failed(f"no usable record within {self._job.max_calls} calls")
+        return self._left
+
+    async def _asked(self, body: Callable[[], bytes]) -> str | None:
+        """Return the record from one call, or None if another call is needed.
+
+        Raises UpstreamFault, TooLong, and Failed if no call is left or the second answer in a row cannot be used.
+        """
+        job = self._job
+        self._left = self._calls_left() - 1
+        answer = await job.ask(await self._run(body))
+        self._spent.add(answer)
+        if answer.too_long:
+            raise TooLong(answer.window)
+        if answer.refused:
+            raise Refused(f"upstream answered {answer.status}")
+        if answer.status != 200:
+            raise Failed(f"upstream answered {answer.status}")
         accept = partial(
             record.accept,
             answer.text,
             job.snapshot_tokens,
             job.replaced_tokens,
-            self._counter(job.model),
+            self._count,
             finished=answer.finished,
             store_dir=job.store_dir,
             stored=job.stored,
             originals=job.originals,
         )
         try:
-            text = await self._off_loop(job, accept)
+            text = await self._run(accept)
         except Unusable as error:
-            calls.unusable(str(error))
+            if self._fault or not self._left:
+                raise Failed(f"the model's answer cannot be used: {error}") from error
+            self._fault = str(error)
             return None
-        calls.fault = ""
+        self._fault = ""
         return text
-
-    async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
-        """Run work in a thread, because its duration grows with the length of a conversation or a reply."""
-        return await self._threads.run(job.namespace, work)
-
-    def _counter(self, model: str) -> Callable[[str], int]:
-        return lambda text: self._count(text, model)
 
 
 def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
@@ -266,21 +245,6 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
 def _room(job: SummaryJob, window: int | None) -> int:
     """Return the tokens of history for one call in this window; 0 if the window is unknown."""
     return summary.shares(window, job.snapshot_tokens)[0] if window else 0
-
-
-def _smaller(job: SummaryJob, limit: int, window: int | None) -> int:
-    """Return the next limit to try after `limit` tokens were too many.
-
-    If upstream named a window, this is the room in it. Otherwise it is half of a computed limit, and only a quarter of
-    a guessed one, because calls are few.
-    """
-    room = _room(job, window)
-    return room if 0 < room < limit else limit // (2 if job.group_tokens else 4)
-
-
-def _group_body(job: SummaryJob, group: list[Section], earlier: str, fault: str) -> bytes:
-    task = summary.task(job.snapshot_tokens, job.store_dir, fault)
-    return job.alone(summary.fenced(summary.originals(group), earlier, task))
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------

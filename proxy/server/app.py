@@ -114,7 +114,7 @@ class App:
             self._metrics.watch_cache(cache, size)
         self._adviser = Adviser()
         self._known = Known(self._upstream, self._background, self._threads, self._metrics.learned)
-        self._summaries = Summaries(self._store, self._reader, self._known, self._threads, self._record)
+        self._summaries = Summaries(self._store, self._reader, self._threads, self._record)
         self._captures = Captures(settings, lambda: self._book.current)
         services = Services(
             settings=settings,

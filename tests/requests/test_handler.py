@@ -124,7 +124,7 @@ class World:
             relay=Relay(settings, upstream, self.outcomes.append),
             store=store,
             reader=reader,
-            summaries=Summaries(store, reader, known, threads, lambda outcome: None),
+            summaries=Summaries(store, reader, threads, lambda outcome: None),
             background=Background(100),
             threads=threads,
             known=known,
@@ -573,21 +573,3 @@ async def test_searches_of_one_request_share_one_budget(world: World, monkeypatc
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
     _, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
     assert [use.result for use in outcome.tool_uses] == ["refused"]
-
-
-@pytest.mark.parametrize(("ratio", "kind"), [(1.0, "untouched"), (2.0, "offloaded")])
-async def test_the_window_is_upstreams_and_so_are_its_tokens(world: World, ratio: float, kind: str) -> None:
-    """What fits by our count does not fit a model whose vocabulary needs twice as many tokens."""
-    world.policy = Policy(
-        upstream=Where(context_window=16_000),
-        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=100_000, unseen_limit=100_000, cached_read=0),
-    )
-    first = chat("word " * 700, more=True)
-    counted = {"prompt_tokens": int(3_700 * ratio), "completion_tokens": 1}
-    answer = json.dumps({"choices": [{"message": {"content": "Yes."}}], "usage": counted}).encode()
-    _, outcome = await world.ask(first, ScriptedReply(answer, headers=[JSON]))
-    assert outcome.kind == "untouched", outcome.words
-    second = json.loads(chat("word " * 700, more=True))
-    second["messages"] += [{"role": "assistant", "content": "Yes. " * 900}, {"role": "user", "content": "Sure?"}]
-    _, outcome = await world.ask(json.dumps(second).encode(), ScriptedReply(answer, headers=[JSON]))
-    assert outcome.kind == kind, outcome.words

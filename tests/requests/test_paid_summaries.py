@@ -23,7 +23,7 @@ from proxy.stores import Store, open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
 from tests.clock import turns
-from tests.requests.planning import OFFLOAD, SYSTEM, Counting, Json, knowing, planned
+from tests.requests.planning import OFFLOAD, SYSTEM, Counting, Json, planned
 from tests.requests.test_handler import MemoryStore
 
 TURNS = 100
@@ -43,10 +43,8 @@ class Process:
         self.paid = 0
         self.most = 0
         self._asking = 0
-        self._known, self._pool = knowing(), WorkPool("reading", 2)
-        self.summaries = Summaries(
-            self.guarded, MessageCache(Counting(), self._pool), self._known, self._pool, lambda outcome: None
-        )
+        self._pool = WorkPool("reading", 2)
+        self.summaries = Summaries(self.guarded, MessageCache(Counting(), self._pool), self._pool, lambda outcome: None)
 
     def records(self, namespace: str = "") -> Records:
         return Records(self.guarded.visit(), namespace)

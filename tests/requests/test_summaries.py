@@ -31,14 +31,13 @@ from proxy.requests.summaries import (
 )
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob
 from proxy.requests.summary_writer import ask as asked_upstream
-from proxy.requests.windows import FORGOTTEN_AFTER
 from proxy.stores.guarded import Guarded
 from proxy.telemetry.outcome import Outcome
 from proxy.threads import WorkPool
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
 from tests.clock import Clock, turns, until
-from tests.requests.planning import CUT, LAST, OFFLOAD, SYSTEM, USER, Json, knowing, planned, step
+from tests.requests.planning import CUT, LAST, OFFLOAD, SYSTEM, USER, Json, planned, step
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
 from tests.requests.test_handler import MemoryStore
 
@@ -71,9 +70,8 @@ class World:
         self.store = MemoryStore()
         self.guarded = Guarded(self.store, warn=lambda kind, text: None)
         self.pool = WorkPool("reading", 2)
-        self.known = knowing(clock=lambda: self.now)
         reader: Any = self
-        self.summaries = Summaries(self.guarded, reader, self.known, self.pool, self.outcomes.append, lambda: self.now)
+        self.summaries = Summaries(self.guarded, reader, self.pool, self.outcomes.append, lambda: self.now)
 
     # what of a reader is used here
     def count(self, text: str, model: str = "") -> int:
@@ -176,6 +174,7 @@ async def test_a_fault_of_ours_is_no_summary_and_no_error(world: World, monkeypa
         raise RuntimeError("another bug")
 
     monkeypatch.setattr(world.summaries, "_job", broken)
+    world.now += FIRST_PAUSE
     assert not await world.shows(said("another"))
     assert not world.summaries._flights
 
@@ -290,7 +289,7 @@ async def test_the_winners_bytes_are_used(world: World) -> None:
     world.gate.clear()
     waiting = asyncio.create_task(world.request())
     await until(lambda: bool(world.asked))
-    [key] = world.summaries._flights
+    [(_, key)] = world.summaries._flights
     winner = Snapshot("another process was first", 4, "m")
     world.store.records[key] = sealed(key, msgspec.json.encode(winner))
     world.gate.set()
@@ -329,7 +328,7 @@ async def test_failures_pause_a_conversation_longer_each_time(world: World) -> N
         assert len(world.asked) == number, "not yet"
         world.now += 1
         pause = min(pause * 2, LONGEST_PAUSE)
-    assert not await world.shows(said("another"))
+    assert not await world.shows(said("another", {"role": "user", "content": "other rules"}))
     assert len(world.asked) == 9, "another conversation is not held up"
 
 
@@ -362,13 +361,6 @@ async def test_what_nobody_uses_is_not_made_for_ever(world: World) -> None:
     assert await world.shows(other), "conversations that begin otherwise get theirs"
     world.now += UNUSED_PAUSE
     assert await world.shows(said("later"))
-
-
-async def test_one_use_shows_that_more_are_worth_making(world: World) -> None:
-    for number in range(2 * UNUSED_LIMIT):
-        assert await world.shows(said(str(number)))
-        if number % UNUSED_LIMIT == UNUSED_LIMIT // 2:
-            assert await world.shows(said(str(number)))
 
 
 # -- the job ----------------------------------------------------------------------------------------------------------
@@ -412,23 +404,6 @@ async def test_another_model_is_given_the_originals(world: World) -> None:
     _, made = await job(world, policy=policy(model="another"))
     assert made.riding is None
     assert json.loads(made.alone("x"))["model"] == "another"
-
-
-async def test_refused_rides_are_left_out_for_a_while(world: World) -> None:
-    async def rides(text: str, **members: Any) -> SummaryJob | None:
-        _, made = await job(world, said(text), **members)
-        return made if made.riding else None
-
-    made = await rides("1")
-    assert made
-    made.rode(False)
-    assert await rides("2"), "one refusal may have been chance"
-    for _ in range(2):
-        made.rode(False)
-    assert await rides("a") is None
-    assert await rides("b", model="another")
-    world.now += FORGOTTEN_AFTER
-    assert await rides("c")
 
 
 def test_limits_of_a_group() -> None:

@@ -27,7 +27,6 @@ class World:
     def __init__(self, *answers: SummaryAnswer | BaseException) -> None:
         self.answers = list(answers)
         self.asked: list[Any] = []
-        self.rode: list[bool] = []
         self.spent = Spent()
         self.fault = ""
 
@@ -61,7 +60,6 @@ class World:
             "references": dict,
             "stored": frozenset(),
             "ask": self.ask,
-            "rode": self.rode.append,
         }
         pool = WorkPool("reading", 2)
         writer = SummaryWriter(lambda text, _: len(text.split()), pool)
@@ -82,7 +80,7 @@ def of(words: str) -> SummaryAnswer:
 async def test_one_call_on_the_conversation_is_the_rule() -> None:
     world = World()
     assert await world.made() == Snapshot("the record", 2, "m")
-    assert [set(body) for body in world.asked] == [{"ride"}] and world.rode == [True]
+    assert [set(body) for body in world.asked] == [{"ride"}]
     assert world.spent == Spent(100, 20, 80, 1)
 
 
@@ -123,19 +121,19 @@ async def test_an_earlier_record_is_given_to_the_model_without_what_we_added() -
 async def test_too_long_to_ride_is_made_from_originals() -> None:
     world = World(TOO_LONG)
     assert await world.made()
-    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}] and world.rode == []
+    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}]
 
 
 async def test_refused_ride_is_made_from_originals_at_once() -> None:
     world = World(REFUSED)
     assert await world.made()
-    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}] and world.rode == [False]
+    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}]
 
 
 async def test_refused_originals_fail_and_teach_nothing() -> None:
     world = World(REFUSED, REFUSED)
     assert await world.made() is None
-    assert world.rode == [] and world.fault == "upstream answered 400"
+    assert world.fault == "upstream answered 400"
 
 
 @pytest.mark.parametrize("answer", [SummaryAnswer(500), UpstreamBroken("x")])
