@@ -1,17 +1,19 @@
 """The formats of other tools that `replay` reads, told apart by the members of a record.
 
 Session files of agents are in `sessions`; exports, which hold one request in each record, are here. Shapes as these
-versions write them: LiteLLM 1.106 (`StandardLoggingPayload`, `LiteLLM_SpendLogs`), Langfuse SDK 5.0, LangSmith SDK
-0.15, and OpenTelemetry's GenAI conventions (`gen_ai.input.messages`).
+versions write them: HAR 1.2, LiteLLM 1.106 (`StandardLoggingPayload`, `LiteLLM_SpendLogs`), Langfuse SDK 5.0,
+LangSmith SDK 0.15, and OpenTelemetry's GenAI conventions (`gen_ai.input.messages`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from msgspec import Raw
+import msgspec
 
 from proxy.cli.records import (
     CHAT,
@@ -21,85 +23,147 @@ from proxy.cli.records import (
     RecordReader,
     anthropic_usage,
     call,
+    cost,
     inside,
     loaded,
-    number,
 )
 from proxy.cli.sessions import ClaudeCode, Codex, Opencode
-from proxy.dialects.usage import Reported
-from proxy.rawjson import text_of
+from proxy.dialects import for_request
+from proxy.dialects.usage import Reported, reported
 
-Members = Mapping[str, Raw]
+HAR, ADDRESSED = "HAR entry", "request with its address"
+
+# -- requests with their address: batches, captures and HAR ------------------------------------------------------------
 
 
-class Format(NamedTuple):
-    """A format that we recognise."""
+def addressed(record: Json, body: bytes) -> Exported:
+    """A request of a batch or a capture, of which `body` has the bytes."""
+    try:
+        said = msgspec.convert(record.get("usage"), Reported | None)
+    except msgspec.ValidationError:
+        said = None
+    method = record.get("method") if isinstance(record.get("method"), str) else "POST"
+    return _sent(str(method), record["url"], body, said, str(record.get("namespace") or ""))
 
-    name: str
-    """As `replay` names it."""
-    sees: Callable[[Members], bool]
-    reader: Callable[[], RecordReader]
+
+def har(record: Json) -> Iterator[Exported]:
+    """An entry of a HAR. What else a browser loaded says nothing of a model."""
+    asked, reply = record["request"], record.get("response")
+    said = reported(_content(inside(reply, "content"))) if inside(reply, "status") == 200 else None
+    yield _sent(asked.get("method"), asked["url"], _content(asked.get("postData")), said)
+
+
+def _sent(method: Any, url: Any, body: bytes, said: Reported | None, caller: str = "") -> Exported:
+    try:
+        path = urlsplit(url).path.encode("utf-8", "surrogatepass")
+    except (ValueError, TypeError, AttributeError):
+        path = b""
+    dialect = for_request(str(method), path)
+    if dialect is None or dialect.counts:
+        return Exported(None)
+    return Exported(body, dialect.name, said, caller)
+
+
+def _content(content: Any) -> bytes:
+    """The bytes of a request or a reply in a HAR; empty if there are none."""
+    text, encoding = inside(content, "text"), inside(content, "encoding")
+    if not isinstance(text, str):
+        return b""
+    if str(encoding).lower() != "base64":
+        return text.encode("utf-8", "surrogatepass")
+    try:
+        return b64decode(text)
+    except ValueError:
+        return b""
 
 
 # -- exports: one request in each record -------------------------------------------------------------------------------
 
-
-class Each:
-    """A reader of records that have nothing to do with each other."""
-
-    def __init__(self, read: Callable[[Json], Iterator[Exported]]) -> None:
-        self._read = read
-
-    def take(self, record: Json) -> Iterator[Exported]:
-        return self._read(record)
-
-    def end(self) -> Iterator[Exported]:
-        yield from ()
+Path = tuple[str, ...]
 
 
-def litellm(record: Json) -> Iterator[Exported]:
-    """A row of LiteLLM's spend logs, or a `StandardLoggingPayload`."""
-    usage = inside(record, "response", "usage")
-    caller = str(record.get("api_key") or inside(record, "metadata", "user_api_key_hash") or "")
-    request = loaded(record.get("proxy_server_request"))
-    body = inside(request, "body") or request
-    if not (isinstance(body, dict) and ("messages" in body or "input" in body)):
-        history, parameters = loaded(record.get("messages")), loaded(record.get("model_parameters"))
-        key = "input" if "responses" in str(record.get("call_type")) else "messages"
-        body = {**(parameters if isinstance(parameters, dict) else {}), "model": record.get("model"), key: history}
-        if not isinstance(history, list) or not history:
-            yield Exported(None, why="LiteLLM kept no messages; `store_prompts_in_spend_logs: true` keeps them")
-            return
-    api = MESSAGES if record.get("call_type") == "anthropic_messages" else ""
-    yield Exported(body, api, _any_usage(usage), caller)
+class Export(NamedTuple):
+    """Where an export keeps a request: for each part, the paths at which it may stand."""
+
+    body: Sequence[Path]
+    """A whole body, or the list of its messages."""
+    missing: str
+    """Why there may be none, and what to do about that."""
+    model: Sequence[Path] = (("model",),)
+    tools: Sequence[Path] = ()
+    usage: Sequence[Path] = (("usage",),)
+    caller: Sequence[Path] = ()
+    wanted: tuple[str, str] | None = None
+    """A member and its value, without which a record asks no model."""
 
 
-def langfuse(record: Json) -> Iterator[Exported]:
-    """An observation, as Langfuse exports it from its pages, its API, or to a blob storage."""
-    if str(record.get("type")).upper() != "GENERATION":
+LITELLM = Export(
+    body=(("proxy_server_request", "body"), ("proxy_server_request",), ("messages",)),
+    missing="LiteLLM kept no messages; `store_prompts_in_spend_logs: true` keeps them",
+    tools=(("model_parameters", "tools"),),
+    usage=(("response", "usage"),),
+    caller=(("api_key",), ("metadata", "user_api_key_hash")),
+)
+LANGFUSE = Export(
+    body=(("input",),),
+    missing="Langfuse kept no list of messages as the input",
+    model=(("model",), ("provided_model_name",), ("providedModelName",), ("internal_model",)),
+    usage=(("usageDetails",), ("usage_details",)),
+    wanted=("type", "GENERATION"),
+)
+LANGSMITH = Export(
+    body=(("inputs",),),
+    missing="LangSmith kept no list of messages as the input",
+    model=(("extra", "invocation_params", "model"), ("extra", "metadata", "ls_model_name")),
+    tools=(("extra", "invocation_params", "tools"),),
+    usage=(("outputs", "usage_metadata"), ("extra", "metadata", "usage_metadata")),
+    wanted=("run_type", "LLM"),
+)
+HELICONE = Export(
+    body=(("request_body",),),
+    missing="Helicone exported no body; export again with --include-body",
+    usage=(("response_body", "usage"),),
+    caller=(("request_user_id",),),
+)
+STORED = Export(
+    body=(("messages",), ("input",)),
+    missing="a stored completion has no messages; add those of GET /chat/completions/ID/messages as `messages`",
+    tools=(("tools",),),
+)
+
+
+def exported(record: Json, shape: Export) -> Iterator[Exported]:
+    """The request in a record of this shape."""
+    if shape.wanted and str(record.get(shape.wanted[0])).upper() != shape.wanted[1]:
         return
-    given = loaded(record.get("input"))
-    model = next((record[key] for key in _LANGFUSE_MODELS if record.get(key)), "")
-    yield _from_input(given, str(model), inside(record, "usageDetails") or inside(record, "usage_details"), "Langfuse")
-
-
-_LANGFUSE_MODELS = ("model", "provided_model_name", "providedModelName", "internal_model")
-
-
-def langsmith(record: Json) -> Iterator[Exported]:
-    """A run of LangSmith: of a wrapped SDK, or of LangChain, whose messages are constructors."""
-    if record.get("run_type") != "llm":
+    found = (loaded(inside(record, *path)) for path in shape.body)
+    body = next((made for made in map(_as_body, found) if made), None)
+    if body is None:
+        yield Exported(None, why=shape.missing)
         return
-    inputs, parameters = record.get("inputs") or {}, inside(record, "extra", "invocation_params") or {}
-    history = loaded(inputs.get("messages"))
-    if isinstance(history, list) and history and isinstance(history[0], list):
-        history = history[0]
-    if isinstance(history, list):
-        history = [_langchain(one) if isinstance(one, dict) and "lc" in one else one for one in history]
-    model = inputs.get("model") or parameters.get("model") or inside(record, "extra", "metadata", "ls_model_name")
-    given = {"tools": parameters.get("tools"), **inputs, "messages": history} if history else inputs
-    usage = inside(record, "outputs", "usage_metadata") or inside(record, "extra", "metadata", "usage_metadata")
-    yield _from_input(given, str(model or ""), usage, "LangSmith")
+    if "responses" in str(record.get("call_type")) and "messages" in body:
+        body["input"] = body.pop("messages")  # LiteLLM calls the history of every API its messages
+    own = {"model": str(_first(record, shape.model) or ""), "tools": _first(record, shape.tools)}
+    whole = {key: value for key, value in (own | body).items() if value is not None}
+    anthropic = record.get("call_type") == "anthropic_messages" or "/messages" in str(record.get("request_path"))
+    caller = str(_first(record, shape.caller) or "")
+    yield Exported(whole, MESSAGES if anthropic else "", _usage(_first(record, shape.usage)), caller)
+
+
+def _as_body(given: Any) -> Json | None:
+    """The body of what may be one, or its messages, some of which are LangChain's."""
+    body = dict(given) if isinstance(given, dict) else {"messages": given}
+    for key in ("messages", "input"):
+        history = loaded(body.get(key))
+        if isinstance(history, list) and history:
+            history = history[0] if isinstance(history[0], list) else history
+            body[key] = [_langchain(one) if isinstance(one, dict) and "lc" in one else one for one in history]
+            return body
+    return None
+
+
+def _first(record: Json, paths: Sequence[Path]) -> Any:
+    return next((found for path in paths if (found := inside(record, *path))), None)
 
 
 _LANGCHAIN = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": "assistant", "ToolMessage": "tool"}
@@ -118,26 +182,22 @@ def _langchain(message: Json) -> Json:
     return made
 
 
-def helicone(record: Json) -> Iterator[Exported]:
-    """A request that Helicone exports, with its bodies."""
-    body = loaded(record.get("request_body"))
-    if not isinstance(body, dict) or not ("messages" in body or "input" in body):
-        yield Exported(None, why="Helicone exported no body; export again with --include-body")
-        return
-    usage = inside(record, "response_body", "usage")
-    api = MESSAGES if str(record.get("request_path")).rstrip("/").endswith("/messages") else ""
-    yield Exported(body, api, _any_usage(usage), str(record.get("request_user_id") or ""))
+def _usage(usage: Any) -> Reported | None:
+    """Usage in the names of OpenAI, Anthropic or LangChain; None if it does not say how many tokens were cached."""
+    if inside(usage, "cache_read_input_tokens") is not None:
+        return anthropic_usage(usage)
+    for details, cached in (
+        ("prompt_tokens_details", "cached_tokens"),
+        ("input_tokens_details", "cached_tokens"),
+        ("input_token_details", "cache_read"),
+    ):
+        if (tokens := inside(usage, details, cached)) is not None:
+            prompt = inside(usage, "prompt_tokens") or inside(usage, "input_tokens")
+            return cost(prompt, inside(usage, "completion_tokens") or inside(usage, "output_tokens"), tokens)
+    return None
 
 
-def stored_completion(record: Json) -> Iterator[Exported]:
-    """A chat completion that OpenAI stored. Its messages are a list of their own in the API."""
-    history = record.get("messages") or record.get("input")
-    if not isinstance(history, list):
-        why = "a stored completion has no messages; add those of GET /chat/completions/ID/messages as `messages`"
-        yield Exported(None, why=why)
-        return
-    body = {"model": record.get("model"), "messages": history, "tools": record.get("tools")}
-    yield Exported({key: value for key, value in body.items() if value}, CHAT, _any_usage(record.get("usage")))
+# -- OpenTelemetry -----------------------------------------------------------------------------------------------------
 
 
 def otlp(record: Json) -> Iterator[Exported]:
@@ -154,9 +214,9 @@ def span(record: Json) -> Iterator[Exported]:
     if isinstance(found, list):
         found = {one["key"]: _plain(one.get("value") or {}) for one in found if "key" in one}
     model = str(found.get("gen_ai.request.model") or found.get("langfuse.observation.model.name") or "")
-    if found.get("langfuse.observation.type") == "generation":
-        usage = loaded(found.get("langfuse.observation.usage_details"))
-        yield _from_input(loaded(found.get("langfuse.observation.input")), model, usage, "Langfuse's span")
+    if kind := found.get("langfuse.observation.type"):
+        given, usage = found.get("langfuse.observation.input"), found.get("langfuse.observation.usage_details")
+        yield from exported({"type": kind, "model": model, "input": given, "usage_details": loaded(usage)}, LANGFUSE)
         return
     if not any(key.startswith("gen_ai.") for key in found):
         return
@@ -164,14 +224,12 @@ def span(record: Json) -> Iterator[Exported]:
     if not isinstance(history, list):
         yield Exported(None, why="the span has no `gen_ai.input.messages`; have your instrumentation capture content")
         return
-    system = loaded(found.get("gen_ai.system_instructions")) or []
+    system, tools = loaded(found.get("gen_ai.system_instructions")), loaded(found.get("gen_ai.tool.definitions"))
     opening = [{"role": "system", "content": _contents(system)}] if system else []
-    tools = loaded(found.get("gen_ai.tool.definitions"))
     body = {"model": model, "messages": [*opening, *(each for one in history for each in _parts(one))]}
-    prompt, cached = found.get("gen_ai.usage.input_tokens"), found.get("gen_ai.usage.cache_read.input_tokens")
-    said = Reported(number(prompt), number(found.get("gen_ai.usage.output_tokens")), number(cached) or None)
-    body |= {"tools": tools} if isinstance(tools, list) and tools else {}
-    yield Exported(body, CHAT, said if said.prompt else None)
+    spent = [found.get(f"gen_ai.usage.{name}") for name in ("input_tokens", "output_tokens", "cache_read.input_tokens")]
+    said = cost(*spent) if spent[2] else None
+    yield Exported(body | ({"tools": tools} if isinstance(tools, list) and tools else {}), CHAT, said)
 
 
 def _plain(value: Json) -> Any:
@@ -194,79 +252,61 @@ def _parts(message: Json) -> Iterator[Json]:
     said = [call(one.get("id") or "", one.get("name") or "", one.get("arguments")) for one in calls]
     text = _contents([part for part in parts if part.get("type") in ("text", "reasoning")])
     if said or text or not results:
-        yield {
-            "role": message.get("role", "user"),
-            "content": text or None,
-            **({"tool_calls": said} if said else {}),
-        }
+        made = {"role": message.get("role", "user"), "content": text or None}
+        yield {**made, "tool_calls": said} if said else made
     for one in results:
         answer = one.get("response", one.get("result", ""))
         content = answer if isinstance(answer, str) else json.dumps(answer)
         yield {"role": "tool", "tool_call_id": one.get("id") or "", "content": content}
 
 
-def _from_input(given: Any, model: str, usage: Any, whose: str) -> Exported:
-    """The request of what a tracer calls its input: messages, or a body with them."""
-    body = given if isinstance(given, dict) else {"messages": given}
-    if not any(isinstance(body.get(key), list) and body[key] for key in ("messages", "input")):
-        return Exported(None, why=f"{whose} kept no list of messages as the input")
-    body = {key: value for key, value in body.items() if value is not None}
-    return Exported({"model": model, **body}, "", _any_usage(usage))
-
-
-# -- what a reply cost -------------------------------------------------------------------------------------------------
-
-
-def _any_usage(usage: Any) -> Reported | None:
-    """Usage in OpenAI's names or LangChain's; None if it does not say how many tokens were cached."""
-    if inside(usage, "cache_read_input_tokens") is not None:
-        return anthropic_usage(usage)
-    prompt = number(inside(usage, "prompt_tokens")) or number(inside(usage, "input_tokens"))
-    completion = number(inside(usage, "completion_tokens")) or number(inside(usage, "output_tokens"))
-    for details, cached in (
-        ("prompt_tokens_details", "cached_tokens"),
-        ("input_tokens_details", "cached_tokens"),
-        ("input_token_details", "cache_read"),
-    ):
-        if (tokens := inside(usage, details, cached)) is not None:
-            return Reported(prompt, completion, min(number(tokens), prompt)) if prompt else None
-    return None
-
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _has(*names: str) -> Callable[[Members], bool]:
-    return lambda members: all(name in members for name in names)
+class Format(NamedTuple):
+    """A format that we recognise."""
+
+    name: str
+    """As `replay` names it."""
+    sees: Callable[[Json], bool]
+    reader: Callable[[], RecordReader]
+
+
+class Each(RecordReader):
+    """A reader of records that have nothing to do with each other."""
+
+    def __init__(self, read: Callable[[Json], Iterator[Exported]]) -> None:
+        self._read = read
+
+    def take(self, record: Json) -> Iterator[Exported]:
+        return self._read(record)
+
+
+def _has(*names: str, one_of: Sequence[str] = ()) -> Callable[[Json], bool]:
+    """Whether a record has all of these members, and one of the others if there are some."""
+    return lambda record: record.keys() >= set(names) and (not one_of or not record.keys().isdisjoint(one_of))
 
 
 def _each(read: Callable[[Json], Iterator[Exported]]) -> Callable[[], RecordReader]:
     return lambda: Each(read)
 
 
-def _is_claude(members: Members) -> bool:
-    return "type" in members and ("sessionId" in members or "leafUuid" in members or "isSnapshotUpdate" in members)
+def _of(shape: Export) -> Callable[[], RecordReader]:
+    return lambda: Each(lambda record: exported(record, shape))
 
 
 FORMATS = (
-    Format("Claude Code's session", _is_claude, ClaudeCode),
+    Format(HAR, lambda record: inside(record, "request", "url") is not None, _each(har)),
+    Format("Claude Code's session", _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")), ClaudeCode),
     Format("Codex's session", _has("timestamp", "type", "payload"), Codex),
     Format("opencode's session", _has("session", "message", "parts"), Opencode),
-    Format("LiteLLM's log", lambda one: "call_type" in one and ("messages" in one or "spend" in one), _each(litellm)),
-    Format("LangSmith's run", _has("run_type", "inputs"), _each(langsmith)),
-    Format("Helicone's request", lambda one: "request_id" in one and "request_model" in one, _each(helicone)),
-    Format("OpenTelemetry's spans", lambda one: "resourceSpans" in one or "resource_spans" in one, _each(otlp)),
+    Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), _of(LITELLM)),
+    Format("LangSmith's run", _has("run_type", "inputs"), _of(LANGSMITH)),
+    Format("Helicone's request", _has("request_id", "request_model"), _of(HELICONE)),
+    Format("OpenTelemetry's spans", _has(one_of=("resourceSpans", "resource_spans")), _each(otlp)),
     Format("OpenTelemetry's span", _has("attributes", "context", "kind"), _each(span)),
-    Format(
-        "Langfuse's observation",
-        lambda one: "type" in one and "input" in one and ("traceId" in one or "trace_id" in one),
-        _each(langfuse),
-    ),
-    Format(
-        "OpenAI's stored completion",
-        lambda one: text_of(one.get("object")) == "chat.completion",
-        _each(stored_completion),
-    ),
+    Format("Langfuse's observation", _has("type", "input", one_of=("traceId", "trace_id")), _of(LANGFUSE)),
+    Format("OpenAI's stored completion", lambda record: record.get("object") == "chat.completion", _of(STORED)),
 )
 """In the order in which they are tried. A record of none of them is a request's body."""
 

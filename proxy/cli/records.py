@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw
 
 from proxy.dialects.usage import Reported
 
@@ -18,7 +17,7 @@ CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 class Exported(NamedTuple):
     """One request in a record."""
 
-    body: Json | None
+    body: Json | bytes | None
     """None: there is none, and `why` says so."""
     api: str = ""
     """The dialect's name; empty: the body shows it."""
@@ -27,17 +26,19 @@ class Exported(NamedTuple):
     why: str = ""
 
 
-class RecordReader(Protocol):
+class RecordReader:
     """Reads the records of one file in their order."""
 
     def take(self, record: Json) -> Iterator[Exported]:
         """Yield the requests that are complete with this record."""
+        raise NotImplementedError
 
     def end(self) -> Iterator[Exported]:
         """Yield what is left at the file's end."""
+        yield from ()
 
 
-def value_of(raw: bytes | Raw) -> Any:
+def value_of(raw: bytes) -> Any:
     """Return a JSON value, also one with half surrogate pairs. Raises ValueError."""
     try:
         return msgspec.json.decode(raw)
@@ -99,6 +100,9 @@ def whole_conversation(body: Json) -> str:
     return ""
 
 
+# -- parts of chat messages, and what a reply cost ---------------------------------------------------------------------
+
+
 def texts(parts: Iterable[Json]) -> str:
     return "\n".join(part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str))
 
@@ -108,7 +112,12 @@ def call(name: str, function: str, arguments: Any) -> Json:
     return {"id": name, "type": "function", "function": {"name": function, "arguments": text}}
 
 
+def cost(prompt: Any, completion: Any, cached: Any, *apart: Any) -> Reported | None:
+    """What a reply cost; None if the input is not known. Some count what is cached or `apart` beside the prompt."""
+    whole = number(prompt) + sum(map(number, apart))
+    return Reported(whole, number(completion), min(number(cached), whole)) if whole else None
+
+
 def anthropic_usage(usage: Any) -> Reported | None:
-    cached = number(inside(usage, "cache_read_input_tokens"))
-    prompt = number(inside(usage, "input_tokens")) + cached + number(inside(usage, "cache_creation_input_tokens"))
-    return Reported(prompt, number(inside(usage, "output_tokens")), cached) if prompt else None
+    cached, written = inside(usage, "cache_read_input_tokens"), inside(usage, "cache_creation_input_tokens")
+    return cost(inside(usage, "input_tokens"), inside(usage, "output_tokens"), cached, cached, written)

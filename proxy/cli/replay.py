@@ -14,7 +14,8 @@ from typing import TextIO
 
 import msgspec
 
-from proxy.cli.recordings import BODY, ENVELOPE, HAR, at_home, named, requests
+from proxy.cli.formats import ADDRESSED, HAR
+from proxy.cli.recordings import BODY, at_home, named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.cli.words import harmless, several, table
@@ -105,7 +106,7 @@ def headline(tallies: Sequence[Tally], *, recommend: bool = False) -> Iterator[s
     if recommend and (best := recommended(tallies)) is not None:
         yield f"recommended: {best.name}. It costs least, and at most a tenth of the sessions cost more"
     expanded, sources = tallies[0].expanded, tallies[0].sources
-    if sources.keys() - {BODY, HAR, ENVELOPE}:
+    if sources.keys() - {BODY, HAR, ADDRESSED}:
         yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
     if expanded:
         yield f"{several(expanded, 'request')} are turns of whole conversations: one for each reply in them"

@@ -14,17 +14,17 @@ from proxy.cli.records import (
     RESPONSES,
     Exported,
     Json,
+    RecordReader,
     anthropic_usage,
     call,
+    cost,
     inside,
     is_reply,
-    number,
     texts,
 )
-from proxy.dialects.usage import Reported
 
 
-class ClaudeCode:
+class ClaudeCode(RecordReader):
     """`~/.claude/projects/*/*.jsonl`: a line for each block of a reply, each result, and much that is only shown."""
 
     def __init__(self) -> None:
@@ -46,7 +46,8 @@ class ClaudeCode:
             case "attachment":
                 self._attached(record, history)
             case "user":
-                history.append(_said(record["message"]))
+                message = record["message"]
+                history.append({"role": message.get("role", "user"), "content": message.get("content", "")})
             case "assistant" if inside(record, "message", "model") != "<synthetic>":
                 yield from self._reply(record["message"], side, history)
 
@@ -75,15 +76,8 @@ class ClaudeCode:
         body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": list(map(dict, history))}
         return {**body, **({"system": self._system} if self._system else {}), **({"tools": tools} if tools else {})}
 
-    def end(self) -> Iterator[Exported]:
-        yield from ()
 
-
-def _said(message: Json) -> Json:
-    return {"role": message.get("role", "user"), "content": message.get("content", "")}
-
-
-class Codex:
+class Codex(RecordReader):
     """`~/.codex/sessions/**/rollout-*.jsonl`: items of the Responses API, with what a reply cost after it."""
 
     def __init__(self) -> None:
@@ -126,14 +120,15 @@ class Codex:
 
     def _asked(self, usage: Any) -> Iterator[Exported]:
         if self._waiting is not None:
-            yield Exported(self._waiting, RESPONSES, _codex(usage))
+            spent = [inside(usage, name) for name in ("input_tokens", "output_tokens", "cached_input_tokens")]
+            yield Exported(self._waiting, RESPONSES, cost(*spent))
             self._waiting = None
 
     def end(self) -> Iterator[Exported]:
         yield from self._asked(None)
 
 
-class Opencode:
+class Opencode(RecordReader):
     """`opencode.db`: rows of messages, each with its parts, as `recordings` reads them from the database."""
 
     def __init__(self) -> None:
@@ -149,9 +144,8 @@ class Opencode:
             self._messages.append({"role": "user", "content": texts(parts)})
             return
         tokens = message.get("tokens") or {}
-        cached = number(inside(tokens, "cache", "read"))
-        prompt = number(tokens.get("input")) + cached + number(inside(tokens, "cache", "write"))
-        said = Reported(prompt, number(tokens.get("output")), cached) if prompt else None
+        cached, written = inside(tokens, "cache", "read"), inside(tokens, "cache", "write")
+        said = cost(tokens.get("input"), tokens.get("output"), cached, cached, written)
         body = {"model": message.get("modelID", ""), "messages": list(self._messages), "tools": [*self._used.values()]}
         yield Exported(body, CHAT, said, self._session)
         self._messages += self._reply(parts)
@@ -167,12 +161,3 @@ class Opencode:
             state = one.get("state") or {}
             output = state.get("output") or state.get("error") or ""
             yield {"role": "tool", "tool_call_id": one["callID"], "content": output}
-
-    def end(self) -> Iterator[Exported]:
-        yield from ()
-
-
-def _codex(usage: Any) -> Reported | None:
-    prompt = number(inside(usage, "input_tokens"))
-    cached = number(inside(usage, "cached_input_tokens"))
-    return Reported(prompt, number(inside(usage, "output_tokens")), cached) if prompt else None
