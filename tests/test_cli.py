@@ -432,21 +432,6 @@ def test_a_proxy_that_was_told_to_stop_ended_well(tmp_path: Path) -> None:
         assert (process.wait(30), process.stderr.read()) == (0, "")
 
 
-def test_interrupting_a_command_is_exit_code_130() -> None:
-    """Here one that waits for a store that never answers."""
-    pytest.importorskip("redis")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        start("store", "ls", "--store", f"redis://127.0.0.1:{silent.getsockname()[1]}/0") as process,
-    ):
-        connection, _ = silent.accept()
-        with connection:
-            assert connection.recv(1)  # it has asked, and waits: connecting itself is cut off in other ways
-            process.send_signal(signal.SIGINT)
-            assert process.stderr is not None
-            assert (process.wait(30), process.stderr.read()) == (130, "")
-
-
 def test_a_key_leads_to_its_namespace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

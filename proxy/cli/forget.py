@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import msgspec
@@ -27,49 +27,42 @@ RECENT = 60.0
 """Seconds since a record was written within which a proxy may still be writing others."""
 
 SETTLED = 2.0
-"""Seconds until the next look for what a proxy was still writing: longer than it takes for one record, or gives up."""
-
-PATIENCE = 60.0
-"""Seconds until the last look."""
+"""Seconds until a second look for what a proxy was still writing."""
 
 
 def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
     """Delete all that is kept of a namespace, and say what that was; ask first, unless `sure`.
 
-    Returns the exit code: 1 if there is nothing, if the answer was no, or if more may come. Raises UserMistake and
+    Returns the exit code: 1 if there is nothing, if the answer was no, or if more may come. No request waits until the
+    texts that it moved are stored, so a proxy may go on writing after the caller's last one. Raises UserMistake and
     StoreFault.
     """
     if not is_part(namespace):
         raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
     kept = _kept(settings, namespace, delete=False)
-    if not kept.lines():
-        _kept(settings, namespace, delete=True)  # rows may be yet to be written, or on another replica
+    if kept.lines() and not sure and not _confirmed(namespace, kept.lines()):
+        return 1
+    gone = _kept(settings, namespace, delete=True)  # also where there is nothing here: another replica may have rows
+    if not gone.lines():
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
-    if not sure and not _confirmed(namespace, kept.lines()):
-        return 1
-    gone, ended = _forgotten(settings, namespace)
-    sys.stdout.write("".join(f"deleted {one}\n" for one in gone.lines()))
-    if ended:
-        return 0
-    sys.stderr.write(f"more of {namespace} may come: end its conversations, then run this again\n")
-    return 1
+    late = _Kept()
+    if gone.recent:
+        time.sleep(SETTLED)
+        late = _kept(settings, namespace, delete=True)
+    sys.stdout.write("".join(f"deleted {one}\n" for one in (*gone.lines(), *late.lines())))
+    if late.lines():
+        sys.stderr.write(f"more of {namespace} may come: end its conversations, then run this again\n")
+    return 1 if late.lines() else 0
 
 
 class _Kept(msgspec.Struct):
     """What is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
 
-    entries: dict[str, Entry] = msgspec.field(default_factory=dict)
-    """By their keys: a record may come back while a proxy runs."""
+    entries: Sequence[Entry] = ()
     files: int = 0
     size: int = 0
     rows: int | None = None
-
-    def add(self, more: _Kept) -> None:
-        self.entries |= more.entries
-        self.files, self.size = self.files + more.files, self.size + more.size
-        if more.rows is not None:
-            self.rows = (self.rows or 0) + more.rows
 
     def lines(self) -> list[str]:
         """Return a line for each sort of what is kept."""
@@ -79,30 +72,13 @@ class _Kept(msgspec.Struct):
             lines.append(f"{files}, {in_units(self.size)}")
         if self.rows is not None:
             lines.append(f"{several(self.rows, 'row')} of the dashboard, and their sums")
-        return [*lines, *_records(self.entries.values())]
+        return [*lines, *_records(self.entries)]
 
     @property
     def recent(self) -> bool:
         """Whether a proxy may be writing right now. How old captures are is not asked: there is one more look."""
         since = time.time() - RECENT
-        return self.files > 0 or any(entry.modified > since for entry in self.entries.values())
-
-
-def _forgotten(settings: Settings, namespace: str) -> tuple[_Kept, bool]:
-    """Delete until nothing more comes. Returns what has been deleted, and whether that is the end of it.
-
-    No request waits until the texts that it moved are stored. So a proxy may go on writing thousands of them after the
-    caller's last request.
-    """
-    gone, until = _Kept(), time.monotonic() + PATIENCE
-    while (more := _kept(settings, namespace, delete=True)).lines():
-        gone.add(more)
-        if not more.recent:
-            break
-        if time.monotonic() > until:
-            return gone, False
-        time.sleep(SETTLED)
-    return gone, True
+        return self.files > 0 or any(entry.modified > since for entry in self.entries)
 
 
 def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
@@ -110,14 +86,14 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
     kept = _Kept()
 
     async def look(engine: Store) -> int:
-        kept.entries = {entry.key: entry async for entry in engine.list(f"{namespace}/")}
+        kept.entries = [entry async for entry in engine.list(f"{namespace}/")]
         return 0
 
     async def delete_all(engine: Store) -> int:
         await look(engine)
         if settings.dashboard is not None:  # for the dashboards of other replicas
             await engine.put(fleet.forgotten(namespace, time.time()), b"")
-        keys = [*kept.entries]
+        keys = [entry.key for entry in kept.entries]
         for start in range(0, len(keys), AT_ONCE):
             await asyncio.gather(*map(engine.delete, keys[start : start + AT_ONCE]))
         return 0
@@ -128,7 +104,7 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
     return kept
 
 
-def _records(entries: Collection[Entry]) -> Iterator[str]:
+def _records(entries: Sequence[Entry]) -> Iterator[str]:
     """Yield what there is in the store, for each kind."""
     for kind in sorted({entry.key.split("/")[1] for entry in entries}):
         sizes = [entry.size for entry in entries if entry.key.split("/")[1] == kind]

@@ -7,10 +7,8 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from tempfile import mkstemp
-from typing import TextIO
 
 import msgspec
 
@@ -60,10 +58,14 @@ def run(
         tallies += [Tally(one.name.lower(), _with_profile(one), detailed) for one in Profile]
     tallies = tallies or [Tally(DEFAULTS, defaults(), detailed)]
     paths = named(files) if files else _found(environment)
-    with _written(html) as report:
-        count = replayed(paths, tallies, api)
-        if report is not None:
-            report.write(page(list(map(harmless, files)), list(rows_of(count, tallies)), tallies, _NOTES))
+    report = _report_file(html) if html else None
+    count = replayed(paths, tallies, api)
+    if report is not None:
+        text = page(list(map(harmless, files)), list(rows_of(count, tallies)), tallies, _NOTES)
+        try:
+            report.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
     if as_json:
         found: dict[str, object] = {"files": list(map(harmless, files)), "requests": count}
         found["policies"] = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
@@ -132,26 +134,12 @@ def _less(before: float, after: float, less: str = "less") -> str:
     return f"{abs(before - after) / before:.0%} {less if after < before else 'more'}"
 
 
-@contextmanager
-def _written(name: str | None) -> Iterator[TextIO | None]:
-    """Open a new file, which takes the place of one of this name at the end if nothing fails. Raises UserMistake."""
-    if name is None:
-        yield None
-        return
+def _report_file(name: str) -> Path:
+    """Return where to write the report. Raises UserMistake."""
     path = Path(name).resolve()
-    if path.suffix.lower() not in (".html", ".htm") or (path.exists() and not path.is_file()):
-        raise UserMistake(f"--html {name}: expected a file whose name ends in .html")  # a recording stays what it is
-    try:
-        descriptor, temporary = mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                yield file
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UserMistake(f"--html {name}: cannot be written: {error.strerror}") from error
+    if path.suffix.lower() not in (".html", ".htm") or not path.parent.is_dir() or path.is_dir():
+        raise UserMistake(f"--html {name}: expected a file in a folder, whose name ends in .html")
+    return path
 
 
 def replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None = None) -> int:

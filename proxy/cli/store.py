@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 from proxy import policies, regex
 from proxy.cli.words import duration, harmless, in_units, table
@@ -53,10 +51,7 @@ def run(settings: Settings, command: Command) -> int:
         finally:
             await store.close()
 
-    code = asyncio.run(_interruptible(opened()))
-    if code is None:
-        raise KeyboardInterrupt
-    return code
+    return asyncio.run(opened())
 
 
 def _require_folder(url: str) -> None:
@@ -64,21 +59,6 @@ def _require_folder(url: str) -> None:
     folder = folder_of(url)
     if folder is not None and not os.path.lexists(folder):
         raise UserMistake(f"there is no folder {folder}; `serve` makes it, or name another with --store")
-
-
-async def _interruptible(work: Coroutine[Any, Any, int]) -> int | None:
-    """Return the result, or None if Ctrl-C came first. redis-py may take a cancellation for its own timeout."""
-    interrupted = asyncio.Event()
-    with suppress(NotImplementedError):  # not on Windows
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    task, stop = asyncio.create_task(work), asyncio.create_task(interrupted.wait())
-    await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
-    if stop.cancel():
-        return await task
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=0.1)
-    return None if task.cancelled() or task.exception() else task.result()
 
 
 def ls(namespace: str | None) -> Command:

@@ -52,22 +52,19 @@ def _run(folder: Path, serve: bool) -> int:
     from proxy.demo.model import ScriptedUpstream
     from proxy.tokens import Tokens
 
-    told: list[session.Prompt] = []  # what the proxy says of each request, as its log and its dashboard do
     count = lru_cache(maxsize=4096)(Tokens().count)  # an agent sends the same texts again and again
-    with ScriptedUpstream(count) as upstream:
+    with ScriptedUpstream(count).serving() as upstream:
         with (
             _serving(upstream.url, folder, dashboard=serve) as address,
-            DefaultHttpxClient(
-                trust_env=False, event_hooks={"response": [lambda reply: told.append(session.Prompt.of(reply.headers))]}
-            ) as direct,
+            DefaultHttpxClient(trust_env=False) as direct,
             OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
         ):
             agent = session.Agent(client, upstream, count)
-            session.show(agent.run())
+            session.show(agent)
             if serve:
                 _wait(folder / "proxy.log")
         # The proxy has exited and written all its records.
-        faults = session.summary(agent, asyncio.run(_originals(folder / "store")), folder, told)
+        faults = session.summary(agent, asyncio.run(_originals(folder / "store")), folder)
     return FAILED if faults else OK
 
 

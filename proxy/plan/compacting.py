@@ -24,6 +24,8 @@ PROMPTS = {
     "generate the <state_snapshot>": "Gemini CLI and Qwen Code, packages/core/src/services/chatCompressionService.ts",
     "summarize the conversation history so far": "microsoft/vscode-copilot-chat, summarizedConversationHistory.tsx",
     "summary of our conversation above": "charmbracelet/crush, internal/agent/agent.go",
+    "task to compact this conversation context": "kimi-cli 1.52, kimi_cli/prompts/compact.md",
+    "compact replacement checkpoint for this session": "nanobot-ai 0.3.5, templates/agent/consolidator_archive.md",
     "summary of our entire conversation": "mistralai/mistral-vibe, vibe/core/prompts/compact.md",
 }
 """What such a prompt has in lower case, and where it is from."""

@@ -120,7 +120,7 @@ def test_an_interrupted_demo_leaves_nothing(
 def test_the_demo_session_runs_in_every_mode_that_needs_no_summary(serve: Callable[..., Proxy], mode: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
     count = lru_cache(maxsize=4096)(Tokens().count)
-    with ScriptedUpstream(count) as upstream:
+    with ScriptedUpstream(count).serving() as upstream:
         offload = {"mode": mode}
         proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
         with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:

@@ -11,14 +11,14 @@ from proxy.demo.model import QUESTION, TASK, Said, reply
 Json = dict[str, Any]
 
 SYSTEM = {"role": "system", "content": "s"}
-READ = {"role": "user", "content": TASK.format(modules="`a.py`, `b/c.py`")}
+READ = {"role": "user", "content": TASK.format(pages="`a.py` from line 1\n`b/c.py` from line 501")}
 ASK = {"role": "user", "content": QUESTION.format(path="a.py", begins="LIMIT =")}
 OURS = ["read_source", "grep", "read_file"]
 FILE = "/context_store/a.py-01234567.txt"
 
 
-def called(name: str, arguments: str = "{}", call_id: str = "c1") -> Json:
-    function = {"name": name, "arguments": arguments}
+def called(name: str, call_id: str = "c1") -> Json:
+    function = {"name": name, "arguments": "{}"}
     return {
         "role": "assistant",
         "content": "",
@@ -26,40 +26,18 @@ def called(name: str, arguments: str = "{}", call_id: str = "c1") -> Json:
     }
 
 
-def result(text: str, call_id: str = "c1") -> Json:
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+def page(path: str, text: str) -> list[Json]:
+    result = {"role": "tool", "tool_call_id": "c1", "content": f"{path}, lines 1-9 of 9\n{text}"}
+    return [called("read_source"), result]
 
 
-def page(path: str, first: int, last: int, of: int, text: str = "def f(): ...\n") -> list[Json]:
-    return [called("read_source"), result(f"{path}, lines {first}-{last} of {of}\n{text}")]
-
-
-def moved(path: str, first: int, last: int, of: int, file: str = FILE) -> list[Json]:
-    return page(path, first, last, of, f"imp... (detailed result is stored in {file}; complete)")
-
-
-NEXT: dict[str, tuple[list[Json], str, Json | None]] = {
-    "the first page": ([SYSTEM, READ], "read_source", {"path": "a.py", "first": 1}),
-    "then the next": ([SYSTEM, READ, *page("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
-    "though it was moved": ([SYSTEM, READ, *moved("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
-    "the next module": ([SYSTEM, READ, *page("a.py", 1, 9, 9)], "read_source", {"path": "b/c.py", "first": 1}),
-    "the end": ([SYSTEM, READ, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], "", None),
-}
-
-
-@pytest.mark.parametrize("name", NEXT)
-def test_the_model_reads_the_named_modules_page_by_page(name: str) -> None:
-    messages, tool, arguments = NEXT[name]
-    assert reply(messages, OURS)[1:3] == (tool, arguments)
-
-
-def test_the_model_notes_the_definitions_of_a_page() -> None:
-    seen = [SYSTEM, READ, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
-    assert reply(seen, OURS).text == "2 definitions, from f to G. "
-
-
+WHOLE = page("a.py", "x\nLIMIT = 5\n")
+MOVED = page("a.py", f"imp... (detailed result is stored in {FILE}; complete)")
 FOUND = """\
 Found 1 match for pattern "^LIMIT =" in path "/context_store" (line numbers are read_file's offset):
+---
+File: b.py-99999999.txt (result of read_source b.py)
+3: LIMIT = 7
 ---
 File: a.py-01234567.txt (result of read_source a.py)
 5- # the most
@@ -67,40 +45,36 @@ File: a.py-01234567.txt (result of read_source a.py)
 7- # the least
 ---
 """
-GREP = called("grep", '{"pattern": "^LIMIT =", "path": "/context_store"}', "g1")
-OPEN = called("read_file", "{}", "g2")
 
 
-def test_the_model_answers_from_pages_that_it_still_sees() -> None:
-    assert reply([SYSTEM, READ, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
+def turn(tool: str, result: str) -> list[Json]:
+    return [ASK, called(tool, "g"), {"role": "tool", "tool_call_id": "g", "content": result}]
 
 
-@pytest.mark.parametrize("tools", [["grep", "read_file"], ["offload_grep", "offload_read_file"]])
-def test_the_model_greps_moved_pages(tools: list[str]) -> None:
-    answer = reply([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK], tools)
-    assert answer == Said("", tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
-
-
-def test_the_model_opens_the_hit_in_a_page_of_that_file() -> None:
-    other = FOUND.replace("a.py-01234567", "a.py-99999999").replace("6:", "3:") + FOUND
-    answer = reply([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
-    assert answer == Said("", "read_file", {"path": FILE, "offset": 6, "limit": 1})
-
-
-def test_the_model_quotes_the_text_that_came_back() -> None:
-    turn = [ASK, GREP, result(FOUND, "g1"), OPEN, result("LIMIT = 5\n[lines 6-6 of 9; continue]", "g2")]
-    assert reply([SYSTEM, READ, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
-
-
-WRONG = {
-    "no tools to follow the reference": ([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK], ["read_source"]),
-    "nothing is left": ([SYSTEM, READ, ASK], OURS),
-    "no match": ([SYSTEM, READ, *moved("a.py", 1, 9, 9), ASK, GREP, result("No matches.", "g1")], OURS),
+GREP = {"pattern": r"^LIMIT\ =", "path": "/context_store"}
+REPLIES: dict[str, tuple[list[Json], Said]] = {
+    "the first page": ([SYSTEM, READ], Said("", "read_source", {"path": "a.py", "first": 1})),
+    "then the next": ([SYSTEM, READ, *WHOLE], Said("", "read_source", {"path": "b/c.py", "first": 501})),
+    "though it was moved": ([SYSTEM, READ, *MOVED], Said("", "read_source", {"path": "b/c.py", "first": 501})),
+    "the end": ([SYSTEM, READ, *WHOLE, *WHOLE], Said("That was the last page: I have read all of them.")),
+    "from what it sees": ([SYSTEM, READ, *WHOLE, ASK], Said("LIMIT = 5")),
+    "search": ([SYSTEM, READ, *MOVED, ASK], Said("", "grep", GREP)),
+    "open the hit in that file": (
+        [SYSTEM, READ, *MOVED, *turn("grep", FOUND)],
+        Said("", "read_file", {"path": FILE, "offset": 6, "limit": 1}),
+    ),
+    "quote what came back": ([READ, *MOVED, *turn("read_file", "LIMIT = 5\n[lines 6-6 of 9]")], Said("LIMIT = 5")),
+    "nothing is left": ([SYSTEM, READ, ASK], Said("I have no text of a.py any more.")),
+    "no match": ([READ, *MOVED, *turn("grep", "No matches.")], Said("I cannot find that line any more.")),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_the_model_does_not_know_text_that_it_cannot_see(name: str) -> None:
-    answer = reply(*WRONG[name])
-    assert not answer.tool
-    assert "any more" in answer.text
+@pytest.mark.parametrize("name", REPLIES)
+def test_what_the_model_says(name: str) -> None:
+    messages, said = REPLIES[name]
+    assert reply(messages, OURS) == said
+
+
+def test_our_tools_may_have_their_longer_names_or_be_missing() -> None:
+    assert reply([READ, *MOVED, ASK], ["offload_grep", "offload_read_file"]).tool == "offload_grep"
+    assert "any more" in reply([READ, *MOVED, ASK], ["read_source"]).text

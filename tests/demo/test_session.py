@@ -24,7 +24,7 @@ def words(text: str) -> int:
 
 @pytest.fixture
 def upstream() -> Iterator[ScriptedUpstream]:
-    with ScriptedUpstream(words) as running:
+    with ScriptedUpstream(words).serving() as running:
         yield running
 
 
@@ -89,23 +89,17 @@ def test_a_moved_result_that_the_store_does_not_hold_is_named() -> None:
     ],
 )
 def test_each_failed_check_is_named(changed: Json, fault: str) -> None:
-    [said] = faults(agent(**changed), {FILE: False})
-    assert fault in said
-
-
-def test_a_refusal_is_a_fault() -> None:
-    refused = agent()
-    refused.upstream.refused.append("orphan")
-    assert faults(refused, {FILE: False}) == ["upstream refused: orphan"]
+    one = agent(**changed)
+    one.upstream.refused.append("orphan")
+    refused, *said = sorted(faults(one, {FILE: False}), key=lambda text: "upstream refused" not in text)
+    assert "orphan" in refused and len(said) == 1 and fault in said[0]
 
 
 @pytest.mark.parametrize(
     ("messages", "fault"),
     [
         ([REQUEST, CALL, WHOLE, REQUEST], ""),
-        ([REQUEST, WHOLE], "c1 is a result of no call"),
         ([REQUEST, CALL, WHOLE, WHOLE], "c1 is a result of no call"),
-        ([REQUEST, CALL, REQUEST, WHOLE], "these calls have no result: c1"),
         ([REQUEST, CALL], "these calls have no result: c1"),
     ],
 )
@@ -133,13 +127,14 @@ def at_work(up: StrictUpstream) -> Iterator[Agent]:
 
 
 def test_the_agent_calls_tools_until_there_is_an_answer(up: StrictUpstream, at_work: Agent) -> None:
-    page = ("read_source", '{"path": "no.py"}')
-    up.script(mixed("First, and then.", ("read_source", '{"path": "argparse.py"}'), page), calls(page), text("Done."))
+    page = ("read_source", '{"path": "no.py", "first": 1}')
+    first = ("read_source", '{"path": "argparse.py", "first": 1}')
+    up.script(mixed("First, and then.", first, page), calls(page), text("Done."))
     assert [row.action for row in at_work.work("Look.")] == ["2", "1", "0"]
     results = [message["content"] for message in at_work.messages if message["role"] == "tool"]
     assert "argparse.py" in results[0] and results[1:] == ["There is no no.py."] * 2
     assert [len(request.messages) for request in up.chats] == [2, 5, 7]
-    assert at_work.messages[-1] == {"role": "assistant", "content": "Done."}
+    assert at_work.messages[-1]["content"] == "Done."
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ ASKED = [
     "Provide a detailed prompt for\ncontinuing our conversation above.",
     "First, reason in your scratchpad. Then, generate the <state_snapshot>.",
     "Provide a detailed summary of our conversation above.",
+    "\n---\n\nYou are now given a task to compact this conversation context according to",
+    "Create a compact replacement checkpoint for this session.\n\n## Merge rules",
 ]
 
 
