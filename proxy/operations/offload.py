@@ -210,7 +210,6 @@ def _job(
         originals=f"{store_dir}/",
         taken=list,
         references=dict,
-        stored=None,
         ask=ask,
         prices=policy.offload,
     )

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from enum import IntEnum
-from itertools import pairwise
-
-import msgspec
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice, pairwise, zip_longest
 
 from proxy.plan import summary
 from proxy.plan.plan import Role
@@ -29,6 +26,8 @@ its longest sections are shortened. A longer one repeats itself more than it rec
 REFERENCES = 40
 """The most stored results that a record names. `grep` finds the others."""
 
+_ASKED_FOR = re.findall(r">([^<>\n]{20,})</", summary.TASK)
+"""What the task wants to be replaced. Weak models copy it."""
 _thought = re.compile(r"<(scratchpad|think)>")
 _ours = re.compile(r"<(exact_details|stored_results)>")
 _our_tag = re.compile(r"<(?=/?\s*(?:exact_details|stored_results)\b)", re.IGNORECASE)
@@ -49,24 +48,20 @@ def accept(
     count: Callable[[str], int],
     *,
     finished: bool = False,
-    store_dir: str = "",
-    stored: Collection[str] | None = None,
     originals: str = "",
 ) -> str:
     """Return the neutralised record in a usable answer. Raises Unusable.
 
-    `finished`: the model ended its answer by itself, so that a missing closing tag means no missing text. Paths
-    below `store_dir` that are not `stored` are removed, if that is known, because the model invented them. A record
-    that is too long says where it was shortened, and that everything is in the file of `originals`.
+    `finished`: the model ended its answer by itself, so that a missing closing tag means no missing text. A record that
+    is too long says where it was shortened, and that everything is in the file of `originals`.
     """
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
         raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
     text = written(neutral(_inside(_without(answer, _thought), finished)))
-    text = text if stored is None else _without_invented(text, store_dir, stored)
     if not _markup.sub("", text).strip():
         raise Unusable("the record is empty")
-    if _repeats_the_task(text):
+    if sum(line in text for line in _ASKED_FOR) > 1:
         raise Unusable("it repeats the task and does not record the conversation")
     tokens = count(text)
     if tokens > SHORTENED * snapshot_tokens:
@@ -131,34 +126,6 @@ def neutral(text: str) -> str:
     return _reference.sub("[", _tag.sub("&lt;", text))
 
 
-def _without_invented(text: str, store_dir: str, stored: Collection[str]) -> str:
-    """Return the text without paths below `store_dir` that lead nowhere, and without lines that hold nothing else."""
-    path = re.compile(rf"(?<![\w.]){re.escape(store_dir)}/[^\s\"'`<>()\[\]{{}},;|*]+")
-
-    def kept(match: re.Match[str]) -> str:
-        return match[0] if match[0].rstrip(".:!?") in stored else ""
-
-    lines = [(line, path.sub(kept, line)) for line in text.split("\n")]
-    return "\n".join(new for line, new in lines if new == line or any(map(str.isalnum, _markup.sub("", new))))
-
-
-def _repeats_the_task(text: str) -> bool:
-    """Whether the record is made of the task's own lines. One of them may stand as a heading."""
-    plain = _plain(text)
-    repeated = [line for line in _TASK_LINES if line in plain]
-    return len(repeated) > 1 or any(2 * len(line) > len(plain) for line in repeated)
-
-
-def _plain(text: str) -> str:
-    """Return the words of a text, without markup, case and punctuation."""
-    return re.sub(r"[\W_]+", " ", _markup.sub(" ", text).casefold()).strip()
-
-
-_TASK_LINES = [
-    line for part in re.split(r"[\n.:]", summary.TASK) if "{" not in part and len((line := _plain(part)).split()) > 4
-]
-
-
 # -- what we add ------------------------------------------------------------------------------------------------------
 
 
@@ -193,170 +160,104 @@ def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> lis
 
 READ_CHARS = 4 << 20
 """Characters of the newest texts that are read, in a second or two."""
-LINE_CHARS, ERROR_CHARS, FACT_CHARS = 16_000, 400, 160
-"""Characters of a line that are read, of a line that may as a whole be an error, and of a fact."""
+ERROR_CHARS, DETAIL_CHARS = 400, 160
+"""Characters of a line that may as a whole be an error, and of a detail."""
 CONTEXT_WORDS, CONTEXT_CHARS = 3, 48
-"""The most words, and characters, before a fact that are shown with it."""
-ALIKE = 3
-"""How many lines of a text are read that differ only in numbers and ids. A log has thousands."""
-FOUND = 20_000
-"""The most facts that are told apart."""
+"""The most words, and characters, before a detail that are shown with it."""
 PER_TEXT = 12
-"""The most facts of a kind that one text adds as its newest, so that a log does not push out all others."""
+"""The most new details that one text adds, so that a log does not push out all others."""
 TRIED = 200
-"""The most of the newest facts, and of the most frequent ones, that are measured for one snapshot."""
+"""The most of the newest details, and of the most frequent ones, that are measured for one snapshot."""
 
-_word = re.compile(r"[^\s\"'`<>(){}\[\],;|]+")
-_number = re.compile(r"[-+~]?[$€£]?[0-9][0-9.,_]*%?")
-_time = re.compile(r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}|[0-9]{1,2}:[0-9]{2}(:|$)")
+_break = re.compile(r"\n|\\n(?![a-z])")
+"""The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that may be a path."""
 _error = re.compile(
     r"error|exception|fail(?:ed|ure)|fatal|panic|denied|refused|timed out|traceback|cannot |not found|abort", re.I
+)
+_word = re.compile(r"[^\s\"'`<>(){}\[\],;|]+")
+_time = re.compile(r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}|[0-9]{1,2}:[0-9]{2}(:|$)")
+_number = re.compile(r"[-+~]?[$€£]?[0-9][0-9.,_]*")
+_unit = re.compile(
+    r"[kmgt]?i?b|bytes?|[nuµm]?s|sec(?:ond)?s?|min(?:ute)?s?|h|hours?|days?|weeks?|[rq]ps|[kmg]?hz|px|rows?|lines?|files?"
+    r"|items?|requests?|tokens?|errors?|times|percent|usd|eur|k?[vw]|[kcm]?m|k?g|°c|users?|tests?|passed|failed",
+    re.I,
 )
 _file = re.compile(
     r"[\w@+-][\w.@+/-]*\.(?:py|js|ts|tsx|jsx|go|rs|c|h|cc|cpp|java|kt|rb|php|sh|sql|md|txt|json|ya?ml|toml|ini|cfg|conf|env"
     r"|log|csv|html|css|xml|lock|pem|service)(?::[0-9]+)*"
 )
-_unit = re.compile(
-    r"[kmgt]?i?b|bytes?|bits?|[nuµm]?s|secs?|seconds?|mins?|minutes?|h|hours?|days?|weeks?|[rq]ps|[kmg]?hz|px|rows?|lines?"
-    r"|files?|items?|requests?|tokens?|errors?|failures?|retries|times|percent|usd|eur|k?[vw]|[kcm]?m|k?g|°c|connections?"
-    r"|workers?|threads?|replicas?|users?|tests?|passed|failed",
-    re.I,
-)
-_break = re.compile(r"\n|\\n(?![a-z])")
-"""The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that may be a path."""
-_divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")
-_varying = re.compile(r"(?<![0-9a-f])[a-f]*[0-9][0-9a-f]*", re.I)
-"""A number or an id. It begins where the letters and digits begin, so that each of them is looked at only once."""
+_path = re.compile(r"(?:[/~.\\]|[A-Za-z]:\\).*[/\\].*\w")
 
 
-class FactKind(IntEnum):
-    """What a fact is. The order is that of the sections in a snapshot."""
-
-    ERROR = 0
-    NUMBER = 1
-    NAME = 2
-    PATH = 3
-
-
-class Fact(msgspec.Struct):
-    """A thing to be spelled exactly: where it was found last, and in how many texts."""
-
-    kind: FactKind
-    exact: str
-    shown: str
-    """With the words before it, as they were where it was found last."""
-    order: int
-    """0 for the newest."""
-    weight: int = 1
-    early: bool = False
-    """Whether it is among the newest of its kind in the text where it was found last."""
+def details(texts: Sequence[Section], known: str, room: int, count: Callable[[str], int]) -> str:
+    """Return lines with the newest and the most frequent details of these texts, which are ordered from old to new, in
+    at most `room` tokens. What the text `known` has is left out."""
+    newest, seen = found(texts)
+    frequent = [exact for exact, times in seen.most_common(TRIED) if times > 1]
+    chosen: list[str] = []
+    both = chain.from_iterable(zip_longest(list(newest)[:TRIED], frequent, fillvalue=""))
+    for exact in dict.fromkeys(filter(None, both)):
+        line = f"- {newest[exact]}"
+        cost = count(f"{line}\n")
+        if cost <= room and exact not in known:
+            room -= cost
+            known += f"\n{line}"
+            chosen.append(line)
+    return "\n".join(chosen)
 
 
-def section(texts: Sequence[Section], known: str, room: int, count: Callable[[str], int]) -> str:
-    """Return the newest and the most frequent facts of these texts, which are ordered from old to new, in at most
-    `room` tokens; empty if there are none. What the text `known` has is left out."""
-    chosen: list[Fact] = []
-    shown = known
-    for fact in _candidates(found(texts)):
-        cost = count(f"- {fact.shown}\n")
-        if cost > room or fact.exact in shown:
-            continue
-        room -= cost
-        shown += "\n" + fact.shown
-        chosen.append(fact)
-    return "\n".join(f"- {fact.shown}" for fact in sorted(chosen, key=lambda fact: (fact.kind, fact.order)))
+def found(texts: Sequence[Section]) -> tuple[dict[str, str], Counter[str]]:
+    """Return the details of these texts, the newest first, as they are shown, and how often somebody mentions each.
 
-
-def found(texts: Sequence[Section]) -> dict[str, Fact]:
-    """Return the facts of these texts, the newest first."""
-    facts: dict[str, Fact] = {}
+    What the user or the model says counts three times as much as what a tool printed.
+    """
+    shown: dict[str, str] = {}
+    seen: Counter[str] = Counter()
     left = READ_CHARS
     for text in reversed(texts):
-        if left <= 0:
-            break
-        seen = set[str]()
-        fresh = dict.fromkeys(FactKind, PER_TEXT)
-        said = 1 if text.role is Role.TOOL else 3  # what somebody says again matters more than what a tool printed
-        for line in _different(text.text[-left:]):
-            for kind, exact, shown in _facts(line):
-                if exact in seen:
-                    continue
-                seen.add(exact)
-                if (fact := facts.get(exact)) is not None:
-                    fact.weight += said
-                elif len(facts) < FOUND:
-                    facts[exact] = Fact(kind, exact, shown, len(facts), said, fresh[kind] > 0)
-                    fresh[kind] -= 1
+        here: dict[str, str] = {}
+        for line in reversed(_break.split(text.text[-left:])) if left > 0 else ():
+            here |= _in_line(line)
+            if len(here) >= PER_TEXT:
+                break
+        for exact, words in islice(here.items(), PER_TEXT):
+            shown.setdefault(exact, words)
+            seen[exact] += 1 if text.role is Role.TOOL else 3
         left -= len(text.text)
-    return facts
+    return shown, seen
 
 
-def _different(text: str) -> Iterator[str]:
-    """Yield the lines of a text, the last one first, without most of those that differ only in numbers and ids."""
-    alike = Counter[str]()
-    for line in reversed(_break.split(text)):
-        shape = _varying.sub("0", line[:ERROR_CHARS])
-        alike[shape] += 1
-        if alike[shape] <= ALIKE:
-            yield line[:LINE_CHARS]
-
-
-def _candidates(facts: dict[str, Fact]) -> Iterator[Fact]:
-    """Yield the facts worth measuring, in turn one of the newest and one of those in the most texts."""
-    newest = [fact for fact in facts.values() if fact.early]
-    frequent = sorted((fact for fact in facts.values() if fact.weight > 1), key=lambda fact: (-fact.weight, fact.order))
-    given = set[int]()
-    for pair in zip(*(_padded(facts, TRIED) for facts in (newest, frequent)), strict=True):
-        for fact in pair:
-            if fact is not None and fact.order not in given:
-                given.add(fact.order)
-                yield fact
-
-
-def _padded(facts: list[Fact], size: int) -> list[Fact | None]:
-    return [*facts[:size], *[None] * (size - len(facts))]
-
-
-def _facts(line: str) -> Iterator[tuple[FactKind, str, str]]:
-    """Yield kind, exact text, and the text to show of the facts in a line."""
+def _in_line(line: str) -> dict[str, str]:
+    """Return the details in a line, each with the text to show."""
     if len(line) <= ERROR_CHARS and _error.search(line) and any(map(str.isalnum, line)):
-        said = " ".join(line.split())[:FACT_CHARS]
-        yield FactKind.ERROR, said, said
-        return
+        said = " ".join(line.split())[:DETAIL_CHARS]
+        return {said: said}
+    here: dict[str, str] = {}
     words = [(match.start(), match[0].rstrip(".:!?*。")) for match in _word.finditer(line)]
     for (start, word), (_, following) in pairwise([*words, (0, "")]):
-        if not word or len(word) > FACT_CHARS or _time.match(word):
+        if not word or len(word) > DETAIL_CHARS or _time.match(word):
             continue
-        kind = _kind(word)
-        if kind is not None:
-            yield kind, word, word if kind is FactKind.PATH else f"{_before(line, start)}{word}"
-        elif _number.fullmatch(word):
+        if _number.fullmatch(word):
             if _unit.fullmatch(following):
-                yield FactKind.NUMBER, f"{word} {following}", f"{_before(line, start)}{word} {following}"
+                here[f"{word} {following}"] = f"{_before(line, start)}{word} {following}"
             elif len(word) > 1 and line[max(start - 4, 0) : start].rstrip(" \"'").endswith((":", "=")):
-                shown = f"{_before(line, start)}{word}"
-                yield FactKind.NUMBER, shown, shown
-
-
-def _kind(word: str) -> FactKind | None:
-    """Return what a word is, or None if nothing in it has to be exact. Plain numbers are not looked at."""
-    if "://" in word or _file.fullmatch(word):
-        return FactKind.PATH
-    digits = any("0" <= character <= "9" for character in word)
-    if word.count("/") + word.count("\\") > 1 and any(map(str.isalnum, word)):
-        return FactKind.PATH if word[0] in "/~.\\" or word[1:2] == ":" or "." in word or digits else None
-    if not digits:
-        return None
-    number = _number.match(word)
-    if number is not None and (number[0][-1] == "%" or _unit.fullmatch(word, number.end())):
-        return FactKind.NUMBER
-    return FactKind.NAME if len(word) > 3 and any(map(str.isalpha, word)) else None
+                here[f"{_before(line, start)}{word}"] = f"{_before(line, start)}{word}"
+        elif _path.fullmatch(word) or _file.fullmatch(word) or "://" in word:
+            here[word] = word
+        elif (
+            len(word) > 2 and any(map(str.isdigit, word)) and any(letter.isalpha() or letter == "%" for letter in word)
+        ):
+            here[word] = f"{_before(line, start)}{word}"
+        if len(here) >= PER_TEXT:
+            break
+    return here
 
 
 def _before(line: str, start: int) -> str:
-    """Return the words of the line just before `start`, which say what the fact is."""
-    before = line[max(start - CONTEXT_CHARS, 0) : start]
-    phrase = _divider.split(before)[-1]
-    cut = (start > CONTEXT_CHARS and phrase == before) or None
-    shown = " ".join(phrase.replace('"', "").replace("'", "").split()[cut:][-CONTEXT_WORDS:]).lstrip(" -*#")
-    return f"{shown} " if shown and before[-1].isspace() else shown
+    """Return the words of the line just before `start`, which say what the detail is."""
+    before = _divider.split(line[max(start - CONTEXT_CHARS, 0) : start])[-1]
+    words = " ".join(before.replace('"', "").replace("'", "").split()[-CONTEXT_WORDS:]).lstrip(" -*#")
+    return f"{words} " if words and line[start - 1].isspace() else words
+
+
+_divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")

@@ -6,6 +6,7 @@ All functions here turn text into text. `record` checks the model's answer.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -34,6 +35,8 @@ states the limit."""
 LEAST_TURN = 100
 """The fewest tokens of a shortened text with its title. Any shorter, and it would hold little but the note that it was
 shortened."""
+SHARES = {Role.TOOL: 1, Role.ASSISTANT: 2, Role.USER: 4}
+"""How much longer a text may be than a tool's before it is shortened."""
 
 EARLIER = 6
 """The most files of earlier originals that a snapshot names. `grep` finds the others."""
@@ -174,128 +177,61 @@ def fitted(
 ) -> list[list[Section]]:
     """Return the turns in at most `calls` groups of at most `limit` tokens. If they do not fit, shorten them first.
 
-    `whole` is the path where everything can be read. The longest texts lose the most, and each loses its middle. Tool
-    results are shortened before the assistant's words, those before the user's, and old texts before new ones.
+    `whole` is the path where everything can be read. The longest texts lose the most, and each loses its middle. If the
+    turns are so many that little is left of each, the oldest are left out.
     """
-    sizes = _sizes(turns, count)
-    budget = limit * calls
-    kept, measured, room = turns, sizes, sum(sizes)
-    while True:
-        if sum(measured) <= budget:
-            for worth_splitting in (limit, limit // 4):
-                groups = _grouped(kept, measured, limit, worth_splitting, count)
-                if len(groups) <= calls:
-                    return groups
-        if not room:
-            return [[]]
-        # The notes about omitted text take room, too, and so does the unused space at the ends of groups.
-        room = min(room * 19 // 20, room * budget // sum(measured))
-        kept = _shortened(turns, sizes, room, count, whole)
-        measured = _sizes(kept, count)
+    sizes = [_size(turn, count) for turn in turns]
+    room = limit * calls
+    while room:
+        kept = _shortened(turns, sizes, room, limit, count, whole)
+        groups = _grouped(kept, limit, count)
+        if len(groups) <= calls:
+            return groups
+        room = room * 9 // 10  # the notes about omitted text take room, too, and so do the ends of groups
+    return [[]]
 
 
-def _sizes(turns: Iterable[Section], count: Callable[[str], int]) -> list[int]:
-    return [count(turn.text) + count(turn.title) for turn in turns]
+def _size(turn: Section, count: Callable[[str], int]) -> int:
+    return count(turn.text) + count(turn.title)
 
 
-def _grouped(
-    turns: Sequence[Section], sizes: Sequence[int], limit: int, worth_splitting: int, count: Callable[[str], int]
-) -> list[list[Section]]:
-    """Group consecutive turns, as many as fit into `limit` tokens.
-
-    A turn that does not fit is split if the group still has at least `worth_splitting` tokens of room.
-    """
+def _grouped(turns: Sequence[Section], limit: int, count: Callable[[str], int]) -> list[list[Section]]:
+    """Group consecutive turns, as many as fit into `limit` tokens."""
     groups: list[list[Section]] = [[]]
-    room = limit
-    for turn, size in zip(turns, sizes, strict=True):
-        while size > room and (room < limit or len(turn.text) > 1):
-            if room == limit or room >= max(worth_splitting, 2 * count(turn.title)):
-                head, turn = _split(turn, size, room, count)
-                groups[-1].append(head)
-                [size] = _sizes([turn], count)
+    left = limit
+    for turn in turns:
+        size = _size(turn, count)
+        if size > left and groups[-1]:
             groups.append([])
-            room = limit
+            left = limit
         groups[-1].append(turn)
-        room -= size
-    return groups
-
-
-def _split(turn: Section, size: int, room: int, count: Callable[[str], int]) -> tuple[Section, Section]:
-    """Split a turn in two. The first part takes at most `room` tokens, unless its title alone takes more.
-
-    The split is at the end of a line if one is near, so that a note about omitted text stays whole.
-    """
-    keep = max(len(turn.text) * room // size, 1)
-    while keep > 1 and (actual := count(turn.text[:keep]) + count(turn.title)) > room:
-        keep = max(min(keep * 9 // 10, keep * room // actual), 1)
-    keep = turn.text.rfind("\n", keep * 3 // 4, keep) + 1 or keep
-    head, rest = (msgspec.structs.replace(turn, text=text) for text in (turn.text[:keep], turn.text[keep:]))
-    return head, rest
+        left -= size
+    return groups if left >= 0 else [*groups, []]
 
 
 def _shortened(
-    turns: Sequence[Section], sizes: Sequence[int], room: int, count: Callable[[str], int], whole: str
+    turns: Sequence[Section], sizes: Sequence[int], room: int, limit: int, count: Callable[[str], int], whole: str
 ) -> list[Section]:
-    """Return the turns in `room` tokens, not counting the notes that replace omitted turns."""
-    kept, gone = list[Section](), list[Section]()
-    for turn, size, tokens in zip(turns, sizes, _allowed(turns, sizes, room), strict=True):
-        made = turn if size <= tokens else _without_middle(turn, size, tokens, count, whole)
-        if made is None:
-            gone.append(turn)
-            continue
-        kept += [*_note(gone, whole), made]
-        gone.clear()
-    return [*kept, *_note(gone, whole)]
+    """Return the turns in `room` tokens, each in at most `limit`, not counting a note that replaces the oldest ones."""
+    shares = [SHARES.get(turn.role, max(SHARES.values())) for turn in turns]
 
+    def allowed(level: int) -> list[int]:
+        return [min(size, share * level, limit) for size, share in zip(sizes, shares, strict=True)]
 
-def _allowed(turns: Sequence[Section], sizes: Sequence[int], room: int) -> list[int]:
-    """Return the tokens that each turn may have.
-
-    The user's words come first, then the assistant's, then tool results. Each kind takes what it needs, as long as the
-    later kinds keep either what they need or a quarter of the remaining room.
-    """
-    allowed = list(sizes)
-    ranks = {Role.ASSISTANT: 1, Role.TOOL: 2}
-    kinds: list[list[int]] = [[], [], []]
-    for index, turn in enumerate(turns):
-        kinds[ranks.get(turn.role, 0)].append(index)
-    needs = [sum(sizes[index] for index in kind) for kind in kinds]
-    for number, kind in enumerate(kinds):
-        share = min(needs[number], max(room - sum(needs[number + 1 :]), room * 3 // 4))
-        for index, tokens in zip(kind, _spread([sizes[index] for index in kind], share), strict=True):
-            allowed[index] = tokens
-        room -= share
-    return allowed
-
-
-def _spread(sizes: Sequence[int], room: int) -> list[int]:
-    """Divide `room` among texts, which are ordered from old to new, and return the tokens of each.
-
-    Each text gets `LEAST_TURN` tokens or all that it needs, if that is less. If there is no room for that, the oldest
-    texts are left out. The rest goes to texts that need more: the newest gets three times as much as the oldest.
-    """
-    least = [min(size, LEAST_TURN) for size in sizes]
-    room -= sum(least)
-    first = 0
-    while room < 0:
-        room += least[first]
-        least[first] = 0
+    level = bisect_right(range(max(sizes, default=0)), room, key=lambda level: sum(allowed(level + 1)))
+    tokens = allowed(max(level, LEAST_TURN))
+    first, needed = 0, sum(tokens)
+    while needed > room:
+        needed -= tokens[first]
         first += 1
-    count = len(sizes) - first
-    weights = {index: count + 2 * (index - first) for index in range(first, len(sizes))}
-    waiting = sum(weights.values())
-    for index in sorted(weights, key=lambda index: (sizes[index] - least[index]) / weights[index]):
-        given = min(sizes[index] - least[index], room * weights[index] // waiting)
-        least[index] += given
-        room -= given
-        waiting -= weights[index]
-    return least
+    kept = _note(turns[:first], whole)
+    for turn, size, most in zip(turns[first:], sizes[first:], tokens[first:], strict=True):
+        kept += [turn] if size <= most else _without_middle(turn, size, most, count, whole)
+    return kept
 
 
-def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str], int], whole: str) -> Section | None:
-    """Return the turn in at most `tokens`: two thirds are its head, one third its tail. None if nothing fits."""
-    if not tokens:
-        return None
+def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str], int], whole: str) -> list[Section]:
+    """Return the turn in at most `tokens`: two thirds are its head, one third its tail. Nothing if nothing fits."""
     keep = len(turn.text) * tokens // size
     while keep > 0:
         head, tail = keep - keep // 3, keep // 3
@@ -304,9 +240,9 @@ def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str]
         text = f"{turn.text[:head]}\n{note}\n{turn.text[len(turn.text) - tail :]}"
         actual = count(text) + count(turn.title)
         if actual <= tokens:
-            return msgspec.structs.replace(turn, text=text, missing=missing)
+            return [msgspec.structs.replace(turn, text=text, missing=missing)]
         keep = min(keep * 9 // 10, keep * tokens // actual)
-    return None
+    return []
 
 
 def _note(gone: Sequence[Section], whole: str) -> list[Section]:

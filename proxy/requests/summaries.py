@@ -292,7 +292,6 @@ class Summaries:
             originals=f"{offload.store_dir}/" if len(planned.plan.boundaries) > 1 else planned.originals_path(boundary),
             taken=lambda: render.originals(planned.dialect, planned.transcript, boundary),
             references=lambda: _references(planned, boundary),
-            stored=measured.stored,
             ask=ask,
             prices=offload,
         )
@@ -341,8 +340,6 @@ class _Measured(NamedTuple):
     """As it was sent before the boundary's event."""
     replaced: int
     """The tokens that the snapshot replaces."""
-    stored: frozenset[str]
-    """The paths of all files that exist at the boundary."""
 
 
 def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> _Measured:
@@ -354,18 +351,15 @@ def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot
     sizes |= dict.fromkeys(before, 0)
     sizes |= dict.fromkeys(before[:1], planned.policy.offload.compress.snapshot_tokens)
     replaced = sum(sizes.get(index, 0) for index in render.taken(planned.transcript, boundary))
-    moved = _references(planned, boundary, range(boundary.end))
-    groups = {planned.originals_path(one) for one in planned.plan.boundaries if one.end <= boundary.end}
-    return _Measured(sum(sizes.values()), replaced, frozenset(moved.keys() | groups))
+    return _Measured(sum(sizes.values()), replaced)
 
 
-def _references(planned: Planned, boundary: SummaryBoundary, indexes: Sequence[int] | None = None) -> Mapping[str, str]:
-    """Return what each moved result is, by path, the newest first: those that the boundary's snapshot replaces, or
-    those at `indexes`."""
+def _references(planned: Planned, boundary: SummaryBoundary) -> Mapping[str, str]:
+    """Return what each moved result is that the boundary's snapshot replaces, by path, the newest first."""
     transcript, store_dir, moves = planned.transcript, planned.policy.offload.store_dir, planned.plan.moves
     return {
         f"{store_dir}/{piece.name}": piece.label.about
-        for index in reversed(render.taken(transcript, boundary) if indexes is None else indexes)
+        for index in reversed(render.taken(transcript, boundary))
         if index in moves
         for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
     }

@@ -5,7 +5,7 @@ on the conversation, whose prefix is cached ──too long, or refused──> fr
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 
@@ -71,8 +71,6 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """Returns everything that the snapshot replaces, for the exact details in it. Any thread may call this."""
     references: Callable[[], Mapping[str, str]]
     """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
-    stored: Collection[str] | None
-    """The paths of all files; None if they are not known."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
     prices: Offload = msgspec.field(default_factory=Offload)
@@ -211,8 +209,6 @@ class _Writing:
             job.replaced_tokens,
             self._count,
             finished=answer.finished,
-            store_dir=job.store_dir,
-            stored=job.stored,
             originals=job.originals,
         )
         try:
@@ -239,7 +235,7 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
     said = [turn for turn in job.taken() if not turn.part]
-    return record.completed(text, record.section(said, text, room, count), lines)
+    return record.completed(text, record.details(said, text, room, count), lines)
 
 
 def _room(job: SummaryJob, window: int | None) -> int:

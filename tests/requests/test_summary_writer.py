@@ -58,7 +58,6 @@ class World:
             "originals": "/s/compressed_group_1.txt",
             "taken": list,
             "references": dict,
-            "stored": frozenset(),
             "ask": self.ask,
         }
         pool = WorkPool("reading", 2)
@@ -85,14 +84,13 @@ async def test_one_call_on_the_conversation_is_the_rule() -> None:
 
 
 async def test_a_record_gets_references_and_exact_details() -> None:
-    world = World(of("the words, see /s/none.txt and /s/a.txt"))
+    world = World(of("the words, see /s/a.txt"))
     made = await world.made(
         taken=lambda: [Section("1 tool", "the code is heliotrope-7291", Role.TOOL)],
         references=lambda: {"/s/a.txt": "result of look", "/s/b.txt": "result of read_log x"},
-        stored={"/s/a.txt", "/s/b.txt"},
     )
     assert made and made.text == (
-        "the words, see  and /s/a.txt\n"
+        "the words, see /s/a.txt\n"
         "<exact_details>\n- the code is heliotrope-7291\n</exact_details>\n"
         "<stored_results>\n- /s/a.txt: result of look\n- /s/b.txt: result of read_log x\n</stored_results>"
     )
