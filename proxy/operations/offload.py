@@ -6,6 +6,7 @@ work on the bytes of messages.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import uuid
@@ -38,6 +39,8 @@ LEAST = 200
 TARGET = b"/v1/chat/completions"
 
 BEFORE = "earlier records, which are kept beside yours: do not repeat them"
+
+_ODD = re.compile(r"[^A-Za-z0-9_-]+")
 
 KEEP_RECENT = 5
 """How many messages `/context_compress` keeps by default, as its callers expect."""
@@ -93,18 +96,20 @@ async def _offload(call: OperationCall, options: OffloadParameters) -> Operation
     kept = await call.read(one_shot.with_snapshots, decided, snapshots)
     call.noted["tokens_after"] = after = await call.read(_tokens, kept, raws, messages, options, counter)
     files = {**decided.files, **groups}
-    return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
+    answer = "\n".join(f"Successfully created and wrote to new file: {path}" for path in files) or NOTHING
+    return OperationReply(answer, kept, _metadata(decided, after, chat_id, files, list(groups)))
 
 
 async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
     """Write all moved texts and the groups' files. Returns the groups' files in order, path → content."""
     await call.shelf.put_all(await call.read(_contents, decided.files))
     groups = {}
-    stem = names.joined(store_dir, one_shot.group_stem(chat_id))
+    stem = names.joined(store_dir, f"compressed_group_{_ODD.sub('_', chat_id)[:64]}_")
     for group in decided.groups:
-        content = await call.read(one_shot.group_file, [call.given.messages[index] for index in group])
+        # Each message starts on a new line, so that searching and paging work.
+        content = b"[\n" + b",\n".join(call.given.messages[index] for index in group) + b"\n]\n"
         name = await call.shelf.put_next(names.canonical(stem), ".json", content)
-        groups[names.joined(store_dir, name.rpartition("/")[2])] = await call.read(content.decode)
+        groups[names.joined(store_dir, name.rpartition("/")[2])] = content.decode()
     return groups
 
 
@@ -123,10 +128,6 @@ def _tokens(
 def _contents(files: Mapping[str, str]) -> dict[str, bytes]:
     """Return the files as they are stored, by name."""
     return {names.canonical(path): text.encode("utf-8", "surrogatepass") for path, text in files.items()}
-
-
-def _answer(files: dict[str, str]) -> str:
-    return "\n".join(f"Successfully created and wrote to new file: {path}" for path in files) or NOTHING
 
 
 def _metadata(

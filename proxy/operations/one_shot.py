@@ -2,37 +2,30 @@
 
     messages ──measured──> sizes ──offload──> Offloaded ──(files written, summaries made)──> with_snapshots
 
-The caller adopts the result, so one call is one event: there is no fold, there are no pins, and nothing has to pay for
-itself. Every message is accepted: one that cannot be read stays unchanged, and is compressed as plain JSON. All
-comparisons are strict, and sizes are in tokens.
+The caller adopts the result, so one call is one event: there are no pins, and nothing has to pay for itself. Every
+message is accepted: one with members that we do not know stays unchanged, and is summarised as JSON. All comparisons
+are strict, and sizes are in tokens.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import Raw
 
-from proxy import rawjson
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat import messages as chat_messages
 from proxy.dialects.chat.messages import is_system
-from proxy.dialects.measuring import MESSAGE_TOKENS
 from proxy.dialects.render import compact
 from proxy.operations.names import joined
 from proxy.operations.schema import OffloadParameters
 from proxy.plan import preview, summary
 from proxy.plan.history import Naming
-from proxy.plan.message import Message, Reading, digest, moved_pieces
-from proxy.plan.plan import Item, Role
-from proxy.plan.preview import Shape
+from proxy.plan.message import Message, Reading, moved_pieces
+from proxy.plan.plan import Role
 from proxy.plan.summary import Section
-from proxy.plan.turn import Unplannable
 from proxy.policy import Mode, SnapshotRole
-from proxy.rawjson import NotJson
 
 NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""
@@ -43,10 +36,6 @@ _REFERENCE = re.compile(
     + r"[^\n]+?; complete, [0-9]+ lines, (?P<tokens>[0-9]{1,12}) tokens(?:; [^\n;)]+)?\)\Z"
 )
 """The end of a replacement that we made, and how many tokens it stands for."""
-_odd = re.compile(r"[^A-Za-z0-9_-]+")
-
-ROLES = chat_messages.ROLES | {"function": Role.TOOL}
-"""Includes the role of function results, which are older than tool calls."""
 
 
 class Offloaded(msgspec.Struct, frozen=True):
@@ -67,45 +56,14 @@ class Offloaded(msgspec.Struct, frozen=True):
         return frozenset(index for group in self.groups for index in group)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
 def measured(raw: bytes | Raw, options: OffloadParameters, count: Callable[[str], int]) -> Message:
-    """Measure a message. One that cannot be read counts as a whole, and its texts never move to files."""
-    if not _is_older(raw):
-        with suppress(Unplannable):
-            return CHAT.read(raw, Reading(options.shape, NEVER), count)
-    return _opaque(raw, count)
-
-
-def _may_move(message: Message, options: OffloadParameters) -> bool:
-    return (
-        options.mode is not Mode.COMPRESS
-        and message.role is Role.TOOL
-        and message.tokens > options.max_tool_message_tokens
-        and bool(message.pieces)
-    )
-
-
-def _is_older(raw: bytes | Raw) -> bool:
-    """Whether the message calls a function in the old form that preceded tool calls."""
-    return not rawjson.is_null(rawjson.members(raw).get("function_call"))
-
-
-def _opaque(raw: bytes | Raw, count: Callable[[str], int]) -> Message:
-    role = ROLES[rawjson.text(rawjson.members(raw)["role"])]
-    tokens = count(bytes(raw).decode("utf-8", "replace")) + MESSAGE_TOKENS
-    item = Item(role, tokens, tokens, tokens)
-    return Message(digest(raw), role, b"", tokens, item, (), (), "")
+    return CHAT.read(raw, Reading(options.shape, NEVER), count)
 
 
 def _refers(text: str, count: Callable[[str], int]) -> bool:
     """Whether this is a replacement that we made: it ends with a reference to something larger, and so stays."""
     match = _REFERENCE.search(text)
     return match is not None and count(text) < int(match["tokens"])
-
-
-# -- deciding ---------------------------------------------------------------------------------------------------------
 
 
 def offload(
@@ -121,7 +79,10 @@ def offload(
     moved: dict[int, Message] = {}
     if before > options.max_total_tokens:
         moved = _moved(raws, messages[: _recent(borders, options.keep(1))], options, count)
-    kept = [_compacted(raw, moved.get(index), options.shape) for index, raw in enumerate(raws)]
+    kept = [
+        compact(CHAT, raw, moved[index], options.shape, first_preview=False) if index in moved else raw
+        for index, raw in enumerate(raws)
+    ]
     # Measured again, not summed from parts: callers compare their threshold with the ratio that the reply states.
     live = [
         measured(raw, options, count).tokens if index in moved else message.tokens
@@ -134,7 +95,11 @@ def offload(
         raws=kept,
         tokens=live,
         tokens_before=before,
-        files={path: text for index, message in moved.items() for path, text in _files(raws[index], message, options)},
+        files={
+            joined(options.store_dir, piece.name): dict(CHAT.texts(raws[index]))[piece.part]
+            for index, message in moved.items()
+            for piece in message.pieces
+        },
         compacted=len(moved),
         groups=groups,
     )
@@ -151,23 +116,16 @@ def _moved(
     raws: Sequence[bytes | Raw], messages: Sequence[Message], options: OffloadParameters, count: Callable[[str], int]
 ) -> dict[int, Message]:
     """Return the tool results to move, each with only the pieces that are worth moving."""
-    moved = {}
+    moved = dict[int, Message]()
+    if options.mode is Mode.COMPRESS:
+        return moved
     for index, message in enumerate(messages):
-        if _may_move(message, options):
+        if message.role is Role.TOOL and message.tokens > options.max_tool_message_tokens and message.pieces:
             kept = {part for part, text in CHAT.texts(raws[index]) if _refers(text, count)}
             pieces = tuple(piece for piece in moved_pieces(message, first_preview=False) if piece.part not in kept)
             if pieces:
                 moved[index] = msgspec.structs.replace(message, pieces=pieces)
     return moved
-
-
-def _compacted(raw: bytes | Raw, message: Message | None, shape: Shape) -> bytes | Raw:
-    return compact(CHAT, raw, message, shape, first_preview=False) if message else raw
-
-
-def _files(raw: bytes | Raw, message: Message, options: OffloadParameters) -> Iterator[tuple[str, str]]:
-    texts = dict(CHAT.texts(raw))
-    return ((joined(options.store_dir, piece.name), texts[piece.part]) for piece in message.pieces)
 
 
 def _groups(
@@ -234,9 +192,6 @@ def _borders(messages: Sequence[Message]) -> list[bool]:
     return borders[::-1]
 
 
-# -- what the caller gets ---------------------------------------------------------------------------------------------
-
-
 def with_snapshots(offloaded: Offloaded, snapshots: Sequence[tuple[str, str]]) -> list[bytes | Raw]:
     """Return the messages with `snapshots`, each a text and the path of its originals, instead of the groups.
 
@@ -255,21 +210,12 @@ def with_snapshots(offloaded: Offloaded, snapshots: Sequence[tuple[str, str]]) -
 def group_turns(offloaded: Offloaded, messages: Sequence[Message], group: Iterable[int]) -> list[Section]:
     """Return a group as the summarising model sees it, with references in place of the texts that moved."""
     tools = {call: name for message in messages for call, name in message.calls}
-    return [turn for index in group for turn in _turns(offloaded.raws[index], index, messages[index], tools)]
-
-
-def group_file(raws: Iterable[bytes | Raw]) -> bytes:
-    """Return the unchanged messages as a JSON array. Each starts on a new line, so that searching and paging work."""
-    return b"[\n" + b",\n".join(raws) + b"\n]\n"
-
-
-def group_stem(chat_id: str) -> str:
-    """Return the beginning of the names of a chat's group files. The group's number and `.json` follow it."""
-    return f"compressed_group_{_odd.sub('_', chat_id)[:64]}_"
-
-
-def _turns(raw: bytes | Raw, index: int, message: Message, tools: Mapping[str, str]) -> list[Section]:
-    if not _is_older(raw):
-        with suppress(NotJson):
-            return CHAT.sections(raw, index, message, tools.get(message.answers, ""))
-    return [Section(f"{index + 1} {message.role.name.lower()}", bytes(raw).decode("utf-8", "replace"), message.role)]
+    turns = list[Section]()
+    for index in group:
+        raw, message = offloaded.raws[index], messages[index]
+        if message.sealed:
+            said = bytes(raw).decode("utf-8", "replace")
+            turns.append(Section(f"{index + 1} {message.role.name.lower()}", said, message.role))
+        else:
+            turns += CHAT.sections(raw, index, message, tools.get(message.answers, ""))
+    return turns
