@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
     from proxy.telemetry.otel import TracedCall
 
-_BREATH = 0.002
-"""Seconds of work on one chunk of a reply, including its reader's work, after which the event loop serves others."""
-
-_PIECE = 16 * 1024
-"""Bytes of a reply that are passed on at once. So many may hold thousands of events."""
-
 _HEAD_LIMIT, _MAX_HEADERS = 256 * 1024, 1_000
 """Bytes of one line of a reply's head, and its most lines. Gateways in front of models exceed aiohttp's defaults."""
 
@@ -100,15 +94,12 @@ class UpstreamReply(AsyncIterator[bytes]):
         self._content = response.content
         self._idle_timeout = idle_timeout
         self._url = url
-        self._gone: asyncio.Future[None] | None = None
         self.closed: Callable[[], None] | None = None
         """Called once, when the reply is closed."""
-        if response.connection is not None and (protocol := response.connection.protocol) is not None:
-            protocol.read_timeout = idle_timeout
-            protocol.start_timeout()
-            if gone := protocol.closed:
-                self._gone = gone
-                gone.add_done_callback(self._lost)
+        protocol = None if response.connection is None else response.connection.protocol
+        self._gone = None if protocol is None else protocol.closed
+        if self._gone is not None:
+            self._gone.add_done_callback(self._lost)
 
     @property
     def ended(self) -> bool:
@@ -117,7 +108,8 @@ class UpstreamReply(AsyncIterator[bytes]):
 
     async def __anext__(self) -> bytes:
         try:
-            chunk = await self._content.readany()
+            async with asyncio.timeout(self._idle_timeout):
+                chunk = await self._content.readany()
         except TimeoutError as error:
             raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
         except aiohttp.ClientError as error:
@@ -148,18 +140,11 @@ async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
     try:
         decoder = reply_decoder(codings)
-        clock = asyncio.get_running_loop().time
         async for chunk in reply:
-            rested = clock()
             for piece in decoder.feed(chunk):
-                for start in range(0, len(piece), _PIECE):
-                    yield piece[start : start + _PIECE]
-                    if clock() - rested > _BREATH:
-                        await asyncio.sleep(0)
-                        rested = clock()
-                if not piece and clock() - rested > _BREATH:
-                    await asyncio.sleep(0)
-                    rested = clock()
+                if piece:
+                    yield piece
+                await asyncio.sleep(0)  # many events may have come at once, and others have theirs
         decoder.finish()
     except BadEncoding as error:
         raise UpstreamBroken(f"Upstream's reply cannot be decoded: {error.message}") from error
@@ -241,47 +226,34 @@ class UpstreamClient:
         self, request: UpstreamRequest, origin: str, headers: list[tuple[str, str]], *, fresh: bool
     ) -> aiohttp.ClientResponse | None:
         """Send once. Returns None if a pooled connection was stale."""
-        loop = asyncio.get_running_loop()
         streamed = not isinstance(request.content, bytes)
         attempt = _Attempt(fresh=fresh or streamed)
         _attempt.set(attempt)
-        began = loop.time()
-        waited_for = f"no byte within {request.first_byte_timeout:g} s"
-        body: Any = request.content or None
+        now = asyncio.get_running_loop().time
+        began = now()
+        waits = None if streamed else request.connect_timeout + request.first_byte_timeout
         try:
-            async with asyncio.timeout(None) as deadline:
-                if streamed:
-                    body = _Upload(request, deadline)
-                else:
-                    deadline.reschedule(began + request.connect_timeout + request.first_byte_timeout)
-                response = await self._session.request(
+            async with asyncio.timeout(waits) as deadline:
+                return await self._session.request(
                     request.method,
                     URL(request.url, encoded=True),
-                    data=body,
+                    data=_uploaded(request, deadline) if streamed else request.content or None,
                     headers=headers,
                     allow_redirects=False,
                     proxy=self._routes.to(origin),
                     timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
                 )
-                if streamed:
-                    body.settle()
         except aiohttp.ConnectionTimeoutError:
             raise
         except TimeoutError as error:
-            waited_for = body.waited_for if streamed else waited_for
+            waited_for = f"no byte within {request.first_byte_timeout:g} s"
+            if streamed:
+                waited_for += f", or it took none of the body for {request.idle_timeout:g} s"
             raise _silent(f"Upstream did not begin to reply: {waited_for}", request.url) from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if _begun(error):
-                raise aiohttp.ClientPayloadError("its reply had begun") from error
-            if not attempt.reused or loop.time() - began > _STALE_WITHIN:
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not attempt.reused or now() - began > _STALE_WITHIN:
                 raise
             return None
-        # Some servers say 408 and close when they have heard nothing for a while: they got no request (9110, 15.5.9).
-        timed_out_idle = response.status == 408 and attempt.reused and loop.time() - began <= _STALE_WITHIN
-        if timed_out_idle and b"close" in Headers(response.raw_headers).get(b"connection").lower():
-            response.close()
-            return None
-        return response
 
 
 class _Attempt(msgspec.Struct):
@@ -309,13 +281,11 @@ class _Connector(aiohttp.TCPConnector):
             connection = await super().connect(*args, **kwargs)
             protocol = connection.protocol
             assert protocol is not None
-            if protocol not in self._known:
-                self._known.add(protocol)
-                if closed := protocol.closed:
-                    closed.add_done_callback(_heard)
-                return connection
-            if not (attempt.fresh or protocol.should_close):
-                attempt.reused = True
+            attempt.reused = protocol in self._known
+            if not attempt.reused and (closed := protocol.closed):
+                closed.add_done_callback(_heard)
+            self._known.add(protocol)
+            if not attempt.reused or not (attempt.fresh or protocol.should_close):
                 return connection
             connection.close()
 
@@ -326,38 +296,20 @@ def _heard(closed: asyncio.Future[None]) -> None:
         closed.exception()
 
 
-class _Upload(AsyncIterator[bytes]):
-    """A body that arrives while it is sent. It moves its request's deadline as upstream accepts it."""
+async def _uploaded(request: UpstreamRequest, deadline: asyncio.Timeout) -> AsyncGenerator[bytes, None]:
+    """Yield a body that arrives while it is sent, and move its request's deadline as upstream accepts it."""
+    assert not isinstance(request.content, bytes)
+    now = asyncio.get_running_loop().time
 
-    def __init__(self, request: UpstreamRequest, deadline: asyncio.Timeout) -> None:
-        assert not isinstance(request.content, bytes)
-        self._source = request.content
-        self._request = request
-        self._deadline: asyncio.Timeout | None = deadline
-        self.waited_for = ""
-        """What upstream failed to do in time, in words."""
+    def wait(seconds: float | None) -> None:
+        with suppress(RuntimeError):  # the reply has begun, and the deadline is past its use
+            deadline.reschedule(None if seconds is None else now() + seconds)
 
-    async def __anext__(self) -> bytes:
-        self._give(None, "")  # a slow client is not upstream's fault
-        try:
-            chunk = await anext(self._source)
-        except StopAsyncIteration:
-            first_byte = self._request.first_byte_timeout
-            self._give(first_byte, f"no byte within {first_byte:g} s")
-            raise
-        idle = self._request.idle_timeout
-        self._give(idle, f"it took none of the request for {idle:g} s")
-        return chunk
-
-    def settle(self) -> None:
-        """Lift the deadline: the reply has begun, even if the body is still being sent."""
-        self._deadline = None
-
-    def _give(self, seconds: float | None, waited_for: str) -> None:
-        if self._deadline is not None:
-            now = asyncio.get_running_loop().time()
-            self._deadline.reschedule(None if seconds is None else now + seconds)
-            self.waited_for = waited_for
+    async for chunk in request.content:
+        wait(request.idle_timeout)
+        yield chunk
+        wait(None)  # a slow client is not upstream's fault
+    wait(request.first_byte_timeout)
 
 
 class Routes:
@@ -409,11 +361,6 @@ def _sendable(request: UpstreamRequest) -> list[tuple[str, str]]:
     if not request.content and request.method not in _WITHOUT_BODY and not request.headers.has(b"content-length"):
         headers.append(("Content-Length", "0"))
     return headers
-
-
-def _begun(error: aiohttp.ClientError) -> bool:
-    """Whether the connection ended within the reply's head. After a reset, this cannot be known."""
-    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
 
 
 _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
 from proxy.errors import BadEncoding, BodyTooLarge
+from proxy.threads import NEW, WorkPool
 
-if TYPE_CHECKING:
-    from proxy.threads import WorkPool
-
-_PIECE = 64 * 1024
-"""About the most bytes that one step of a decompressor yields, so that a bomb of any ratio is read piece by piece."""
+_PIECE = 16 * 1024
+"""About the most bytes that one step of a decompressor yields, so that a bomb of any ratio is read piece by piece. So
+many may hold thousands of events."""
 
 _ZSTD_STEP = 64
 """Bytes given to zstandard at once, which cannot limit its output. A block of 128 KiB takes 4 bytes (RFC 8878,
@@ -30,17 +29,10 @@ _SHORT = 512
 the member's end, so the first pieces must be small."""
 
 _STEP = 1 << 20
-"""Bytes, in and out, in one step: about 2 ms of work, after which we check whether the caller still waits."""
+"""Bytes in one step: about 2 ms of work, after which we check whether the caller still waits."""
 
 _STEP_COST = 512
 """Bytes added to the count for each piece, because pieces may be empty and a million of them take a second."""
-
-INLINE_BYTES = 16 << 10
-"""The largest compressed body, in bytes, whose decoding begins on the event loop: a thread would cost more than most of
-these do."""
-
-_INLINE_STEP = 256 << 10
-"""Bytes, in and out, that are decoded on the event loop: less than a millisecond of work."""
 
 
 class _Coding(Protocol):
@@ -134,7 +126,7 @@ class ContentDecoder:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decode `data` and yield it piece by piece. Some pieces are empty, so that the next one never takes long."""
         if self._coding is None:
-            yield data
+            yield from (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
             return
         self._empty = self._empty and not data
         try:
@@ -156,35 +148,6 @@ def reply_decoder(content_encoding: str) -> ContentDecoder:
     return ContentDecoder(",".join(name for name in names if name in _CODINGS))
 
 
-class _Whole:
-    """Decodes a whole body in steps, whose size the caller chooses."""
-
-    def __init__(self, body: bytes, content_encoding: str, limit: int) -> None:
-        self._decoder = ContentDecoder(content_encoding)
-        self._pieces = self._decoder.feed(body)
-        self._limit = limit
-        self._decoded = bytearray()
-
-    @property
-    def size(self) -> int:
-        """Bytes decoded so far."""
-        return len(self._decoded)
-
-    def step(self, most: int = _STEP) -> bytes | None:
-        """Decode about `most` more bytes, and return the body once it is complete, or None before. Raises BadEncoding
-        or BodyTooLarge."""
-        done = 0
-        for piece in self._pieces:
-            self._decoded += piece
-            if len(self._decoded) > self._limit:
-                raise BodyTooLarge(f"The decompressed body is larger than {self._limit} bytes")
-            done += len(piece) + _STEP_COST
-            if done > most:
-                return None
-        self._decoder.finish()
-        return bytes(self._decoded)
-
-
 async def decoded(
     body: bytes,
     headers: Iterable[tuple[bytes, bytes]],
@@ -195,21 +158,34 @@ async def decoded(
 ) -> bytes:
     """Decode a request's body. Raises BadEncoding, or BodyTooLarge above `limit` bytes.
 
-    The beginning of a small body is decoded at once. The rest is decoded in `pool`, in steps between which others have
-    their turn, until the caller no longer waits. After each step, `hold` is called with the number of new bytes; it may
-    raise.
+    It is decoded in steps, between which others have their turn, until the caller no longer waits. After each step,
+    `hold` is called with the number of new bytes; it may raise.
     """
     codings = [value for name, value in headers if name.lower() == b"content-encoding"]
     if not codings:
         return body
-    whole = _Whole(body, b",".join(codings).decode("latin-1"), limit)
-    found = None if len(body) > INLINE_BYTES else whole.step(_INLINE_STEP)
-    hold(held := whole.size)
-    while found is None:
-        found = await pool.run(caller, whole.step)
-        hold(whole.size - held)
-        held = whole.size
-    return found
+    decoder = ContentDecoder(b",".join(codings).decode("latin-1"))
+    pieces, whole = decoder.feed(body), bytearray()
+
+    def step() -> bool:
+        """Decode some more, and return whether that was all."""
+        done = 0
+        for piece in pieces:
+            whole.extend(piece)
+            if len(whole) > limit:
+                raise BodyTooLarge(f"The decompressed body is larger than {limit} bytes")
+            done += len(piece) + _STEP_COST
+            if done > _STEP:
+                return False
+        decoder.finish()
+        return True
+
+    ended = False
+    while not ended:
+        before = len(whole)
+        ended = await pool.run(caller, step, NEW * len(body))
+        hold(len(whole) - before)
+    return bytes(whole)
 
 
 def beginning(body: bytes, content_encoding: str, most: int) -> bytes:

@@ -509,6 +509,7 @@ async def test_a_broken_stream_reaches_the_client_as_broken(handler: Handler, fa
             got = chunks(reader)
             assert await anext(got) == b"data: 1\n\n"
             if fault == "timeout":
+                await heard(link.port)  # so that it waits for the next event
                 clock.move(61)
             with pytest.raises(asyncio.IncompleteReadError):
                 await anext(got)

@@ -664,28 +664,6 @@ async def test_an_end_that_nobody_has_read_yet(pool: UpstreamClient, manual: Man
     assert await asked == b"ok"
 
 
-TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n"
-
-
-async def test_a_timeout_that_crosses_the_request_is_not_its_reply(pool: UpstreamClient, manual: Manual) -> None:
-    [old] = await opened(pool, manual)
-    asked = asyncio.create_task(body(pool, manual.url, content=b"x"))
-    await manual.answer(old, TIMED_OUT + b"Connection: close\r\n\r\n")
-    await manual.answer(await soon(manual.accept()))
-    assert await asked == b"ok"
-
-
-async def test_other_timeouts_are_the_clients_business(pool: UpstreamClient) -> None:
-    """On a new connection, or where upstream goes on, 408 says something about the request."""
-    for end in (b"Connection: close\r\n\r\n", b"\r\n"):
-        async with upstream(replying(TIMED_OUT + end)) as wire:
-            for _ in range(2):
-                async with sent(pool, wire.url, content=b"x") as reply:
-                    assert reply.status == 408
-                    assert [piece async for piece in reply] == []
-            assert len(wire.requests) == 2
-
-
 async def test_a_streamed_body_gets_a_new_connection(pool: UpstreamClient) -> None:
     """What was sent of it is not kept, however large, so that a stale connection would cost the request."""
     async with upstream(breaks_on_second()) as wire:
@@ -720,21 +698,6 @@ async def test_what_comes_unasked_is_nobodys_reply(pool: UpstreamClient) -> None
             await said.wait()
             await turns()
     assert wire.connections == 2
-
-
-async def test_what_upstream_began_to_answer_is_not_sent_again(pool: UpstreamClient) -> None:
-    async def handle(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(OK)
-        await peer.request()
-        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Le")
-
-    async with upstream(handle) as wire:
-        await body(pool, wire.url)
-        with pytest.raises(UpstreamBroken) as broken:
-            await pool.send(request(wire.url, content=b"costly"))
-    assert "begun" in broken.value.detail
-    assert len(wire.requests) == 2
 
 
 async def test_interim_replies_without_end_hold_up_nobody(pool: UpstreamClient, clock: Clock) -> None:
