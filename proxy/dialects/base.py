@@ -1,4 +1,4 @@
-"""What the proxy needs to know about an API.
+"""What the proxy needs to know about an API, and how a request of one is parsed.
 
 A dialect is one folder in this package. It knows how its API writes history, tools, replies and errors. It is pure, and
 no other part of the proxy names a field of its API. The proxy never translates one API into another: unknown fields,
@@ -9,9 +9,10 @@ An *entry* is the unit of history in which the plan counts. In chat completions 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Raw
@@ -21,7 +22,7 @@ from proxy.dialects import measuring, refusals
 from proxy.dialects.cache_marks import Mark
 from proxy.dialects.entries import left_out
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, has_tools, lowered, opened
+from proxy.dialects.request import ALLOWED, RoundRequest, lowered
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
 from proxy.plan.compacting import Compacting
@@ -29,16 +30,14 @@ from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.plan.turn import Complaint, Continuation, Hidden, Request, Unplannable
+from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable
 from proxy.policy import SnapshotRole
-from proxy.rawjson import NULL, Members, NotJson, object_of, text_of, whole
-from proxy.tools.definitions import NAMES, Names
+from proxy.rawjson import Members, NotJson, TooManyElements, object_of, text_of, whole
+from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""
 
-MOST = 64
-"""Characters of a member that are looked at to tell requests apart."""
 POINTER_BYTES = 4
 """Bytes of a token of the line that replaces an answer of our tools, about."""
 
@@ -48,22 +47,18 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     """The name of the dialect's folder."""
+    path: re.Pattern[bytes]
+    """The paths, without the query, at which it answers a POST with a model's reply."""
+    own: ClassVar[re.Pattern[bytes]]
+    """What the paths of its other requests contain."""
+    version_header = b""
+    """A header that all of its requests have, in lower case; empty if there is none."""
     counts = False
     """Whether its requests only ask how many tokens they have, so that no model replies and nothing is recorded."""
     takes: ClassVar[frozenset[str]] = frozenset()
     """The types of images and files that a tool's result can hold."""
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
-    deciding: ClassVar[tuple[tuple[str, ...], ...]]
-    """The paths of members that decide whether upstream takes our additions."""
-
-    @abstractmethod
-    def serves(self, method: str, path: bytes) -> bool:
-        """Whether a request with this method and path (without the query) asks this API for a model's reply."""
-
-    @abstractmethod
-    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
-        """Whether another request belongs to this API, as its path or a header's name tells (in lower case)."""
 
     # -- a request --
 
@@ -141,12 +136,6 @@ class Dialect(ABC):
         `tokens` are those of the history and of the snapshot, and `now` is in seconds."""
         raise NotImplementedError
 
-    def shape(self, request: Request) -> str:
-        """Return what else in the request decides whether upstream takes our additions, such as JSON mode."""
-        found = [_decisive(request.members, path) for path in self.deciding]
-        found += ["tools" if has_tools(request.tools) else "", "stream" if request.stream else ""]
-        return " ".join(filter(None, found))
-
     # -- an entry --
 
     @staticmethod
@@ -182,19 +171,14 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def sections(entry: Entry, index: int, message: Message, tool: str, /) -> list[Section]:
-        """Return the entry in readable form, for the file of originals. Raises NotJson.
-
-        `index` is the entry's place in the history, and `tool` is the name of the tool whose result it is, or empty.
-        """
+        """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of
+        the tool whose result it is, or empty. Raises NotJson."""
 
     @staticmethod
     @abstractmethod
     def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole, /) -> list[Entry]:
-        """Return the entries with the snapshot's text `block` added at the place for `role`.
-
-        `leading` is the number of system messages with which the entries begin. An entry of its own stands directly
-        after them.
-        """
+        """Return the entries with the snapshot's text `block` added at the place for `role`. As an entry of its own it
+        stands directly after the `leading` system messages."""
 
     @staticmethod
     def joined(entries: list[Entry], /) -> list[Entry]:
@@ -288,10 +272,8 @@ class Dialect(ABC):
 
     @staticmethod
     def complaint(status: int, body: bytes) -> Complaint:
-        """Return what this refusal of a request that we changed is about.
-
-        Status 200 means that `body` is an error in the place of a reply, as in `Turn.refusal`.
-        """
+        """Return what this refusal of a request that we changed is about. Status 200 means that `body` is an error in
+        the place of a reply, as in `Turn.refusal`."""
         return refusals.complaint(status, body)
 
     @staticmethod
@@ -309,11 +291,110 @@ class Dialect(ABC):
         """
 
 
-def _decisive(members: Members, path: Sequence[str]) -> str:
-    """Return the type of the member at this path, or the beginning of a value without one; empty for none."""
-    *outer, name = path
-    for key in outer:
-        members = object_of(members.get(key))
-    value = members.get(name, NULL)
-    type = text_of(object_of(value).get("type"))
-    return (type or bytes(b"" if rawjson.is_null(value) else value).decode("utf-8", "replace"))[:MOST]
+# -- parsing -----------------------------------------------------------------------------------------------------------
+
+MAX_MODEL = 1_000
+"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
+name at every request and for each message."""
+MAX_OTHERS = 20_000
+"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
+may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
+MAX_TOOLS = 128
+"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
+
+DEFINING = (b'"tool_definition"', b'"tool_search_output"', b'"additional_tools"')
+"""The types of blocks and items in a history that define further tools."""
+
+SEPARATORS = (b'"', b".", b":", b"/")
+"""What can stand before a tool's own name."""
+
+FREE = ("", "auto", "any", "required", "validated", ALLOWED)
+"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may call none, or one tool
+of the client's."""
+
+
+class _Large(msgspec.Struct, frozen=True):
+    """The top-level members that may be large, in any API."""
+
+    messages: Raw = rawjson.NULL
+    input: Raw = rawjson.NULL
+    tools: Raw = rawjson.NULL
+    system: Raw = rawjson.NULL
+    instructions: Raw = rawjson.NULL
+
+
+_large = msgspec.json.Decoder(_Large)
+
+
+def opened(body: bytes) -> Members:
+    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
+    ones."""
+    rawjson.check_utf8(body)
+    found, _ = rawjson.decode(_large, body)
+    large = msgspec.structs.astuple(found)
+    if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
+        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
+        if others > MAX_OTHERS:
+            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
+    return rawjson.members(body, checked=True)
+
+
+def parsed(
+    body: bytes,
+    members: Members,
+    entries: list[Raw],
+    *,
+    limits: Sequence[str],
+    known: frozenset[str],
+    obstacle: str,
+    **more: Any,
+) -> Request:
+    """Return the request with these entries. `limits` are members that limit the reply, and `known` are the members
+    with which a history means what it means without them."""
+    tools, model = members.get("tools", rawjson.NULL), members.get("model", rawjson.NULL)
+    if len(memoryview(model)) > MAX_MODEL:
+        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
+    names, theirs = our_names(body, tools)
+    choice = members.get("tool_choice")
+    return Request(
+        body=body,
+        members=members,
+        entries=entries,
+        model="" if rawjson.is_null(model) else rawjson.text(model),
+        stream=bytes(members.get("stream", b"")) == b"true",
+        tools=tools,
+        reply_tokens=max(whole(members.get(limit)) for limit in limits),
+        names=names,
+        theirs=theirs,
+        bound=(text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE,
+        obstacle=obstacle or ("" if names else "tools"),
+        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
+        **more,
+    )
+
+
+def bounded(raw: Raw, reason: Reason) -> list[Raw]:
+    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
+    try:
+        return rawjson.elements(raw)
+    except TooManyElements as error:
+        raise Unplannable(str(error), reason) from error
+
+
+def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
+    """Return what our tools are called in this request, None if there is no room for them; and those of our names that
+    the client has for tools of its own, in any case.
+
+    A name is taken if a string in the definitions is it, or ends with it after a separator: models write those before
+    ours. What is no name does no harm.
+    """
+    if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
+        return None, frozenset()
+    defined = body if any(map(body.__contains__, DEFINING)) else bytes(tools)
+    free = (names for names in (NAMES, OTHER_NAMES) if not any(_ends_with(defined, name) for name in names))
+    folded = defined.lower()
+    return next(free, None), frozenset(name for name in NAMES if b'"%b"' % name.encode() in folded)
+
+
+def _ends_with(defined: bytes, name: str) -> bool:
+    return any(b'%b%b"' % (before, name.encode()) in defined for before in SEPARATORS)

@@ -1,11 +1,11 @@
-"""A request: how it is parsed, how each round is built of it with the client's members unchanged except those that the
-turn must change, and how summary calls are."""
+"""What is sent for a request: the body of each round, in which only those of the client's members change that must, and
+the bodies of summary calls."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -14,23 +14,10 @@ from proxy import rawjson
 from proxy.dialects import cache_marks, refusals
 from proxy.dialects.usage import Reported, reported
 from proxy.plan.summary import SummaryAnswer
-from proxy.plan.turn import Reason, Request, Unplannable
-from proxy.rawjson import Members, NotJson, TooManyElements, object_of, string, text_of, whole
-from proxy.tools.answer import NAMES, OTHER_NAMES, Names
+from proxy.plan.turn import Request
+from proxy.rawjson import Members, NotJson, elements_of, object_of, string, text_of, whole
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-MAX_DEFINITIONS = 2_000
-"""The most tools of a request that we parse. A request with more is forwarded unchanged."""
-MAX_MODEL = 1_000
-"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
-name at every request and for each message."""
-MAX_OTHERS = 20_000
-"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
-may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
-
-MAX_TOOLS = 128
-"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -41,106 +28,6 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         return found
     values = msgspec.structs.astuple(found)
     return type(found)(*(rawjson.unmasked(value) if isinstance(value, Raw) else value for value in values))
-
-
-def model(raw: Raw) -> str:
-    """Return the model's name; empty for none. Raises Unplannable for a very long one."""
-    if len(memoryview(raw)) > MAX_MODEL:
-        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
-    return "" if rawjson.is_null(raw) else rawjson.text(raw)
-
-
-class _Large(msgspec.Struct, frozen=True):
-    """The top-level members that may be large, in any API."""
-
-    messages: Raw = rawjson.NULL
-    input: Raw = rawjson.NULL
-    tools: Raw = rawjson.NULL
-    system: Raw = rawjson.NULL
-    instructions: Raw = rawjson.NULL
-
-
-_large = msgspec.json.Decoder(_Large)
-
-
-def opened(body: bytes) -> Members:
-    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
-    ones."""
-    rawjson.check_utf8(body)
-    found, _ = rawjson.decode(_large, body)
-    large = msgspec.structs.astuple(found)
-    if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
-        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
-        if others > MAX_OTHERS:
-            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
-    return rawjson.members(body, checked=True)
-
-
-def parsed(
-    body: bytes,
-    members: Members,
-    entries: list[Raw],
-    *,
-    limits: Sequence[str],
-    name: Callable[[Raw], str],
-    known: frozenset[str],
-    obstacle: str,
-    bound: bool,
-    others: Collection[str] = (),
-    **more: Any,
-) -> Request:
-    """Return the request with these entries. `limits` are members that limit the reply, `name` returns the name in one
-    of the client's definitions, `others` are the names of tools that are not among them, and `known` are the members
-    with which a history means what it means without them."""
-    tools = members.get("tools", rawjson.NULL)
-    names, theirs = our_names(tools, name, others)
-    return Request(
-        body=body,
-        members=members,
-        entries=entries,
-        model=model(members.get("model", rawjson.NULL)),
-        stream=bytes(members.get("stream", b"")) == b"true",
-        tools=tools,
-        reply_tokens=max(whole(members.get(limit)) for limit in limits),
-        names=names,
-        theirs=theirs,
-        bound=bound,
-        obstacle=obstacle or ("" if names else "tools"),
-        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
-        **more,
-    )
-
-
-def bounded(raw: Raw, reason: Reason) -> list[Raw]:
-    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
-    try:
-        return rawjson.elements(raw)
-    except TooManyElements as error:
-        raise Unplannable(str(error), reason) from error
-
-
-def our_names(
-    tools: Raw, name: Callable[[Raw], str], others: Collection[str] = ()
-) -> tuple[Names | None, frozenset[str]]:
-    """Return what our tools are called beside the client's, and the names of all of the client's.
-
-    `name` returns the name of one of the client's definitions, and `others` are the names of tools that are not among
-    them. Ours are None if there is no room for them. Raises Unplannable if there are too many.
-    """
-    if rawjson.is_null(tools) and not others:
-        return NAMES, frozenset()
-    defined = [] if rawjson.is_null(tools) else bounded(tools, Reason.TOO_MANY_TOOLS)
-    check_number(len(defined) + len(others))
-    taken = frozenset((*map(name, defined), *others))
-    if len(defined) > MAX_TOOLS - len(NAMES):
-        return None, taken
-    return next((names for names in (NAMES, OTHER_NAMES) if not taken.intersection(names)), None), taken
-
-
-def check_number(definitions: int) -> None:
-    """Raises Unplannable if a request defines too many tools."""
-    if definitions > MAX_DEFINITIONS:
-        raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
 
 
 # -- the request of each round -----------------------------------------------------------------------------------------
@@ -177,7 +64,7 @@ class RoundRequest(ABC):
     limits: ClassVar[tuple[str, ...]]
     """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
 
-    listed: ClassVar[str | None]
+    listed: ClassVar[str | None] = None
     """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice itself does, and None
     where an API has no such choice."""
 
@@ -207,11 +94,6 @@ class RoundRequest(ABC):
     @abstractmethod
     def tool(definition: bytes) -> bytes:
         """Return one of our tools in the form that this API expects."""
-
-    @staticmethod
-    def chosen(name: str) -> bytes:
-        """Return a tool's entry in a list of allowed ones."""
-        return rawjson.encode({"type": "function", "name": name})
 
     @property
     @abstractmethod
@@ -251,26 +133,20 @@ class RoundRequest(ABC):
         return self.members | limits | self._assembled(entries) | defined | (self._allowed() if ours else {})
 
     def _allowed(self) -> Members:
-        """Return the choice of tools with ours among those that the client allows, if it names some or forces one.
-        Without them, the model could not follow a reference."""
+        """Return the choice of tools with ours among those that the client allows, if it names some: without them, the
+        model could not follow a reference."""
         choice = object_of(self.members.get("tool_choice"))
-        if self.listed is None or not text_of(choice.get("type")):
+        if self.listed is None or text_of(choice.get("type")) != ALLOWED:
             return {}
-        if text_of(choice["type"]) == ALLOWED:
-            listing = object_of(choice[self.listed]) if self.listed else choice
-            if not rawjson.is_array(listing.get("tools")) or not has_tools(listing["tools"]):
-                return {}  # it allows no call at all
-        else:
-            listing = {"mode": string("required"), "tools": Raw(rawjson.array([rawjson.encode(choice)]))}
-            choice = {}
-        ours = [self.chosen(name) for name in self.names]
-        listing = listing | {"tools": Raw(rawjson.array([*elements(listing["tools"]), *ours]))}
-        made = (
-            choice
-            | {"type": string(ALLOWED)}
-            | ({self.listed: Raw(rawjson.encode(listing))} if self.listed else listing)
-        )
-        return {"tool_choice": Raw(rawjson.encode(made))}
+        listing = object_of(choice.get(self.listed)) if self.listed else choice
+        theirs = elements_of(listing.get("tools"))
+        if not theirs:  # it allows no call at all
+            return {}
+        named = [{"function": {"name": name}} if self.listed else {"name": name} for name in self.names]
+        ours = [rawjson.encode({"type": "function", **one}) for one in named]
+        listing = listing | {"tools": Raw(rawjson.array([*theirs, *ours]))}
+        choice = choice | {self.listed: Raw(rawjson.encode(listing))} if self.listed else listing
+        return {"tool_choice": Raw(rawjson.encode(choice))}
 
     def _without_calls(self, members: Members, *, bare: bool) -> Members:
         """Return the members of a request with no tools but ours so that none is called.
@@ -316,22 +192,12 @@ def _number(members: Members, path: Sequence[str]) -> int:
 
 def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
     """Return the client's array of tools followed by ours, or None if there are no tools at all."""
-    return Raw(rawjson.array([*elements(defined), *ours])) if ours else defined
+    return Raw(rawjson.array([*elements_of(defined), *ours])) if ours else defined
 
 
 def has_tools(defined: Raw | None) -> bool:
     """Whether an array of tools has any. Upstream refuses a `tool_choice` without tools."""
-    return bool(elements(defined))
-
-
-def elements(defined: Raw | None) -> list[Raw]:
-    """Return the definitions in an array of tools that `parse` has accepted."""
-    return [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
-
-
-def tool_name(raw: Raw) -> str:
-    """Return the name in one definition, where it is no further inside, as in chat."""
-    return text_of(rawjson.members(raw).get("name"))
+    return bool(elements_of(defined))
 
 
 # -- summary calls -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ The client sees only a refusal of its own bytes, except those that no other form
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection
 from enum import Enum, StrEnum, auto
@@ -243,7 +244,7 @@ class Request(msgspec.Struct, frozen=True):
     names: tuple[str, str] | None
     """What our two tools are called in this request; None where there is no room for them."""
     theirs: frozenset[str]
-    """The names of all tools that the client defines, wherever it does."""
+    """Those of our tools' names that the client has for tools of its own, in any case."""
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
     bound: bool = False
@@ -266,6 +267,11 @@ class Request(msgspec.Struct, frozen=True):
     def has_tools(self) -> bool:
         """Whether the client sent tools of its own, as agents do."""
         return bytes(self.tools).strip() not in (b"null", b"[]", b"")
+
+    @property
+    def shape(self) -> str:
+        """Stands for its members' names, which decide whether upstream takes our additions: JSON mode, for example."""
+        return hashlib.sha256("\n".join(sorted(self.members)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @property
     def size(self) -> int:

@@ -224,7 +224,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     def refusable(self, namespace: str, addition: Addition) -> Refusable:
         """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
-        shape = self.dialect.shape(self.request)
+        shape = self.request.shape
         shape = f"{shape} {self._beginning}" if addition is Addition.ANY else shape
         return Refusable(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
 

@@ -288,7 +288,7 @@ def _source(namespace: str, policy: Policy) -> _Source:
 
 def _question(tenant: Tenant, headers: Headers) -> UpstreamRequest:
     """Return the request for the list, with the caller's or the tenant's credential. Anthropic's list has pages."""
-    base_url, anthropic = tenant.policy.upstream.base_url, MESSAGES.owns(b"", headers.names())
+    base_url, anthropic = tenant.policy.upstream.base_url, MESSAGES.version_header in headers.names()
     own = tenant.credential(tenant.policy.upstream, anthropic=anthropic)
     kept = (MESSAGES.version_header,) if own is not None else (*KEY_HEADERS, MESSAGES.version_header)
     found = headers.only(kept) if own is None else Headers((own, *headers.only(kept)))

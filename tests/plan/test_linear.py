@@ -10,10 +10,10 @@ import pytest
 
 from proxy import rawjson, sse
 from proxy.dialects import refusals
+from proxy.dialects.base import MAX_MODEL, MAX_OTHERS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.calls import ToolCalls
 from proxy.dialects.chat.chunks import CallDelta, ReplyMessage
-from proxy.dialects.request import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from proxy.plan.turn import Unplannable
 from tests.doubling import assert_linear
 from tests.sampling import sample
@@ -96,10 +96,9 @@ def test_commas_in_texts_do_not_count_as_elements() -> None:
     "body",
     [
         chat(many(b'{"role":"user"}', rawjson.MAX_ELEMENTS + 1)),
-        chat(b"", b',"tools":[' + many(b'{"function":{"name":"f"}}', MAX_DEFINITIONS + 1) + b"]"),
         chat(b"", b',"x":[' + many(b"1", MAX_OTHERS + 2) + b"]"),
     ],
-    ids=["messages", "tools", "others"],
+    ids=["messages", "others"],
 )
 def test_requests_beyond_the_bounds_are_unplannable(body: bytes) -> None:
     with pytest.raises(Unplannable, match="more than"):

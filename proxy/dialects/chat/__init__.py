@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import messages, request
 from proxy.dialects.chat.reply import ChatTurn, error_event
-
-_OWN = re.compile(rb"/chat/completions(?:/|\Z)")
 
 
 class ChatDialect(Dialect):
     """Refers each method to the module of this folder that implements it."""
 
     name = messages.NAME
+    path = re.compile(rb".*/chat/completions")
+    own = re.compile(rb"/chat/completions(?:/|\Z)")
     turns = ChatTurn
     requests = request.ChatRoundRequest
-
-    deciding = (
-        ("tool_choice",),
-        ("response_format",),
-        *(("reasoning_effort",), ("reasoning",), ("thinking",), ("enable_thinking",)),  # OpenAI's, OpenRouter's, others
-    )
 
     parsed = staticmethod(request.parse)
     read = staticmethod(messages.read)
@@ -39,12 +32,6 @@ class ChatDialect(Dialect):
     summary_on_prefix = staticmethod(messages.summary_on_prefix)
     summary_answer = staticmethod(messages.summary_answer)
     error_event = staticmethod(error_event)
-
-    def serves(self, method: str, path: bytes) -> bool:
-        return method == "POST" and path.endswith(b"/chat/completions")
-
-    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
-        return _OWN.search(path) is not None
 
 
 CHAT = ChatDialect()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.request import ALLOWED, RoundRequest, bounded, parsed
+from proxy.dialects.base import bounded, parsed
+from proxy.dialects.request import ALLOWED, RoundRequest
 from proxy.plan.turn import Reason, Request
 from proxy.rawjson import NULL, Members, object_of, text_of
 
-"""The most messages of a request that we parse. A request with more is forwarded unchanged."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "prediction")
 """Fields that our tools do not work with."""
@@ -111,10 +111,8 @@ def parse(body: bytes, members: Members) -> Request:
         members,
         bounded(members.get("messages", NULL), Reason.TOO_MANY_MESSAGES),
         limits=LIMITS,
-        name=tool_name,
         known=KNOWN,
         obstacle=_obstacle(members),
-        bound=text_of(members.get("tool_choice")) == "none",
     )
 
 
@@ -135,15 +133,6 @@ def function_tool(definition: bytes) -> bytes:
     return rawjson.encode({"type": "function", "function": Raw(definition)})
 
 
-def tool_name(raw: Raw) -> str:
-    """Return the name in one of the client's definitions. Functions and custom tools nest it in a member named after
-    their type."""
-    tool = rawjson.members(raw)
-    kind = rawjson.text(tool.get("type", Raw(b'"function"')))
-    inner = rawjson.members(tool[kind]) if kind in tool else tool
-    return rawjson.text(inner["name"]) if rawjson.is_string(inner.get("name")) else ""
-
-
 # -- the request of each round -----------------------------------------------------------------------------------------
 
 
@@ -153,10 +142,6 @@ class ChatRoundRequest(RoundRequest):
     limits = LIMITS
     listed = ALLOWED
     tool = staticmethod(function_tool)
-
-    @staticmethod
-    def chosen(name: str) -> bytes:
-        return rawjson.encode({"type": "function", "function": {"name": name}})
 
     @property
     def wants_json(self) -> bool:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.messages import blocks, compaction, render, reply, request
 from proxy.plan.compacting import Compacting
 from proxy.plan.turn import Request
 
-_PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
+PATH = rb"(?:(?:/[^/]+)*/v1|)/messages"
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
-_COUNT = b"/count_tokens"
-_OWN = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
 
 
 class MessagesDialect(Dialect):
@@ -23,15 +20,12 @@ class MessagesDialect(Dialect):
     takes = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
-    deciding = (("output_format",), ("output_config", "format"), ("thinking",), ("tool_choice",))
+    path = re.compile(PATH)
+    own = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
     version_header = b"anthropic-version"
-    """A header that every request for this API has, also those for models and files."""
+    signs = (b'"system":', b'"stop_sequences":', b'"input_schema":', b'"tool_use_id":', b'"anthropic_version":')
+    """What a body has, and one of chat, which has messages as well, has not."""
 
-    def __init__(self, *, counts: bool = False) -> None:
-        """`counts`: it serves `POST .../messages/count_tokens`, which takes what would be sent."""
-        self.counts = counts
-
-    recognises = staticmethod(request.recognises)
     parsed = staticmethod(request.parse)
     complaint = staticmethod(request.complaint)
     forgiving = staticmethod(request.forgiving)
@@ -56,21 +50,23 @@ class MessagesDialect(Dialect):
     restored = staticmethod(compaction.restored)
     compacted = staticmethod(compaction.reply)
 
+    counting: Dialect
+    """The one of requests that only ask how many tokens they have."""
+
+    def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
+        return compaction.asked(path, request)
+
+
+class CountingDialect(MessagesDialect):
+    """`POST .../messages/count_tokens`, which takes what would be sent."""
+
+    path = re.compile(PATH + rb"/count_tokens")
+    counts = True
+
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
         kind = compaction.asked(path, request)
-        return None if self.counts and kind is Compacting.WHOLE else kind
-
-    def serves(self, method: str, path: bytes) -> bool:
-        asked = path.removesuffix(_COUNT) if self.counts else path
-        return method == "POST" and self.counts == (asked != path) and _PATH.fullmatch(asked) is not None
-
-    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
-        return _OWN.search(path) is not None or self.version_header in names
-
-    @property
-    def counting(self) -> MessagesDialect:
-        """The dialect of requests that only ask how many tokens they have."""
-        return MessagesDialect(counts=True)
+        return None if kind is Compacting.WHOLE else kind
 
 
 MESSAGES = MessagesDialect()
+MESSAGES.counting = CountingDialect()

@@ -19,8 +19,9 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import refusals
+from proxy.dialects.base import bounded, parsed
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, bounded, check_number, parsed, tool_name
+from proxy.dialects.request import RoundRequest
 from proxy.plan import texts
 from proxy.plan.turn import Addition, Complaint, Reason, Request
 from proxy.rawjson import NULL, Members, object_of, text_of
@@ -36,9 +37,6 @@ RESULT = "tool_result"
 REMINDERS = ("<system-reminder>", "<total_tokens>", "<environment_details>")
 """How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them, unless
 one quotes the user."""
-
-OWN = frozenset(("stop_sequences", "anthropic_version", "anthropic_beta"))
-"""Members of a request that no other API has."""
 
 THINKING_EDITS = "clear_thinking_"
 """How the names of edits begin by which upstream clears thinking of earlier turns. A date follows."""
@@ -84,16 +82,6 @@ FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
 
-BINDING = ("none", "tool")
-"""The types of a `tool_choice` with which the model cannot call our tools. This API has no list of allowed ones."""
-
-TOOLSET = b"mcp_toolset"
-"""The type of a definition with the tools of an MCP server."""
-DEFINITION = b"tool_definition"
-"""The type of a tool that is defined within a message: in a block that adds it, or among the changes of tools in
-upstream's own summary."""
-
-
 class Head(msgspec.Struct, frozen=True, gc=False):
     """What tells entries apart: a message has a role, a block has a type."""
 
@@ -106,27 +94,15 @@ _heads = msgspec.json.Decoder(list[Head])
 
 
 def parse(body: bytes, members: Members) -> Request:
-    entries, tools = list(_entries(members.get("messages", NULL))), members.get("tools", NULL)
     return parsed(
         body,
         members,
-        entries,
+        list(_entries(members.get("messages", NULL))),
         limits=LIMITS,
-        name=tool_name,
-        others=_further_names(tools, body, entries),
         known=KNOWN,
         obstacle=_obstacle(members),
-        bound=text_of(object_of(members.get("tool_choice")).get("type")) in BINDING,
         preamble=members.get("system", NULL),
     )
-
-
-def recognises(asked: Request) -> bool:
-    """Whether a request that `parse` takes can only be of this API, and not of chat, which has messages as well."""
-    if not rawjson.is_null(asked.preamble) or not OWN.isdisjoint(asked.members):
-        return True
-    tools = rawjson.elements(asked.tools) if rawjson.is_array(asked.tools) else []
-    return any("input_schema" in object_of(tool) for tool in tools) or any(map(is_blocks, asked.entries))
 
 
 def _obstacle(members: Members) -> str:
@@ -322,36 +298,6 @@ def client_tool(definition: bytes) -> bytes:
     return rawjson.encode(members)
 
 
-def _further_names(tools: Raw, body: bytes, entries: Sequence[Entry]) -> set[str]:
-    """Return the names of tools that are defined within messages, and in the sets of MCP servers. Raises Unplannable if
-    there are too many."""
-    toolsets = rawjson.elements(tools) if rawjson.is_array(tools) and TOOLSET in bytes(tools) else []
-    found = [name for raw in toolsets for name in _set_names(object_of(raw))]
-    if DEFINITION not in body:
-        return set(found)
-    for one in entries:
-        blocks = blocks_in(one) if DEFINITION in bytes(one) else None
-        for block in map(object_of, blocks or ()):
-            changes = block.get("tool_changes", NULL)
-            added = [block, *(map(object_of, rawjson.elements(changes)) if rawjson.is_array(changes) else ())]
-            for definition in (object_of(object_of(one.get("tool")).get("definition")) for one in added):
-                found += [text_of(definition.get("name")), *_set_names(definition)]
-            check_number(len(found))
-    return {name for name in found if name}
-
-
-def _set_names(definition: Members) -> list[str]:
-    """Return the names that the set of a server's tools tells; none if this is no set, or upstream asks the server."""
-    if text_of(definition.get("type")) != TOOLSET.decode():
-        return []
-    listed = definition.get("tools", NULL)
-    tools = (
-        [text_of(object_of(raw).get("name")) for raw in rawjson.elements(listed)] if rawjson.is_array(listed) else []
-    )
-    check_number(len(tools))
-    return [*tools, *object_of(definition.get("configs"))]
-
-
 # -- what decides whether upstream takes what we add -------------------------------------------------------------------
 
 
@@ -388,7 +334,6 @@ class MessagesRoundRequest(RoundRequest):
     """The requests of a turn of the Messages API."""
 
     limits = LIMITS
-    listed = None
     tool = staticmethod(client_tool)
     container: Raw = NULL
     """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are

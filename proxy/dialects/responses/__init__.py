@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from urllib.parse import unquote
 
 from proxy.dialects.base import Dialect
 from proxy.dialects.responses import compaction, items, render, reply, request
 from proxy.dialects.responses.talk import Talk
 
-_OWN = re.compile(rb"/responses(?:/|\Z)")
 _KEPT = re.compile(rb".*/responses/([^/]+)")
 
 
@@ -22,7 +20,8 @@ class ResponsesDialect(Dialect):
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
     talk = Talk
-    deciding = (("tool_choice",), ("text", "format"), ("reasoning",))
+    path = re.compile(rb".*/responses(?:/compact)?")
+    own = re.compile(rb"/responses(?:/|\Z)")
 
     parsed = staticmethod(request.parse)
     continued = staticmethod(request.continued)
@@ -47,16 +46,10 @@ class ResponsesDialect(Dialect):
     restored = staticmethod(compaction.restored)
     compacted = staticmethod(compaction.reply)
 
-    def serves(self, method: str, path: bytes) -> bool:
-        return method == "POST" and (path.endswith(b"/responses") or compaction.ENDPOINT.fullmatch(path) is not None)
-
     def kept(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""
         found = _KEPT.fullmatch(path) if method in ("GET", "DELETE") else None
         return unquote(found[1].decode("latin-1")) if found else ""
-
-    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
-        return _OWN.search(path) is not None
 
 
 RESPONSES = ResponsesDialect()

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.request import RoundRequest, bounded, check_number, parsed, tool_name
+from proxy.dialects.base import bounded, parsed
+from proxy.dialects.request import RoundRequest
 from proxy.plan.turn import Continuation, Reason, Request
 from proxy.rawjson import NULL, Members, object_of, string, text_of
 
@@ -35,9 +36,6 @@ OUTPUTS = frozenset(
 SEARCH, FOUND = "tool_search_call", "tool_search_output"
 """A search for tools, and the tools that it found. Upstream searches itself, or has the client do it (Codex)."""
 CLIENT = "client"
-
-DEFINING = frozenset((FOUND, "additional_tools"))
-"""Items with definitions of tools."""
 
 KNOWN = frozenset(
     (
@@ -105,7 +103,7 @@ REPLIES = frozenset(
 """The items of a reply besides its messages. What is not among them stands by itself."""
 
 NAMESPACE = "namespace"
-"""A group of tools in one definition, as Codex defines each MCP server, and the member of a call that names it."""
+"""The member of a call that names its group of tools, as Codex has one for each MCP server."""
 
 COMPACTIONS = frozenset(("compaction", "compaction_summary"))
 """Upstream's own encrypted summaries, which nobody else can read."""
@@ -147,7 +145,7 @@ _kinds = msgspec.json.Decoder(list[ItemKind])
 
 
 def parse(body: bytes, members: Members) -> Request:
-    given, tools = members.get("input", NULL), members.get("tools", NULL)
+    given = members.get("input", NULL)
     items = _items(given)
     kinds = _kinds_of(given, items)
     stored = bytes(members.get("store", b"")) != b"false"
@@ -156,11 +154,8 @@ def parse(body: bytes, members: Members) -> Request:
         members,
         list(_entries(items, kinds)),
         limits=LIMITS,
-        name=tool_name,
-        others=_further_names(tools, items, kinds),
         known=KNOWN,
         obstacle=_obstacle(members, kinds),
-        bound=text_of(members.get("tool_choice")) == "none",
         preamble=members.get("instructions", NULL),
         unsent=stored and not any(kind.shows_history for kind in kinds),
         continues=text_of(members.get("previous_response_id")),
@@ -248,54 +243,6 @@ def _object(entry: bytes | Raw) -> bytes | Raw:
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
-
-
-class _Definition(msgspec.Struct, frozen=True, gc=False):
-    """What we read of a tool, of a group of tools, and of an item with tools."""
-
-    type: Raw = NULL
-    name: Raw = NULL
-    tools: Raw = NULL
-
-
-_definition = msgspec.json.Decoder(_Definition)
-_definitions = msgspec.json.Decoder(list[_Definition])
-
-
-def _grouped(tools: Raw | None) -> list[_Definition]:
-    if tools is None or NAMESPACE.encode() not in bytes(tools):
-        return []
-    found: list[_Definition] = []
-    for one in _defined(tools):
-        if text_of(one.type) == NAMESPACE:
-            found += _defined(one.tools)
-            check_number(len(found))
-    return found
-
-
-def _further_names(tools: Raw, items: Sequence[Raw], kinds: Sequence[ItemKind]) -> set[str]:
-    """Return the names of tools that are defined elsewhere: in groups, and in items, from which on they are known.
-    Raises Unplannable if there are too many."""
-    found = _grouped(tools)
-    defining = [item for item, kind in zip(items, kinds, strict=True) if kind.type in DEFINING]
-    check_number(len(defining))
-    for item in defining:
-        one, masked = rawjson.decode(_definition, item)
-        array = rawjson.unmasked(one.tools) if masked else one.tools
-        found += [*_defined(array), *_grouped(array)]
-        check_number(len(found))
-    return {text_of(one.name) for one in found}
-
-
-def _defined(tools: Raw) -> list[_Definition]:
-    """Return the definitions in an array; none if it is something else."""
-    if not rawjson.is_array(tools):
-        return []
-    found, masked = rawjson.decode(_definitions, tools)
-    check_number(len(found))
-    if not masked:
-        return found
-    return [_Definition(*map(rawjson.unmasked, msgspec.structs.astuple(one))) for one in found]
 
 
 def function_tool(definition: bytes) -> bytes:

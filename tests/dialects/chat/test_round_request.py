@@ -64,7 +64,6 @@ def allowed(mode: str, *tools: Any) -> Any:
 
 
 OURS = [{"type": "function", "function": {"name": name}} for name in ("grep", "read_file")]
-CUSTOM = {"type": "custom", "custom": {"name": "search"}}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,7 @@ CUSTOM = {"type": "custom", "custom": {"name": "search"}}
         ("auto", "auto"),
         ("none", "none"),
         ("required", "required"),
-        (SEARCH, allowed("required", SEARCH, *OURS)),
-        (CUSTOM, allowed("required", CUSTOM, *OURS)),
+        (SEARCH, SEARCH),
         (allowed("auto", SEARCH), allowed("auto", SEARCH, *OURS)),
         (allowed("auto"), allowed("auto")),
         (7, 7),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.base import MAX_OTHERS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import compact
-from proxy.dialects.request import MAX_DEFINITIONS, MAX_OTHERS
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import places
 from proxy.plan.message import Message, Reading
@@ -88,7 +88,7 @@ def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
     "body",
     [
         b'{"input":[' + b",".join([b"{}"] * (MAX_ELEMENTS + 1)) + b"]}",
-        b'{"tools":[' + b",".join([b'{"name":"f"}'] * (MAX_DEFINITIONS + 1)) + b"]}",
+        b'{"tools":[' + b",".join([b'{"name":"f"}'] * (MAX_ELEMENTS + 1)) + b"]}",
         b'{"x":[' + b",".join([b"1"] * (MAX_OTHERS + 2)) + b"]}",
     ],
     ids=["items", "tools", "others"],
@@ -153,34 +153,15 @@ def test_our_names_give_way_to_tools_in_groups_and_in_items() -> None:
         ):
             assert parsed([USER, found]).names == OTHER_NAMES
             assert parsed([USER, found], tools=named("fetch")).names == OTHER_NAMES
-    escaped = json.dumps({"model": "m", "input": [USER], "tools": [group]}).replace('"read_file"', '"\\ud800"')
-    assert RESPONSES.parse(escaped.encode()).names == NAMES
-    others = [{**group, "tools": named("write")}, *named("namespace")]
-    assert parsed([USER], tools=others).names == NAMES
+    assert parsed([USER], tools=[{**group, "tools": named("write", "Grep")}]).names == NAMES
+    assert parsed([USER], tools=[{**group, "tools": named("write", "Grep")}]).theirs == {"grep"}
+    assert parsed([USER, {"type": "message", "role": "user", "content": "grep"}]).names == NAMES
 
 
 SEARCH = {"type": "tool_search_call", "id": "ts", "call_id": "c1", "status": "completed", "arguments": {"query": "x"}}
 FOUND = {"type": "tool_search_output", "call_id": "c1", "status": "completed", "tools": named("fetch")}
 ASKS = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "drop", "server_label": "db", "arguments": "{}"}
 ALLOWS = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
-
-
-GROUP = {"type": "namespace", "name": "n", "tools": named("fetch") * (MAX_DEFINITIONS // 2)}
-
-
-@pytest.mark.parametrize(
-    ("tools", "items"),
-    [
-        ([{"type": "namespace"}] * (MAX_DEFINITIONS + 1), []),
-        ([GROUP] * 3, []),
-        ([], [{"type": "tool_search_output", "tools": GROUP["tools"]}] * 3),
-        ([], [{"type": "tool_search_output", "tools": [GROUP] * 3}]),
-        ([], [{"type": "tool_search_output", "tools": []}] * (MAX_DEFINITIONS + 1)),
-    ],
-)
-def test_more_definitions_than_we_read_are_left_to_upstream(tools: list[Json], items: list[Json]) -> None:
-    with pytest.raises(Unplannable, match="more than 2000 tools"):
-        parsed([USER, *items], tools=tools)
 
 
 @pytest.mark.parametrize(

@@ -121,19 +121,3 @@ def test_a_refused_later_round_of_a_whole_reply() -> None:
     one.receive_whole(plain)
     one.end()
     assert one.close() == plain and one.hidden is None
-
-
-@pytest.mark.parametrize(
-    ("members", "shape"),
-    [
-        ({}, "tools stream"),
-        ({"stream": False, "tools": []}, ""),
-        (
-            {"text": {"format": {"type": "json_schema"}}, "reasoning": {"effort": "low"}},
-            'json_schema {"effort": "low"} tools stream',
-        ),
-    ],
-)
-def test_shape_of_a_request(members: Json, shape: str) -> None:
-    body = {"model": "m", "input": "hi", "tools": [FETCH], "stream": True, **members}
-    assert RESPONSES.shape(RESPONSES.parse(json.dumps(body).encode())) == shape
