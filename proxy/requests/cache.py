@@ -14,9 +14,8 @@ from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.render import Compacted, compact
 from proxy.lru import ENTRY_BYTES, Lru
-from proxy.plan.history import History, Terms, Transcript, beginning
+from proxy.plan.history import History, Terms, Transcript
 from proxy.plan.message import Message, Reading, digest
-from proxy.plan.plan import Plan
 from proxy.plan.preview import Shape
 from proxy.plan.turn import ENTRY
 from proxy.threads import NEW, WorkPool
@@ -31,8 +30,6 @@ KEY_BYTES, TEXT_BYTES = ENTRY_BYTES + 112, 40
 
 PAST_BYTES = 64 << 20
 """Bytes of histories, the messages in them included, which are often in their own cache as well."""
-PLANS = 10_000
-"""Conversations of which it is remembered for which window they were planned, and how much that moved."""
 LONG = 4
 """A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""
 
@@ -62,7 +59,6 @@ class MessageCache:
         self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
-        self._plans: Lru[tuple[str, str, bytes], tuple[int | None, int, int]] = Lru(PLANS)
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, int, History]] = Lru(PAST_BYTES)
 
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
@@ -72,17 +68,6 @@ class MessageCache:
             "compacted": lambda: (len(self._compacted), self._compacted.weight),
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
-
-    def relearned(self, past: History, plan: Plan, caller: str) -> bool:
-        """Whether the plan moves more than that of the conversation's request before, and for another window."""
-        if past.fold is None:
-            return False
-        key, window = (caller, past.terms.model, beginning(past.measured)), past.terms.room.window
-        before = self._plans.get(key)
-        self._plans.put(key, (window, len(plan.moves), len(plan.boundaries)))
-        if before is None or before[0] == window:
-            return False
-        return len(plan.moves) > before[1] or len(plan.boundaries) > before[2]
 
     async def history(
         self,

@@ -6,8 +6,8 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -47,10 +47,6 @@ class Incoming(Protocol):
         """Stop counting all bytes: the request is over."""
 
 
-LARGE_BYTES = 4 << 20
-"""A larger body is copied in a thread, because new memory for it costs tens of milliseconds. The copy leaves the
-interpreter to others."""
-
 WRITTEN = 256 << 10
 """Most bytes that are written to the client at once. If we wrote a large reply in one piece, the request would be over
 and its place free while a client that reads nothing leaves the whole reply in our memory."""
@@ -69,11 +65,8 @@ ErrorEvent = Callable[[ProxyError], bytes]
 """Makes the event that ends a stream which fails."""
 
 
-_PLAIN = re.compile(rb"[\w/.:~*-]*+", re.ASCII)
-_PARAMETERS = re.compile(rb"[?;&=#]|%(?:3[bdf]|2[356])", re.IGNORECASE)
-"""Begins what is no path any more: a query or matrix parameters, also percent-encoded, once or several times."""
-_AT = re.compile(rb"%40", re.IGNORECASE)
-_COLON = re.compile(rb":|%3a", re.IGNORECASE)
+_PLAIN = re.compile(rb"[\w.:~-]*", re.ASCII)
+"""A segment of a path that log, dashboard and captures show. Others may hold parameters or a key."""
 
 
 class ClientGone(OffloadError):
@@ -177,8 +170,6 @@ class Exchange:
         if self._more:
             await self.gather(limit)
         _check_size(self._size, limit)
-        if self._size > LARGE_BYTES and len(self._pieces) > 1:
-            self._pieces = [await asyncio.to_thread(b"".join, self._pieces)]
         return self._joined()
 
     def _joined(self) -> bytes:
@@ -186,14 +177,20 @@ class Exchange:
             self._pieces = [b"".join(self._pieces)]
         return self._pieces[0]
 
-    def present(self) -> AbstractContextManager[None]:
-        """Return a context that runs a block while the client is there, and raises ClientGone out of it when the client
-        hangs up."""
-        return _Presence(self)
-
-    def watch(self, task: asyncio.Task[Any]) -> Callable[[], object]:
-        """Cancel `task` when the client hangs up. Returns a function that ends this."""
-        return self._inflow.watch(lambda: self._left(task))
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Run a block while the client is there, and raise ClientGone out of it when the client hangs up."""
+        task = asyncio.current_task()
+        assert task is not None
+        forget = self._inflow.watch(lambda: self._left(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.gone and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            forget()
 
     def _left(self, task: asyncio.Task[Any]) -> None:
         if not self.replied:
@@ -273,18 +270,9 @@ class Exchange:
 
     @property
     def shown_path(self) -> str:
-        """The path as log, dashboard and captures show it: with nothing in it that may be a key."""
-        path = self.path
-        if _PLAIN.fullmatch(path):
-            return path.decode("ascii")
-        if end := _PARAMETERS.search(path):
-            path = path[: end.start()]
-        segments = _AT.sub(b"@", path).split(b"/")
-        for place, segment in enumerate(segments):
-            user, at, host = segment.rpartition(b"@")
-            if at and (_COLON.search(user) or not segments[place - 1]):
-                segments[place] = host
-        return b"/".join(segments).decode("latin-1")
+        """The path as log, dashboard and captures show it: `*` stands for what may have a key in it."""
+        shown = [segment if _PLAIN.fullmatch(segment) else b"*" for segment in self.path.split(b"/")]
+        return b"/".join(shown).decode("ascii")
 
     def outcome(self, kind: Kind, tenant: str = "", namespace: str = "") -> Outcome:
         """Return an outcome with what is known of the request at its start."""
@@ -310,24 +298,6 @@ class Exchange:
             added_seconds=round((self.sent or now) - self.began, DECIMALS),
             first_byte_seconds=None if self._first_byte is None else round(self._first_byte - self.began, DECIMALS),
         )
-
-
-class _Presence(AbstractContextManager[None]):
-    """See `Exchange.present`. A generator would cost each request four times as much."""
-
-    def __init__(self, client: Exchange) -> None:
-        self._client = client
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._forget = self._client.watch(task)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._forget()
-        if kind is asyncio.CancelledError and self._client.gone and self._task.uncancel() == 0:
-            raise ClientGone from None
 
 
 class _Streamed(AsyncIterator[bytes]):

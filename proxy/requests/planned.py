@@ -45,7 +45,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     room: Room
     names: tuple[str, str]
     relearned: bool = False
-    """Whether more is moved than in this conversation's request before because its window was learned since."""
+    """Whether it was planned again because upstream refused it as too long."""
     quoted: frozenset[str] = frozenset()
     """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
     role: SnapshotRole = SnapshotRole.AUTO
@@ -267,8 +267,7 @@ async def plan(
     def planned(history: History) -> Planned:
         quoted = names_in(asked.body, policy.offload.store_dir)
         plan = history.plan()
-        relearned = reader.relearned(history, plan, caller) or (refused and not plan.empty)
-        planned = Planned(dialect, asked, policy, history, plan, room, names, relearned, quoted)
+        planned = Planned(dialect, asked, policy, history, plan, room, names, refused and not plan.empty, quoted)
         _ = planned.sent_whole  # reads a message that may be long
         return planned
 

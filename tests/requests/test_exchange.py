@@ -9,29 +9,10 @@ from typing import Any
 import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded, UpstreamUnreachable
-from proxy.requests.exchange import LARGE_BYTES, WRITTEN, ClientGone
+from proxy.requests.exchange import WRITTEN, ClientGone
 from proxy.telemetry.outcome import Kind
 from tests.asgi import ScriptedClient
 from tests.clock import turns
-
-
-@pytest.mark.parametrize(("size", "aside"), [(LARGE_BYTES, False), (LARGE_BYTES + 1, True)])
-async def test_a_large_body_is_put_together_off_the_loop(
-    size: int, aside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[Any] = []
-    to_thread = asyncio.to_thread
-
-    async def noting(*work: Any) -> Any:
-        threads.append(work)
-        return await to_thread(*work)
-
-    monkeypatch.setattr(asyncio, "to_thread", noting)
-    whole = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    client = ScriptedClient(whole[: size // 3], whole[size // 3 :]).client()
-    assert await client.read(size) == whole
-    assert await client.read(size) is await client.read(size), "once"
-    assert len(threads) == aside
 
 
 @pytest.mark.parametrize(
@@ -213,21 +194,12 @@ async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
     [
         (b"/v1/chat/completions", "/v1/chat/completions"),
         (b"/v1/models/gemini-pro:generateContent?key=SECRET", "/v1/models/gemini-pro:generateContent"),
-        (b"/v1/anthropic/models/claude@2025:rawPredict", "/v1/anthropic/models/claude@2025:rawPredict"),
-        (b"/v1/files/a%20b~c", "/v1/files/a%20b~c"),
-        (b"/v1/chat/completions;x", "/v1/chat/completions"),
-        (b"/v1;key=SECRET/chat/completions", "/v1"),
-        (b"/v1/models%3Bkey%3DSECRET", "/v1/models"),
-        (b"/v1/models%3fkey=SECRET", "/v1/models"),
-        (b"/v1/models%253Fkey%253DSECRET", "/v1/models"),
-        (b"/v1/models&key=SECRET", "/v1/models"),
-        (b"/v1/key=SECRET/models", "/v1/key"),
-        (b"/v1/models#SECRET", "/v1/models"),
-        (b"/user:SECRET@host/v1", "/host/v1"),
-        (b"//SECRET@host/v1", "//host/v1"),
-        (b"/https://user:SEC@RET@host/v1", "/https://host/v1"),
-        (b"/v1/user%3aSECRET%40host/models", "/v1/host/models"),
-        (b"/v1/\xe9\xff", "/v1/\xe9\xff"),
+        (b"/v1/chat/completions;x", "/v1/chat/*"),
+        (b"/v1;key=SECRET/chat/completions", "/*/chat/completions"),
+        (b"/v1/models%3Bkey%3DSECRET", "/v1/*"),
+        (b"/v1/key=SECRET/models", "/v1/*/models"),
+        (b"/https://user:SEC@RET@host/v1", "/https://*/v1"),
+        (b"/v1/\xe9\xff", "/v1/*"),
         (b"*", "*"),
     ],
 )
