@@ -22,8 +22,7 @@ from proxy.plan.preview import digest_in
 from proxy.policy import Policy
 from proxy.requests.archive import Archive
 from proxy.stores import Entry, is_part
-from proxy.stores.guarded import Put, Visit
-from proxy.stores.memory import Missing
+from proxy.stores.guarded import Missing, Put, Visit
 from proxy.threads import WorkPool
 
 KIND, ORIGINALS = "files", "originals"
@@ -112,7 +111,7 @@ class CallerFiles:
             if existing == content:
                 return
             if existing is not None:
-                await self._visit.discard(self._key(name), existing)
+                await self._visit.discard(self._key(name))
         raise StoreFault(f"The store already has other content as {name}")
 
     async def _put_if_free(self, name: str, content: bytes) -> bool:

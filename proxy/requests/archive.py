@@ -25,7 +25,7 @@ from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
 from proxy.requests.records import Records, Run, at_once, intact, original_of, sealed, unsealed
 from proxy.stores import Entry
-from proxy.stores.memory import Missing
+from proxy.stores.guarded import Missing
 
 if TYPE_CHECKING:
     from proxy.requests.records import Run

@@ -28,8 +28,7 @@ from proxy.plan.recognise import Reply, Visible, contains, resembles
 from proxy.plan.turn import Continuation, Hidden
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
-from proxy.stores.guarded import Put, Visit
-from proxy.stores.memory import Missing
+from proxy.stores.guarded import Missing, Put, Visit
 
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -243,10 +242,7 @@ class Records:
 
     async def forget_continuation(self, shown: str) -> None:
         """Delete what was stored of a reply that upstream has deleted."""
-        key = self._continuation_key(shown)
-        [found] = await self._visit.get_many([key])
-        if not isinstance(found, Missing):
-            await self._visit.discard(key, found)
+        await self._visit.discard(self._continuation_key(shown))
 
     def _continuation_key(self, shown: str) -> str:
         """Return the record's key, for which upstream's id may have unsuitable characters."""

@@ -15,23 +15,19 @@ meanwhile is not lost: this process keeps it, reads it, and puts it again once t
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from enum import Enum
 from typing import Literal, TypeVar
 from uuid import uuid4
 
 from proxy.errors import NamespaceFault, StoreFault
+from proxy.lru import ENTRY_BYTES, Lru
 from proxy.stores import Entry, Retention, Store, namespace_of
-from proxy.stores.memory import Absent, Failed, Memory, Missing
 from proxy.telemetry.outcome import StoreMiss, StoreOperation
 from proxy.threads import nobody_waits
-
-log = logging.getLogger(__name__)
-
-__all__ = ["Allowance", "Breaker", "Guarded", "Missing", "Put", "Visit"]
 
 T = TypeVar("T")
 
@@ -44,13 +40,17 @@ FAILURES = 5
 PAUSE, LONGEST = 0.5, 30.0
 """Seconds of a breaker's first and of its longest pause."""
 
-WRITES = (StoreOperation.PUT, StoreOperation.DELETE)
-
 PROBE = "health/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
 
-LARGE = 256 << 10
-"""Bytes of a record above which a failed write says little about others: it may be too slow or too large alone."""
+ENTRY_WEIGHT = ENTRY_BYTES + 100
+"""Bytes that a remembered record takes beside its key and value: their heads, and what alignment adds."""
+
+PUTS_BYTES = 20 << 20
+"""Bytes of keys remembered as recently put: some 50,000 of them."""
+
+UNWRITTEN_BYTES = 32 << 20
+"""Bytes of records that could not be written yet. If there are more, the oldest are given up."""
 
 
 class Put(Enum):
@@ -61,6 +61,79 @@ class Put(Enum):
     EXISTED = "existed"
     KEPT = "kept"
     FAILED = "failed"
+
+
+class Missing(Enum):
+    """Why there is no value: the store has none (ABSENT), or it failed, was not asked or was too slow (FAILED)."""
+
+    ABSENT = "absent"
+    FAILED = "failed"
+
+
+Absent = Literal[Missing.ABSENT]
+Failed = Literal[Missing.FAILED]
+
+
+class Memory:
+    """Records never change, so only damaged ones must be forgotten."""
+
+    def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._refresh = refresh_seconds
+        self._clock = clock
+        self._records: Lru[str, bytes | Absent] = Lru(limit_bytes)
+        self._puts: Lru[str, float] = Lru(PUTS_BYTES)
+        self.unwritten: OrderedDict[str, bytes] = OrderedDict()
+        """Records that could not be put, oldest first."""
+        self._held = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of remembered records, and the bytes that all of this takes."""
+        count = len(self._records) + len(self.unwritten)
+        return count, self._records.weight + self._puts.weight + self._held
+
+    def recall(self, keys: Iterable[str]) -> Mapping[str, bytes | Absent]:
+        """Return the remembered values of these keys."""
+        found = ((key, self.unwritten.get(key, self._records.get(key))) for key in keys)
+        return {key: value for key, value in found if value is not None}
+
+    def keep(self, key: str, value: bytes | Absent) -> None:
+        """Remember a record, or that there will never be one."""
+        size = len(value) if isinstance(value, bytes) else 0
+        self._records.put(key, value, size + len(key) + ENTRY_WEIGHT)
+
+    def note_put(self, key: str, retention: float | None = None) -> None:
+        """Note that the record exists, whoever wrote it. Its store deletes it after `retention` seconds."""
+        fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
+        self._puts.put(key, self._clock() + fresh, len(key) + ENTRY_WEIGHT)
+        if self._records.get(key) is Missing.ABSENT:
+            self._records.discard(key)
+
+    def was_put(self, key: str) -> bool:
+        """Return whether the record was put recently."""
+        until = self._puts.get(key)
+        return until is not None and self._clock() < until
+
+    def owe(self, key: str, value: bytes) -> int:
+        """Remember a record that has yet to be put. Returns how many older ones had to be given up."""
+        self.unwritten[key] = value
+        self._held += len(key) + len(value) + ENTRY_WEIGHT
+        given_up = 0
+        while self._held > UNWRITTEN_BYTES:
+            self.settle(next(iter(self.unwritten)))
+            given_up += 1
+        return given_up
+
+    def settle(self, key: str) -> None:
+        """Stop owing a record."""
+        if (value := self.unwritten.pop(key, None)) is not None:
+            self._held -= len(key) + len(value) + ENTRY_WEIGHT
+
+    def forget(self, key: str) -> None:
+        """Forget a damaged record, so that it is fetched again and can be put again."""
+        self._records.discard(key)
+        self._puts.discard(key)
+        self.settle(key)
 
 
 class Breaker:
@@ -83,17 +156,13 @@ class Breaker:
         """Whether calls are made as they come."""
         return "closed" if self._next_probe is None else "open"
 
-    @property
-    def ready(self) -> bool:
-        """Whether `admit` would return true."""
-        return self._next_probe is None or self._clock() >= self._next_probe
-
     def admit(self) -> bool:
         """Return whether a call may be made now. True while the breaker is open makes it this pause's only probe."""
-        if not self.ready:
+        if self._next_probe is None:
+            return True
+        if self._clock() < self._next_probe:
             return False
-        if self._next_probe is not None:
-            self._probing, self._next_probe = True, self._clock() + self._pause
+        self._probing, self._next_probe = True, self._clock() + self._pause
         return True
 
     def succeeded(self) -> None:
@@ -147,13 +216,9 @@ class Guarded:
         """closed: the engine works; open: reading or writing fails."""
         return self.writing.state if self.reading.state == "closed" else "open"
 
-    def breaker(self, operation: str) -> Breaker:
+    def breaker(self, operation: StoreOperation) -> Breaker:
         """Return the breaker that an operation asks."""
-        return self.writing if operation in WRITES else self.reading
-
-    def admits(self, operation: str) -> bool:
-        """Return whether the operation may be sent to the engine now. What cannot be read is not written either."""
-        return (operation not in WRITES or self.reading.ready) and self.breaker(operation).admit()
+        return self.writing if operation in (StoreOperation.PUT, StoreOperation.DELETE) else self.reading
 
     def visit(self, budget_seconds: float | None = None) -> Visit:
         """Return a visit for one request or background task, with its own time budget."""
@@ -172,21 +237,16 @@ class Guarded:
                 await self.store.put(record, b"")
                 await self.store.delete(record)
                 self.writing.succeeded()
-        except TimeoutError:
-            return self.failed(operation, f"no answer to a check within {seconds:g} s")
-        except StoreFault as fault:
-            return self.failed(operation, fault.message)
+        except (TimeoutError, StoreFault) as fault:
+            reason = fault.message if isinstance(fault, StoreFault) else f"no answer to a check within {seconds:g} s"
+            self.breaker(operation).failed()
+            self.tell(operation, reason)
+            return reason
         return None
 
-    def failed(self, operation: str, reason: str) -> str:
-        """Record a fault of the engine, and return `reason`."""
-        self.breaker(operation).failed()
-        return self.told(operation, reason)
-
-    def told(self, operation: str, reason: str) -> str:
-        """Log a fault, and return `reason`."""
+    def tell(self, operation: str, reason: str) -> None:
+        """Log a fault."""
         self._warn(f"store {operation}", f"store: {operation}: {reason}")
-        return reason
 
     def damaged(self, key: str) -> None:
         """Count and log a damaged record, which is treated as absent. May be called in any thread."""
@@ -210,11 +270,8 @@ class Guarded:
                     self._putting.cancel()
                     await self._put_unwritten()
                 await self.store.close()
-        except StoreFault as fault:
-            self._warn("store close", f"store: close: {fault.message}")
-            return False
-        except TimeoutError:
-            self._warn("store close", f"store: close: not within {CLOSING:g} s")
+        except (TimeoutError, StoreFault) as fault:
+            self.tell("close", fault.message if isinstance(fault, StoreFault) else f"not within {CLOSING:g} s")
             return False
         finally:
             if left := len(self.memory.unwritten):
@@ -247,9 +304,9 @@ class Visit:
         self._guarded = guarded
         self._store = guarded.store
         self._memory = guarded.memory
-        self._allowance = Allowance(budget_seconds, clock)
+        self._budget = self._left = budget_seconds
         self._clock = clock
-        self._errors: dict[str, int] = {}
+        self._errors: Counter[str] = Counter()
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -258,7 +315,7 @@ class Visit:
 
     def anew(self) -> Visit:
         """Return a new visit with a full budget."""
-        return Visit(self._guarded, self._allowance.whole, self._clock)
+        return Visit(self._guarded, self._budget, self._clock)
 
     async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
         """Return the record. `final` means that a record absent now stays absent, so its absence is remembered."""
@@ -315,17 +372,10 @@ class Visit:
         """Count and log a damaged record, which the caller treats as absent."""
         self._guarded.damaged(key)
 
-    async def discard(self, key: str, value: bytes) -> bool:
-        """Delete a record with wrong content, unless a second read returns other bytes than `value`. Returns whether
-        it was the same.
-
-        Different bytes mean that the damage happened in transit, or that a good record has been put since.
-        """
+    async def discard(self, key: str) -> None:
+        """Delete a record with wrong content, so that it can be put again."""
         self._memory.forget(key)
-        same = await self._ask(StoreOperation.GET, lambda: self._store.get(key)) == value
-        if same:
-            await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
-        return same
+        await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
 
     async def list(self, prefix: str) -> Sequence[Entry] | Failed:
         """Return every record whose key begins with `prefix`, in the engine's order."""
@@ -338,8 +388,7 @@ class Visit:
 
     async def _put(self, key: str, value: bytes) -> bool | Failed:
         """Put the record. Returns whether it was new."""
-        telling = len(value) <= LARGE
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value), telling=telling)
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
         if written is not Missing.FAILED:
             self.note_put(key)
         return written
@@ -350,86 +399,45 @@ class Visit:
         values = await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
         if values is Missing.FAILED:
             return dict.fromkeys(keys, Missing.FAILED)
-        stored = dict(zip(keys, values, strict=True))
-        damaged = {key: value for key, value in stored.items() if value is not None and not intact(key, value)}
         found: dict[str, bytes | Absent] = {}
-        for key, value in stored.items():
-            found[key] = Missing.ABSENT if value is None or key in damaged else value
+        for key, value in zip(keys, values, strict=True):
+            found[key] = Missing.ABSENT if value is None else value
+            if value is not None and not intact(key, value):
+                found[key] = Missing.ABSENT
+                self.damaged(key)
+                await self.discard(key)
             if found[key] is not Missing.ABSENT or final:
                 self._memory.keep(key, found[key])
-        await asyncio.gather(*(self._drop(key, value, final) for key, value in damaged.items()))
         return found
 
-    async def _drop(self, key: str, value: bytes, final: bool) -> None:
-        self.damaged(key)
-        if await self.discard(key, value) and final:
-            self._memory.keep(key, Missing.ABSENT)
-
-    async def _ask(
-        self, operation: StoreOperation, ask: Callable[[], Awaitable[T]], *, telling: bool = True
-    ) -> T | Failed:
-        """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this.
-
-        Only a failure that is `telling` counts against the engine.
-        """
-        if self._allowance.left <= 0:
+    async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Failed:
+        """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""
+        guarded, breaker = self._guarded, self._guarded.breaker(operation)
+        if self._left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
-        breaker = self._guarded.breaker(operation)
-        if not self._guarded.admits(operation):
+        if not breaker.admit():
             return self._missed(operation, StoreMiss.OPEN)
-        failed, began = self._guarded.failed if telling else self._guarded.told, self._clock()
+        began = self._clock()
         try:
-            with self._allowance.spending():
-                async with asyncio.timeout(self._allowance.left):
-                    answer = await ask()
+            async with asyncio.timeout(self._left):
+                answer = await ask()
         except TimeoutError:
             if breaker.answered > began:  # the engine works, and this waited for others
-                self._guarded.told(operation, "no answer in time: much is asked for at once")
+                guarded.tell(operation, "no answer in time: much is asked for at once")
             else:
-                failed(operation, "no answer in time")
+                breaker.failed()
+                guarded.tell(operation, "no answer in time")
             return self._missed(operation, StoreMiss.TIMEOUT)
-        except NamespaceFault as fault:  # which must not keep the others from the engine
-            self._guarded.told(operation, fault.message)
-            return self._missed(operation, StoreMiss.FAILED)
         except StoreFault as fault:
-            failed(operation, fault.message)
+            if not isinstance(fault, NamespaceFault):  # which must not keep the others from the engine
+                breaker.failed()
+            guarded.tell(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
-        except Exception:
-            log.exception("a bug in the store, at %s", operation.value)
-            self._guarded.told(operation, "a bug, see the log")  # of one request, which must not keep the others out
-            return self._missed(operation, StoreMiss.FAILED)
+        finally:
+            self._left -= self._clock() - began
         breaker.succeeded()
         return answer
 
     def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Failed:
-        error = f"{operation}:{fault}"
-        self._errors[error] = self._errors.get(error, 0) + 1
+        self._errors[f"{operation}:{fault}"] += 1
         return Missing.FAILED
-
-
-class Allowance:
-    """Seconds that may be spent waiting. Concurrent waits count once, because the client waits only once."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.whole = self._seconds = seconds
-        self._clock = clock
-        self._waiting = 0
-        self._since = 0.0
-
-    @property
-    def left(self) -> float:
-        """Seconds left; zero or less if the allowance is spent."""
-        return self._seconds - (self._clock() - self._since if self._waiting else 0.0)
-
-    @contextmanager
-    def spending(self) -> Iterator[None]:
-        """Count the time inside this block as spent."""
-        if not self._waiting:
-            self._since = self._clock()
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            if self._waiting == 1:
-                self._seconds = self.left
-            self._waiting -= 1

@@ -21,8 +21,7 @@ from proxy.plan.turn import Hidden
 from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores import open_store
-from proxy.stores.guarded import Guarded, Visit
-from proxy.stores.memory import Missing
+from proxy.stores.guarded import Guarded, Missing, Visit
 
 LINKS = {index: bytes([index]) * 16 for index in (2, 5, 8, 11)}
 NOTHING = Visible("")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.stores.memory import ENTRY_WEIGHT, PUTS_BYTES, Memory, Missing
+from proxy.stores.guarded import ENTRY_WEIGHT, PUTS_BYTES, Memory, Missing
 
 
 def test_memory_is_bounded_in_bytes() -> None:
