@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from proxy import regex
 from proxy.dialects.files import Files
 from proxy.plan.message import ToolCall
-from proxy.plan.preview import names_in
 from proxy.policy import ArchiveUse
 from proxy.regex import Budget, sliced
 from proxy.requests.archive import Archive
@@ -52,8 +51,6 @@ class OurTools:
         self._count = reader.counter(planned.request.model)
         self._files: Files | None = None
         self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
-        self._told: set[str] | frozenset[str] = frozenset()  # names that the model has read in texts of those
-        self._looked = False  # whether these include what earlier turns read
         self._answered: set[tuple[str | bytes, ...]] = set()  # what each call asked for that got a whole answer
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[tools.ToolAnswer]:
@@ -113,25 +110,14 @@ class OurTools:
         kept = await self._kept_of_others()
         if kept and tool == "grep" and path.strip("/ ") in ("", place.strip("/")):
             return files.beside(kept, place)
-        earlier = [
-            name for name in (*self._planned.quoted, *await self._read_names(), *kept) if f"{place}/{name}" not in files
-        ]
+        earlier = [name for name in (*self._planned.quoted, *kept) if f"{place}/{name}" not in files]
         name = next((name for name in sorted(earlier) if name.removesuffix(".txt") in path), None)
         if name is None:
             return files
         text = None if self._prepared.tenant.anonymous else await self._records.original(name)
         if text is None:
             return None
-        self._told |= await self._run(lambda: names_in(text.encode("utf-8", "replace"), place))
         return files.recalled(f"{place}/{name}", text, place)
-
-    async def _read_names(self) -> Collection[str]:
-        """Return the names that the model has read in texts of earlier conversations, in this turn or before."""
-        if not self._looked:
-            read = b" ".join(raw for hidden in self._rendered.rounds.values() for raw in hidden.after)
-            self._told |= await self._run(lambda: names_in(read, self._store_dir))
-            self._looked = True
-        return self._told
 
     async def _kept_of_others(self) -> Mapping[str, tuple[str, bytes]]:
         """Return what the caller's last conversations moved, if the policy lets the model search it.

@@ -190,7 +190,7 @@ class Rounds:
         link, visible, sizes = await run(partial(self._measured, turn, hidden))
         counted = replace(hidden, tokens=sum(sizes), sizes=sizes)
         places = {*planned.befores(), *planned.coming(visible).anchors()}
-        await self._records.remember(link, model, counted, places, visible, run)
+        await self._records.remember(link, model, counted, places, visible)
 
     def _measured(self, turn: Turn, hidden: Hidden) -> tuple[bytes, Visible, tuple[int, ...]]:
         """Return the digest of the history that ends with the reply, the reply, and the tokens of what it hid."""

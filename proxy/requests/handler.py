@@ -333,18 +333,20 @@ class _Request:
         client.sent = client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if prepared.planned is not None and refusals.may_be_overflow(reply.status):
+            observed = prepared.only_observed
+            if not observed and prepared.planned is not None and refusals.may_be_overflow(reply.status):
                 refusal = await read_refusal(reply)
                 if refusal.whole:
                     return refusal
                 read = refusal.body
             compared = prepared.in_force is not None and prepared.in_force.holdout
-            ends = ReplyEnds(reply) if compared else None
+            ends = ReplyEnds(reply) if observed or compared else None
             if 200 <= reply.status < 300:
                 await self._was_accepted()
             await pass_on(reply, client, self._ours(), self._dialect.error_event, ends.take if ends else ignore, read)
             if reply.status == 200:
-                self._ladder.took(prepared, frozenset(), form.blamed)
+                if not observed:
+                    self._ladder.took(prepared, frozenset(), form.blamed)
                 if ends is not None and (said := usage.reported(ends.both)):
                     self.prepared = replace(self.prepared, reported=said)
             return None
@@ -363,19 +365,9 @@ class _Request:
         Nothing is stored, asked for or learned on the way.
         """
         self.prepared = await self._foreseen(self.prepared)
-        client, relay, tenant = self._client, self._services.relay, self.prepared.tenant
-        request = relay.request(client, tenant, self.prepared.body)
-        if changed := self.prepared.continued:
-            request = relay.changed(client, tenant, changed, self._dialect, frozenset(), first=True)
-        self._client.sent = time.perf_counter()
-        async with aclosing(await self._services.upstream.send(request)) as reply:
-            if 200 <= reply.status < 300:
-                await self._was_accepted()
-            ends = ReplyEnds(reply)
-            await pass_on(reply, self._client, self._ours(), self._dialect.error_event, ends.take)
-            said = usage.reported(ends.both) if reply.status == 200 else None
-            if said is not None and self.prepared.foreseen is not None:
-                self.prepared = await self._foreseen(replace(self.prepared, reported=said))
+        await self._send_untouched(self.prepared)
+        if self.prepared.reported is not None and self.prepared.foreseen is not None:
+            self.prepared = await self._foreseen(self.prepared)
 
     async def _foreseen(self, prepared: Prepared) -> Prepared:
         """Return the request with its forecast, which rests on what upstream reported once its reply has ended."""

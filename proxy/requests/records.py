@@ -68,6 +68,12 @@ class _Record(msgspec.Struct, frozen=True):
     visible: Visible | None = None
     """The reply as the client saw it."""
 
+    @classmethod
+    def of(cls, hidden: Hidden, visible: Visible | None) -> _Record:
+        before, after = map(Raw, hidden.before), map(Raw, hidden.after)
+        instead = Raw(hidden.instead or b"null")
+        return cls([*before], instead, [*after], hidden.tokens, [*hidden.sizes], visible)
+
     def round(self) -> Hidden:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
@@ -116,32 +122,30 @@ class Records:
 
     async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
         """Return the snapshots with these names, with None for each that does not exist."""
-        keys = [self.key("snapshots", name) for name in names]
-        found = await self._visit.get_many(keys, intact=intact)
-        return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
+        return await self._read_many([self.key("snapshots", name) for name in names], Snapshot)
 
-    async def snapshot(self, key: str) -> bytes | None:
-        """Return the record with this key, without its seal; None if there is none or the store does not answer."""
-        [found] = await self._visit.get_many([key], intact=intact)
-        return None if isinstance(found, Missing) else unsealed(found)
-
-    async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
-        """Store the record unless there is one. Returns the stored bytes, whoever wrote them, or None on failure.
+    async def keep_snapshot(self, name: str, snapshot: Snapshot) -> Snapshot:
+        """Store the snapshot unless there is one. Returns the stored one, whoever wrote it.
 
         If the store fails, this process keeps the record, which was paid for, and puts it later.
         """
+        key = self.key("snapshots", name)
+        value = sealed(key, msgspec.json.encode(snapshot))
         for again in (False, True):  # reading deletes an existing record if it is damaged; others delete them, too
-            done = await self._visit.put(key, sealed(key, value), sure=again)
-            if done is not Put.EXISTED:
-                return value
-            if winner := await self.snapshot(key):
+            if await self._visit.put(key, value, sure=again) is not Put.EXISTED:
+                return snapshot
+            [winner] = await self._read_many([key], Snapshot)
+            if winner is not None:
                 return winner
-        return None
+        return snapshot
+
+    async def _read_many(self, keys: Sequence[str], kind: type[RecordT], *, final: bool = True) -> list[RecordT | None]:
+        found = await self._visit.get_many(keys, final=final, intact=intact)
+        return [None if isinstance(value, Missing) else _decoded(value, kind) for value in found]
 
     async def compaction(self, digest: str) -> str:
         """Return the snapshot that a reference leads to, or the words for one that is not kept."""
-        [found] = await self._visit.get_many([self.key("compactions", digest)], intact=intact)
-        record = None if isinstance(found, Missing) else _decoded(found, _Compacted)
+        [record] = await self._read_many([self.key("compactions", digest)], _Compacted)
         return record.text if record and compacting.digest(record.text) == digest else compacting.GONE
 
     async def keep_compaction(self, text: str) -> bool:
@@ -177,19 +181,17 @@ class Records:
         hidden: Hidden,
         places: Collection[bytes] = (),
         visible: Visible | None = None,
-        run: Run = at_once,
     ) -> None:
         """Store the hidden rounds of a reply.
 
         The record's name is the digest of the history that ends with the reply as the client saw it. For clients that
         rewrite it, it is also kept at these `places`: the digest of the history before it, and the reply's anchors.
-        `run` makes the record, which takes long for one of many calls.
         """
-        record, encoded = await run(partial(_record, hidden, visible))
+        record = _Record.of(hidden, visible)
+        encoded = msgspec.json.encode(record)
         [key] = self._round_keys([link.hex()], model)
-        whole = await run(partial(sealed, key, encoded))
-        placed = [self._place(place, record, encoded, model, run) for place in places]
-        await asyncio.gather(self._visit.put(key, whole), *placed)
+        placed = [self._place(place, record, encoded, model) for place in places]
+        await asyncio.gather(self._visit.put(key, sealed(key, encoded)), *placed)
         for place in places:
             if self._visit.was_put(self._hid_nothing(place, model)):
                 await self._contested(place, model, None)
@@ -207,18 +209,18 @@ class Records:
 
     async def _contested(self, before: bytes, model: str, visible: Visible | None) -> None:
         record = _Record([], Raw(b"null"), [], 0, visible=visible)
-        await self._place(before, record, msgspec.json.encode(record), model, at_once)
+        await self._place(before, record, msgspec.json.encode(record), model)
 
     def _hid_nothing(self, before: bytes, model: str) -> str:
         """Return a key for the memory of this process alone: a reply to this history hid nothing."""
         [key] = self._round_keys([extend(before, b"hid nothing").hex()], model)
         return key
 
-    async def _place(self, before: bytes, record: _Record, encoded: bytes, model: str, run: Run) -> None:
+    async def _place(self, before: bytes, record: _Record, encoded: bytes, model: str) -> None:
         """Keep a round at the first free place of the history before it, unless it is at one already."""
         for name in _places(before):
             [key] = self._round_keys([name], model)
-            if await self._visit.put(key, await run(partial(sealed, key, encoded))) is not Put.EXISTED:
+            if await self._visit.put(key, sealed(key, encoded)) is not Put.EXISTED:
                 return
             [there] = await self._hidden([name], model)
             if there is not None and there.visible == record.visible and not there.differs(record):
@@ -226,8 +228,7 @@ class Records:
 
     async def continuation(self, shown: str) -> Continuation | None:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
-        [found] = await self._visit.get_many([self._continuation_key(shown)], intact=intact)
-        record = None if isinstance(found, Missing) else _decoded(found, _Continued)
+        [record] = await self._read_many([self._continuation_key(shown)], _Continued)
         if record is None:
             return None
         reply = b"" if rawjson.is_null(record.reply) else bytes(record.reply)
@@ -307,29 +308,16 @@ class Records:
         return None if ambiguous or not rounds or rounds[0].empty else rounds[0]
 
     async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Record | None]:
-        keys, found = self._round_keys(names, model), list[bytes | Missing]()
+        keys, found = self._round_keys(names, model), list[_Record | None]()
         for at in range(0, len(keys), MOST_LOOKUPS):
-            found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
+            found += await self._read_many(keys[at : at + MOST_LOOKUPS], _Record, final=final)
             await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
-        return [None if isinstance(value, Missing) else _decoded(value, _Record) for value in found]
+        return found
 
     def _round_keys(self, names: Sequence[str], model: str) -> list[str]:
         """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         return [self.key("rounds", f"{name}-{variant}") for name in names]
-
-
-def _record(hidden: Hidden, visible: Visible | None) -> tuple[_Record, bytes]:
-    """Return a hidden round's record, and as JSON."""
-    record = _Record(
-        before=[Raw(raw) for raw in hidden.before],
-        instead=Raw(hidden.instead or b"null"),
-        after=[Raw(raw) for raw in hidden.after],
-        tokens=hidden.tokens,
-        sizes=list(hidden.sizes),
-        visible=visible,
-    )
-    return record, msgspec.json.encode(record)
 
 
 def _joined(records: Sequence[_Record]) -> Hidden:

@@ -201,13 +201,13 @@ class Summaries:
                 job = self._job(rendered, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1
                 with nullcontext() if waits else nobody_waits():
-                    self._flights[key] = asyncio.create_task(self._fly(job, key, begins))
+                    self._flights[key] = asyncio.create_task(self._fly(job, key, records.namespace, begins))
         return self._flights.get(key)
 
-    async def _fly(self, job: SummaryJob, key: tuple[str, str], begins: str) -> Snapshot | None:
+    async def _fly(self, job: SummaryJob, key: tuple[str, str], namespace: str, begins: str) -> Snapshot | None:
         began, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
-            made = await self._made(job, key[1], spent)
+            made = await self._made(job, namespace, spent)
             fault = ""
             return made
         except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
@@ -223,17 +223,16 @@ class Summaries:
                 self._sink(outcome.of_summary(job, spent, fault, self._clock() - began))
         return None
 
-    async def _made(self, job: SummaryJob, key: str, spent: Spent) -> Snapshot:
-        """Return the snapshot that exists, or make and store it, in one of the tenant's places."""
+    async def _made(self, job: SummaryJob, namespace: str, spent: Spent) -> Snapshot:
+        """Return the snapshot that exists in this namespace, or make and store it, in one of the tenant's places."""
         async with self._places[job.tenant]:
-            if key.startswith(f"{job.namespace}/"):
-                known = _decoded(await Records(self._store.visit(), job.namespace).snapshot(key))
+            if namespace == job.namespace:
+                [known] = await Records(self._store.visit(), namespace).snapshots([job.name])
                 if known is not None:
                     return known
             async with asyncio.timeout(job.timeout):
                 made = await self._writer.write(job, spent)
-            records = Records(self._store.visit(STORE_SECONDS), job.namespace)
-            return _decoded(await records.keep_snapshot(key, msgspec.json.encode(made))) or made
+            return await Records(self._store.visit(STORE_SECONDS), namespace).keep_snapshot(job.name, made)
 
     def _note(self, job: SummaryJob, begins: str, fault: str) -> None:
         """Remember how a flight fared."""
@@ -387,11 +386,3 @@ def _shown(planned: Planned, boundary: SummaryBoundary, snapshot: Snapshot) -> A
     return ActiveSnapshot(
         boundary, snapshot.text, planned.originals_path(boundary), before[-1] if before else None, earlier
     )
-
-
-def _decoded(record: bytes | None) -> Snapshot | None:
-    """Decode a record. Returns None if it is absent or damaged."""
-    try:
-        return msgspec.json.decode(record or b"", type=Snapshot)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

@@ -280,7 +280,7 @@ MANY = {"tools": [{"type": "function", "function": {"name": f"t{number}"}} for n
         (chat()[:-1], "invalid", ""),
         (json.dumps({"messages": ["jester"]}).encode(), "invalid", ""),
         (b'{"messages": [' + b"1," * 100_001 + b"1]}", "too_many_messages", ""),
-        (b'{"messages": [], "tools": [' + b"{}," * 2_001 + b"{}]}", "too_many_tools", ""),
+        (b'{"messages": [], "tools": [' + b"{}," * 2_001 + b"{}]}", "field", "tools"),
         (b'{"messages": [], "x": [' + b"1," * 20_001 + b"1]}", "too_many_members", ""),
         (chat(n=2), "field", "n"),
         (chat(functions=[]), "field", "functions"),
