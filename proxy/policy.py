@@ -394,17 +394,8 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
         """
         if self.tools.inject is not Inject.AGENTS:
             return self
-        return self._for_agents if (has_tools or self.offload.results) and not unsent else self._for_others
-
-    @cached_property
-    def _for_agents(self) -> Policy:
-        return self._injecting(Inject.ALWAYS)
-
-    @cached_property
-    def _for_others(self) -> Policy:
-        return self._injecting(Inject.WHEN_OFFLOADING)
-
-    def _injecting(self, inject: Inject) -> Policy:
+        agent = (has_tools or self.offload.results) and not unsent
+        inject = Inject.ALWAYS if agent else Inject.WHEN_OFFLOADING
         return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
 
     def for_api(self, name: str) -> Policy:

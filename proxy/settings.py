@@ -23,57 +23,72 @@ from proxy.policy import BASE_URL
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
-Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds above 0, at most a day")]
+_SECONDS, _ADDRESS = "seconds above 0, at most a day", "an address such as https://api.openai.com/v1"
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 HostName = Annotated[str, Meta(pattern=r"^[^\s/:@,]+\Z|^[0-9a-f:.]+\Z")]
 Url = Annotated[str, Meta(pattern=BASE_URL)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the process. Times are in seconds, sizes in bytes."""
+    """The settings of the process. Times are in seconds, sizes in bytes.
 
-    host: Annotated[str, Meta(description="a host name or an address, such as 127.0.0.1")] = "127.0.0.1"
+    A description says what is expected, and then what it is for. Those that have one are flags of `serve`.
+    """
+
+    host: Annotated[str, Meta(description="a host name or an address, such as 127.0.0.1, which is the default")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65_535, description="a port from 1 to 65535, or 0 for any free one")] = 8787
-    policies: Annotated[Path | None, Meta(description="a directory")] = None
-    """The directory of policies. None: one built-in policy for everybody."""
-    store: Annotated[str, Meta(description="a URL or a directory")] = "offload-store"
-    upstream: Annotated[Url | None, Meta(description="an address such as https://api.openai.com/v1")] = None
-    """The upstream of policies without `upstream.base_url`. None: OpenAI."""
+    policies: Annotated[Path | None, Meta(description="a directory of policies, one YAML file for each tenant")] = None
+    store: Annotated[str, Meta(description="a URL or a directory for records; else below ~/.local/state")] = (
+        "offload-store"
+    )
+    upstream: Annotated[Url | None, Meta(description=f"{_ADDRESS}, for policies without one; also OPENAI_BASE_URL")] = (
+        None
+    )
     workers: Annotated[int, Meta(ge=1, le=256, description="a number of processes from 1 to 256")] = 1
-    body_limit: Annotated[int, Meta(ge=1 << 10, description="a size of at least 1KiB, such as 64MiB")] = 64 << 20
-    """Largest body of a chat request, decoded."""
-    buffered_limit: Annotated[int, Meta(ge=2 << 10, description="a size of at least 2KiB, such as 512MiB")] = 512 << 20
-    """Undecoded bodies of all requests in one process; one tenant may have half of it."""
-    head_timeout: Seconds = 10
-    """From the first to the last byte of a request's head."""
-    body_timeout: Seconds = 30
-    """The longest pause in a request's body."""
-    first_byte_timeout: Seconds = 600
-    drain_timeout: Seconds = 30
-    log_format: Annotated[Literal["json", "text"], Meta(description="json or text")] = "json"
-    capture: Annotated[Path | None, Meta(description="a directory")] = None
-    """The folder for whole requests of tenants whose policy has `capture: true`."""
-    capture_limit: Annotated[int, Meta(ge=1 << 20, description="a size of at least 1MiB, such as 1GiB")] = 1 << 30
-    """Largest size of all captures."""
+    body_limit: Annotated[
+        int, Meta(ge=1 << 10, description="a size of at least 1KiB, such as 64MiB, for a chat request's decoded body")
+    ] = 64 << 20
+    buffered_limit: Annotated[
+        int, Meta(ge=2 << 10, description="a size of at least 2KiB, such as 512MiB, for all bodies in a process")
+    ] = 512 << 20
+    """Undecoded. One tenant may have half of it."""
+    head_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, for a request's head to arrive")] = 10
+    body_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, for a pause in a request's body")] = 30
+    first_byte_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, until upstream's first byte")] = 600
+    drain_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, for requests to finish after SIGTERM")] = 30
+    max_connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="a number above 0 of connections to upstreams, for each process")
+    ] = 1_000
+    allowed_hosts: Annotated[
+        frozenset[HostName],
+        Meta(description="host names without ports, with commas between, that browsers may use besides loopback's"),
+    ] = frozenset()
+    monitor_networks: Annotated[
+        tuple[str, ...],
+        Meta(description="addresses or networks such as 10.0.0.0/8, with commas between, that may read /metrics"),
+    ] = ()
+    """Without the token, and deep health, too."""
+    capture: Annotated[
+        Path | None, Meta(description="a directory for requests of tenants whose policy has `capture: true`")
+    ] = None
+    capture_limit: Annotated[
+        int, Meta(ge=1 << 20, description="a size of at least 1MiB, such as 1GiB, for captures; the oldest go")
+    ] = 1 << 30
+    dashboard: Annotated[Path | None, Meta(description="a file for the rows of the pages at /_offload/")] = None
+    dashboard_limit: Annotated[
+        int, Meta(ge=16 << 20, description="a size of at least 16MiB, such as 1GiB, for that file; the oldest rows go")
+    ] = 512 << 20
+    dashboard_content: Annotated[
+        bool, Meta(description="true or false: keep texts, of tenants with `dashboard_content: true`")
+    ] = False
+    replica_url: Annotated[
+        Url | None, Meta(description="an address such as http://10.0.0.7:8787, for links to this replica's dashboard")
+    ] = None
+    log_format: Annotated[Literal["json", "text"], Meta(description="json or text; text on a terminal")] = "json"
     admin_token: str | None = None
     """What the operator logs in with, and what metrics and deep health ask for."""
-    monitor_networks: Annotated[
-        tuple[str, ...], Meta(description="addresses or networks such as 10.0.0.0/8, with commas between")
-    ] = ()
-    """Networks whose callers may read metrics and deep health without the token."""
-    max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="a number above 0")] = 1_000
-    """Connections to upstreams at once, for each worker process."""
-    allowed_hosts: Annotated[frozenset[HostName], Meta(description="host names without ports, with commas between")] = (
-        frozenset()
-    )
-    """Host names by which browsers may reach the proxy, or whose web pages may use it, besides loopback's."""
-    dashboard: Annotated[Path | None, Meta(description="a file")] = None
-    """Where the dashboard keeps its rows. None: it is off."""
-    dashboard_limit: Annotated[int, Meta(ge=16 << 20, description="a size of at least 16MiB, such as 1GiB")] = 512 << 20
-    """Largest file of the dashboard."""
-    dashboard_content: Annotated[bool, Meta(description="true or false")] = False
-    """Whether the dashboard keeps texts of messages, of tenants whose policy has `dashboard_content: true`."""
-    replica_url: Annotated[Url | None, Meta(description="an address such as http://10.0.0.7:8787")] = None
-    """Where people reach this replica's pages, for links on others'. None: host and port."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 
@@ -101,6 +116,20 @@ def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None 
         )
     _refuse_loop(settings)
     return settings
+
+
+def flags() -> Iterator[tuple[str, str]]:
+    """Yield each flag of `serve`, and what it says: what is expected, what that is for, and the default."""
+    for field in msgspec.structs.fields(Settings):
+        if expected := _expected(field):
+            number = field.default if isinstance(field.default, int | float) else 0
+            default = f"{number >> 20}MiB" if isinstance(number, int) and number >= 1 << 20 else number
+            yield f"--{field.name.replace('_', '-')}", expected + (f" [{default}]" if default else "")
+
+
+def _expected(field: msgspec.structs.FieldInfo) -> str:
+    metas = getattr(field.type, "__metadata__", ())
+    return next((meta.description for meta in metas if meta.description), "")
 
 
 def strange_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -142,8 +171,7 @@ def _value(source: str, text: str, field: msgspec.structs.FieldInfo) -> Any:
         plain = _PLAIN.get(field.name, str)(text)
         return msgspec.convert(plain, field.type, strict=False, dec_hook=lambda kind, value: kind(value))
     except (ValueError, msgspec.ValidationError) as error:
-        expected = next(meta.description for meta in field.type.__metadata__ if meta.description)
-        raise UserMistake(f"{source}: expected {expected}") from error
+        raise UserMistake(f"{source}: expected {_expected(field)}") from error
 
 
 def _bytes(text: str) -> int:

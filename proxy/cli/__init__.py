@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from proxy import __version__
 from proxy.cli.words import harmless
 from proxy.errors import ProxyError, UserMistake
+from proxy.settings import Settings, flags, read
 
 if TYPE_CHECKING:
     from typing import TypeAlias
-
-    from proxy.settings import Settings
 
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -92,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    served = [(flag, flag.rpartition("-")[2].upper(), meaning) for flag, meaning in flags()]
+    _add(commands, "serve", "run the proxy", served).set_defaults(run=_serve)
     for name, (run, about, arguments) in _COMMANDS.items():
         _add(commands, name, about, arguments).set_defaults(run=run)
     about = "list, read, search and clean up the store"
@@ -220,69 +221,13 @@ def _demo(chosen: argparse.Namespace) -> int:
 
 
 def _settings(chosen: argparse.Namespace) -> Settings:
-    from proxy.settings import read
-
-    flags: Mapping[str, object] = vars(chosen)
-    return read({name: text for name, text in flags.items() if text is None or isinstance(text, str)})
+    given: Mapping[str, object] = vars(chosen)
+    return read({name: text for name, text in given.items() if text is None or isinstance(text, str)})
 
 
 _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
 
-_SERVE_FLAGS: Sequence[Argument] = (
-    ("--host", "HOST", "address to listen on [127.0.0.1]"),
-    ("--port", "PORT", "port to listen on; 0: any free port [8787]"),
-    (
-        "--policies",
-        "DIR",
-        "directory of policies, one YAML file for each tenant [a built-in policy for everybody]",
-    ),
-    ("--store", "URL", "URL or directory of the store [~/.local/state/offload-proxy]"),
-    (
-        "--upstream",
-        "URL",
-        "upstream of policies that name none; also OPENAI_BASE_URL [https://api.openai.com/v1]",
-    ),
-    ("--workers", "N", "number of worker processes [1]"),
-    ("--body-limit", "SIZE", "largest body of a chat request, such as 64MiB [64MiB]"),
-    (
-        "--buffered-limit",
-        "SIZE",
-        "bodies of all requests in a process; one tenant may have half of it [512MiB]",
-    ),
-    ("--head-timeout", "SECONDS", "longest time for a request's head to arrive [10]"),
-    ("--body-timeout", "SECONDS", "longest pause in a request's body [30]"),
-    ("--first-byte-timeout", "SECONDS", "longest time until upstream's first byte [600]"),
-    ("--drain-timeout", "SECONDS", "longest time for requests under way to finish after SIGTERM [30]"),
-    ("--max-connections", "N", "connections to upstreams at once, for each process [1000]"),
-    ("--allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
-    (
-        "--monitor-networks",
-        "NETWORKS",
-        "comma-separated networks that may read /metrics without a token [none]",
-    ),
-    ("--capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
-    ("--capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
-    ("--dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
-    ("--dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows are deleted [512MiB]"),
-    (
-        "--replica-url",
-        "URL",
-        "where people reach this replica's dashboard, for links on others' [host and port]",
-    ),
-    (
-        "--dashboard-content",
-        "BOOL",
-        "keep texts, of tenants whose policy has `dashboard_content: true` [false]",
-    ),
-    ("--log-format", "FORMAT", "json or text [text on a terminal, else json]"),
-)
-
 _COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence[Argument]]] = {
-    "serve": (
-        _serve,
-        "run the proxy",
-        _SERVE_FLAGS,
-    ),
     "check": (
         _check,
         "check a directory of policies and explain it",

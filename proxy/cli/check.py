@@ -59,9 +59,9 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     for title, one in (("upstream", policy), *policy.by_api):
         upstream = one.upstream
         yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
-    yield "offload", _offload(policy)
+    yield "offload", offloads(policy)
     if policy.offload.mode is not Mode.OFF:
-        yield "prices", _prices(policy)
+        yield "prices", prices(policy)
         for size in RESULTS:
             yield "results", f"of {size:,} tokens: {first_event(policy, size)}"
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
@@ -83,7 +83,7 @@ def _callers(policy: Policy, policies: Policies) -> str:
     return several(count, "key")
 
 
-def _offload(policy: Policy) -> str:
+def offloads(policy: Policy) -> str:
     offload = policy.offload
     if offload.mode is Mode.OFF:
         return "off"
@@ -91,7 +91,7 @@ def _offload(policy: Policy) -> str:
     return f"{offload.mode}, {offload.profile}, at most {offload.max_total_tokens:,} tokens of history; {tools}"
 
 
-def _prices(policy: Policy) -> str:
+def prices(policy: Policy) -> str:
     """Return the prices in force, and where they come from."""
     offload, listed = policy.offload, price_of(policy.upstream.base_url)
     same = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)

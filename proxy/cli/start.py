@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from proxy.cli.check import offloads, prices
 from proxy.errors import UpstreamFault
-from proxy.plan.prices import price_of
 from proxy.policies import Policies, builtin, load
-from proxy.policy import Mode, Policy
 from proxy.settings import Settings, strange_variables
 from proxy.stores import describe, folder_of, open_store
 from proxy.stores.guarded import Guarded
@@ -106,16 +105,6 @@ def _policy(settings: Settings, policies: Policies) -> str:
     found = policies.all()
     if len(found) > 1:
         return f"{len(found)} of {settings.policies}; `offload-proxy check` explains them"
-    return f"{settings.policies or 'built in'}: {_plan(found[0])}" if found else f"{settings.policies}: none"
-
-
-def _plan(policy: Policy) -> str:
-    """The ceiling and the prices in force, and where these come from."""
-    offload = policy.offload
-    if offload.mode is Mode.OFF:
-        return "off, so that nothing moves"
-    listed = price_of(policy.upstream.base_url)
-    theirs = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)
-    source = (listed.source if theirs else "set by the policy").removeprefix("https://")
-    early = f"cached input costs {offload.cached_read:g}, writing it {offload.cache_write:g} ({source})"
-    return f"{offload.mode}, above {offload.max_total_tokens:,} tokens of history the oldest results move; {early}"
+    if not found:
+        return f"{settings.policies}: none"
+    return f"{settings.policies or 'built in'}: {offloads(found[0])}; {prices(found[0])}"

@@ -18,9 +18,6 @@ from proxy.errors import PolicyError
 Path = tuple[str | int, ...]
 """The path to a value: keys and 0-based indexes from the top."""
 
-MOST_VALUES = 100_000
-"""Most values in one document with its aliases expanded. A few lines of aliases can expand to billions of values."""
-
 _REFERENCE = re.compile(r"\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -77,15 +74,11 @@ class _Reader:
     def __init__(self, name: str, loader: yaml.SafeLoader, environment: Mapping[str, str]) -> None:
         self._name, self._loader, self._environment = name, loader, environment
         self._lines: dict[Path, int] = {}
-        self._values = 0
 
     def document(self, root: yaml.Node) -> Document:
         return Document(self._name, self._value(root, ()), self._lines)
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
-        self._values += 1
-        if self._values > MOST_VALUES:
-            raise self._error(node, (), f"more than {MOST_VALUES:,} values, those of aliases counted each time")
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
@@ -98,7 +91,7 @@ class _Reader:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, path, "a key must be plain text")
-            place = (*path, self._whole(key.value, key, path))
+            place = (*path, key.value)
             if key.value in values:
                 raise self._error(key, place, f"given twice, first on line {self._lines[place]}")
             self._lines[place] = key.start_mark.line + 1
@@ -111,7 +104,7 @@ class _Reader:
         except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
             # Besides its own errors, PyYAML raises Python's where a tag does not fit: `!!bool maybe`, `!!int ''`.
             raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text") from error
-        return self._whole(self._filled_in(value, node, path), node, path) if isinstance(value, str) else value
+        return self._filled_in(value, node, path) if isinstance(value, str) else value
 
     def _filled_in(self, text: str, node: yaml.Node, path: Path) -> str:
         def variable(match: re.Match[str]) -> str:
@@ -122,12 +115,6 @@ class _Reader:
             return self._environment[match[1]]
 
         return _REFERENCE.sub(variable, text)
-
-    def _whole(self, text: str, node: yaml.Node, path: Path) -> str:
-        """The text. Raises PolicyError for half a character: YAML does not join the two escapes that JSON may write."""
-        if text.encode("utf-8", "replace") != text.encode("utf-8", "surrogatepass"):
-            raise self._error(node, path, "has half a character; write the character itself, in UTF-8")
-        return text
 
     def _error(self, node: yaml.Node, path: Path, text: str) -> PolicyError:
         return Document(self._name, None, {path: node.start_mark.line + 1}).error(path, text)

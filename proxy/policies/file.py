@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from proxy.plan.profiles import presets
 from proxy.policies.document import Document, Path, read
 from proxy.policies.format import SECTIONS, PolicyFile, duration, explained
-from proxy.policies.pairs import caller_faults, contradictions, idle_keys, section_faults
+from proxy.policies.pairs import caller_faults, contradictions, section_faults
 from proxy.policy import LISTED, Offload, Policy, Rule, Sections, Tools, Upstream
 
 _LISTS = {"relay", "exclude_tools", "results", "said", "members"}
@@ -68,7 +68,7 @@ def parse(
     callers = () if alone else caller_faults(written, policy, is_default=is_default)
     for path, fault in (*callers, *section_faults(policy)):
         raise document.error(path, fault)
-    found = () if alone else (*idle_keys(value, policy), *contradictions(value, policy))
+    found = () if alone else contradictions(value, policy)
     warnings = tuple(str(document.error(path, reason)) for path, reason in found)
     keys = () if alone else tuple(_keys(document, written, environment))
     return PolicySource(document, policy, keys, is_default, warnings)

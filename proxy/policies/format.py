@@ -205,29 +205,20 @@ _WORDS = {
 }
 
 REPLACED: Mapping[str, str] = {
-    "min_views": "is now `keep_views`",
-    "plan": "is gone: there is one rule",
-    "max_loss": "is gone: `keep_views` says how soon results may leave",
-    "hard_total_tokens": "is now `max_total_tokens`, above which results move at any price",
-    "early_total_tokens": "is gone: `keep_views` says how soon results may leave",
-    "early_saved_tokens": "is gone: results leave early where that pays",
-    "preview_chars": "is gone: the first 100 characters of a moved result stay",
-    "preview_tail_chars": "is gone: the first 100 characters of a moved result stay",
-    "min_saved_tokens": "is gone: an event frees a tenth of `max_total_tokens`",
-    "snapshot_role": "is gone: the system message carries the snapshot, else the first user message",
-    "max_calls": "is gone: a summary takes 4 calls at most, and a round answers 16",
-    "timeout": "is gone: a summary has `upstream.idle_timeout` seconds",
-    "max_answer_tokens": "is gone: an answer has a third of `max_retrieved_tokens`",
-    "max_search_seconds": "is gone: the searches of a turn have 5 seconds of processor time",
-    "connect_timeout": "is gone: connecting takes 5 seconds at most",
-    "reply_tokens": "is gone: an eighth of `context_window` stays free for the reply, from 1,000 to 16,000 tokens",
-    "max_unseen_tool_tokens": "is gone: it is 20,000 tokens, or a quarter of a known window if that is less",
-    "ask_models": "is gone: upstream is asked only where `context_window` is left out",
-    "allow_lossy": "is gone: `inject: never` needs nothing else",
-    "dashboard": "is now `dashboard_content: true`",
-    "match": "is gone: a rule says `model` itself",
+    "min_views": "keep_views",
+    "max_loss": "keep_views",
+    "early_total_tokens": "keep_views",
+    "early_saved_tokens": "keep_views",
+    "hard_total_tokens": "max_total_tokens",
+    "min_saved_tokens": "max_total_tokens",
+    "plan": "profile",
+    "timeout": "upstream.idle_timeout",
+    "max_answer_tokens": "max_retrieved_tokens",
+    "ask_models": "context_window",
+    "dashboard": "dashboard_content",
+    "match": "model",
 }
-"""Keys of earlier drafts, and what to write instead."""
+"""Keys of earlier drafts, and which one says what they were for."""
 
 
 def explained(message: str) -> tuple[Path, str]:
@@ -265,7 +256,7 @@ def _about(path: Path) -> Mapping[str, Any]:
 def _suggested(key: str, path: Path) -> str:
     """Return advice about an unknown key at `path`."""
     if key in REPLACED:
-        return f"`{key}` {REPLACED[key]}"
+        return f"there is no such key any more; see `{REPLACED[key]}`"
     here = next((part for part in reversed(path) if isinstance(part, str)), "")
     known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
     elsewhere = [section for section, keys in known.items() if key in keys]

@@ -11,10 +11,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from proxy.errors import PolicyError, UnreadablePolicy
+from proxy.errors import PolicyError
 from proxy.policies.file import PolicySource, parse
 from proxy.policy import Policy
 
@@ -64,24 +65,9 @@ def defaults(base_url: str | None = None) -> Policy:
 def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
     """Load every `*.yaml` in `directory`. `base_url` is used if a file has none.
 
-    Raises PolicyError with a line for each bad file; UnreadablePolicy if one of them cannot be read.
+    Raises PolicyError with a line for each bad file.
     """
-    sources, faults, kind = [], list[str](), PolicyError
-    for path in _files(directory):
-        try:
-            sources.append(parse(_text(path), str(path), path.stem, environment, base_url))
-        except PolicyError as error:
-            faults.append(str(error))
-            kind = UnreadablePolicy if isinstance(error, UnreadablePolicy) else kind
-    faults = faults or list(_collisions(sources))
-    if faults:
-        raise kind("\n".join(faults))
-    return Policies(
-        default=next((source.policy for source in sources if source.is_default), None),
-        named=tuple(source.policy for source in sources if not source.is_default),
-        by_digest={digest: source.policy for source in sources for digest, _ in source.keys},
-        warnings=tuple(warning for source in sources for warning in source.warnings),
-    )
+    return _parsed(_read(directory), environment, base_url)
 
 
 def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
@@ -107,90 +93,110 @@ class PolicyLoader:
         self._environment = environment
         self._base_url = base_url
         self._told = told
-        self._seen: object = None
+        self._files = _Files({}, ())
         self.last: tuple[float, str] | None = None
         """When the last reload was, in seconds since the epoch, and why it failed; empty if it did not."""
         self.current = self._load()
 
     def reload(self) -> bool:
         """Load the directory again. If it is bad, keep the old policies, log the reason, and return False."""
+        fault = ""
         try:
             self.current = self._load()
+            logger.info("policies in force: %s", ", ".join(policy.tenant for policy in self.current.all()))
         except PolicyError as error:
-            if isinstance(error, UnreadablePolicy):
-                self._seen = None  # read it at every look: the reason may pass without a change of the file
-            return self._failed(error)
+            fault = str(error)
         except Exception as error:
             # A bug in reading one version must not stop the watch for the next.
             logger.exception("a bug, in reading the policies")
-            return self._failed(error)
-        self.last = time.time(), ""
-        self._told(True)
-        logger.info("policies in force: %s", ", ".join(policy.tenant for policy in self.current.all()))
-        return True
+            fault = repr(error)
+        if fault:
+            logger.error("policies not taken, the old ones stay in force: %s", fault)
+        self.last = time.time(), fault
+        self._told(not fault)
+        return not fault
 
     async def watch(self) -> None:
-        """Reload after every change, on SIGHUP, and where something could not be read, until cancelled."""
-        hangup = asyncio.Event()
+        """Reload after every change and on SIGHUP, until cancelled."""
+        hangup, loop = asyncio.Event(), asyncio.get_running_loop()
         with _on_hangup(hangup.set):
-            before = self._seen
+            before = self._files
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL):
                         await hangup.wait()
-                now = await asyncio.get_running_loop().run_in_executor(None, _signature, self._directory)
+                now = await loop.run_in_executor(None, _read, self._directory)
                 # Wait until nothing changes between two looks, because a half-written file is not an error.
-                if hangup.is_set() or (now == before and now != self._seen):
+                if hangup.is_set() or (now == before and now != self._files):
                     hangup.clear()
-                    await asyncio.get_running_loop().run_in_executor(None, self.reload)
+                    await loop.run_in_executor(None, self.reload)
                 before = now
 
-    def _failed(self, error: Exception) -> bool:
-        known = isinstance(error, UnreadablePolicy) and self.last is not None and self.last[1] == str(error)
-        if not known:
-            logger.error("policies not taken, the old ones stay in force: %s", error)
-            self._told(False)
-        self.last = time.time(), str(error)
-        return False
-
     def _load(self) -> Policies:
-        # Take this before reading, so that the next look notices a change made during the reading.
-        self._seen = _signature(self._directory)
+        self._files = _read(self._directory)
         if self._directory is None:
             return builtin(self._base_url)
-        policies = load(self._directory, self._environment, self._base_url)
+        policies = _parsed(self._files, self._environment, self._base_url)
         for warning in policies.warnings:
             logger.warning("%s", warning)
         return policies
 
 
-def _files(directory: pathlib.Path) -> list[pathlib.Path]:
+class _Files(NamedTuple):
+    """The texts of a directory's policies, and why others cannot be read, which may pass without a change of theirs."""
+
+    texts: Mapping[pathlib.Path, str]
+    faults: Sequence[str]
+
+
+def _read(directory: pathlib.Path | None) -> _Files:
+    """Read the policies; hidden files are editors' locks and, in a mounted ConfigMap, what the links point to."""
     try:
-        paths = _visible(directory)
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith(".")) if directory else []
     except OSError as error:
-        raise UnreadablePolicy(f"{directory}: expected a directory of policies: {error.strerror}") from error
-    if odd := next((path for path in paths if path.suffix == ".yml"), None):
-        raise PolicyError(f"{odd}: only *.yaml is read; name it {odd.stem}.yaml")
-    found = [path for path in paths if path.suffix == ".yaml"]
-    if not found:
-        raise PolicyError(f"{directory}: expected at least one policy, such as default.yaml")
-    return found
-
-
-def _visible(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Return all but hidden files: editors' locks and, in a mounted ConfigMap, the directories that links point to."""
-    return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+        return _Files({}, [f"{directory}: expected a directory of policies: {error.strerror}"])
+    texts, faults = dict[pathlib.Path, str](), list[str]()
+    for path in paths:
+        if path.suffix == ".yml":
+            faults.append(f"{path}: only *.yaml is read; name it {path.stem}.yaml")
+        if path.suffix == ".yaml":
+            try:
+                texts[path] = _text(path)
+            except PolicyError as error:
+                faults.append(str(error))
+    if directory and not texts and not faults:
+        faults.append(f"{directory}: expected at least one policy, such as default.yaml")
+    return _Files(texts, faults)
 
 
 def _text(path: pathlib.Path) -> str:
     try:
         if path.exists() and not path.is_file():
-            raise UnreadablePolicy(f"{path}: cannot be read: Not a regular file")
+            raise PolicyError(f"{path}: cannot be read: Not a regular file")
         return path.read_text("utf-8-sig")
     except OSError as error:
-        raise UnreadablePolicy(f"{path}: cannot be read: {error.strerror}") from error
+        raise PolicyError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PolicyError(f"{path}: expected text in UTF-8") from error
+
+
+def _parsed(files: _Files, environment: Mapping[str, str], base_url: str | None) -> Policies:
+    """Raises PolicyError with a line for each fault."""
+    sources, faults = list[PolicySource](), [*files.faults]
+    for path, text in files.texts.items():
+        try:
+            sources.append(parse(text, str(path), path.stem, environment, base_url))
+        except PolicyError as error:
+            faults.append(str(error))
+    faults = faults or list(_collisions(sources))
+    if faults:
+        raise PolicyError("\n".join(faults))
+    return Policies(
+        default=next((source.policy for source in sources if source.is_default), None),
+        named=tuple(source.policy for source in sources if not source.is_default),
+        by_digest={digest: source.policy for source in sources for digest, _ in source.keys},
+        warnings=tuple(warning for source in sources for warning in source.warnings),
+    )
 
 
 def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
@@ -205,23 +211,6 @@ def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
             if digest in keys:
                 yield str(source.document.error(path, f"the same key as {keys[digest]}"))
             keys.setdefault(digest, source.document.place(path))
-
-
-def _signature(directory: pathlib.Path | None) -> object:
-    """Return a value that changes when a policy does. It follows links, so it notices a swapped link of a ConfigMap."""
-    try:
-        paths = _visible(directory) if directory else []
-    except OSError:
-        return None
-    return [(path.name, _stamp(path)) for path in paths if path.suffix in (".yaml", ".yml")]
-
-
-def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""What is valid by itself but not together: faults of a policy, keys without an effect, and pairs that contradict each
-other."""
+"""What is valid by itself but not together: faults of a policy, and keys that others contradict or leave idle."""
 
 from __future__ import annotations
 
@@ -87,47 +86,19 @@ def _offload_faults(part: Policy | Rule) -> Iterator[Said]:
 # -- warnings --
 
 
-def idle_keys(value: Mapping[str, Any], policy: Policy) -> Iterator[Said]:
-    """Yield the path of each written key of `offload` that has no effect, and why. `value`: the sections as written."""
-    by_rule = list(zip(value.get("rules", ()), policy.rules, strict=True))
-    shared = [policy.offload, *(own.offload for _, own in policy.by_api)]
-    for key in value.get("offload", {}):
-        heirs = [rule.offload for written, rule in by_rule if key not in written.get("offload", {})]
-        reasons = [_why_idle(offload).get(key) for offload in (*shared, *heirs)]
-        if reasons[0] and all(reasons):
-            yield ("offload", key), reasons[0]
-    for index, (written, rule) in enumerate(by_rule):
-        idle = _why_idle(rule.offload)
-        yield from ((("rules", index, "offload", key), idle[key]) for key in written.get("offload", {}) if key in idle)
-
-
-def _why_idle(offload: Offload) -> dict[str, str]:
-    """Return the keys without an effect, and why. Whoever switches the mode off for a while keeps the rest."""
-    mode, idle = offload.mode, dict[str, str]()
-    if mode not in (Mode.OFF, Mode.AUTO, Mode.OBSERVE):
-        idle["compact_ratio_threshold"] = f"has no effect in the mode {mode}, only in auto"
-    if mode not in (Mode.OFF, *_SUMMARISING):
-        idle["compress"] = f"has no effect in the mode {mode}, which summarises nothing"
-    if mode is Mode.COMPRESS:
-        idle["keep_views"] = "has no effect in the mode compress, where results do not move by themselves"
-    elif mode is not Mode.OFF and offload.cached_read == 0 < offload.cache_write:
-        idle["keep_views"] = (
-            "has no effect where cached input is free (`cached_read: 0`), as nothing pays there: history is offloaded "
-            f"above `max_total_tokens` ({offload.max_total_tokens:,}), and where the window is full"
-        )
-    return idle
-
-
 def contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[Said]:
-    """Yield the path of a written key for each pair that cannot both mean what they say, and what happens instead."""
+    """Yield the path of a written key for each pair that cannot both mean what they say, and what happens instead.
+
+    `value` has the sections as they are written. Whoever switches the mode off for a while keeps the rest.
+    """
     for (path, part), written in zip(_parts(policy), (value, *value.get("rules", ())), strict=True):
         if part.offload.mode is Mode.OFF:
             continue
         for text, *keys in _pairs(part):
             if key := next((key for key in keys if _at(written, key) is not None), None):
                 first = _at(msgspec.to_builtins(part, enc_hook=list), keys[0])
-                shown = first if isinstance(first, str) else f"{first:,g}"
-                yield (*path, *key.split(".")), f"`{keys[0].rpartition('.')[2]}` ({shown}) {text}"
+                shown = "" if isinstance(first, dict) else f" ({first})" if isinstance(first, str) else f" ({first:,g})"
+                yield (*path, *key.split(".")), f"`{keys[0].rpartition('.')[2]}`{shown} {text}"
 
 
 def _at(value: Any, key: str) -> Any:
@@ -160,11 +131,22 @@ def _pairs(part: Policy | Rule) -> Iterator[tuple[str, ...]]:
     if window is not None and part.tools.max_retrieved_tokens > window // 2:
         text = f"is more than half of `context_window` ({window:,}): one turn's reading can fill it"
         yield text, "tools.max_retrieved_tokens"
-    if offload.mode in _SUMMARISING:
-        yield from _summary_pairs(offload, ceiling)
+    yield from _pairs_of_mode(offload, ceiling)
 
 
-def _summary_pairs(offload: Offload, ceiling: int) -> Iterator[tuple[str, ...]]:
+def _pairs_of_mode(offload: Offload, ceiling: int) -> Iterator[tuple[str, ...]]:
+    if offload.mode is Mode.COMPRESS:
+        yield "has no effect in the mode compress, where results do not move by themselves", "offload.keep_views"
+    elif offload.cached_read == 0 < offload.cache_write:
+        text = f"has no effect where cached input is free: history moves above `max_total_tokens` ({ceiling:,})"
+        yield text, "offload.keep_views"
+    if offload.mode in (Mode.COMPACT, Mode.COMPRESS):
+        yield f"has no effect in the mode {offload.mode}, only in auto", "offload.compact_ratio_threshold"
+    elif offload.compact_ratio_threshold == 1:
+        yield "means that nothing is ever summarised", "offload.compact_ratio_threshold"
+    if offload.mode is Mode.COMPACT:
+        yield "has no effect in the mode compact, which summarises nothing", "offload.compress"
+        return
     snapshot, group = offload.compress.snapshot_tokens, offload.compress.group_token_threshold
     if snapshot > ceiling // 2:
         text = f"takes more than half of the ceiling ({ceiling:,}): summaries free little"
@@ -176,5 +158,3 @@ def _summary_pairs(offload: Offload, ceiling: int) -> Iterator[tuple[str, ...]]:
         yield f"is below `snapshot_tokens` ({snapshot:,})", "offload.compress.group_token_threshold"
     if group > ceiling:
         yield f"is above the ceiling ({ceiling:,})", "offload.compress.group_token_threshold"
-    if offload.mode is not Mode.COMPRESS and offload.compact_ratio_threshold == 1:
-        yield "means that nothing is ever summarised", "offload.compact_ratio_threshold"

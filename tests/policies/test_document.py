@@ -72,11 +72,9 @@ def test_aliases_work() -> None:
     ("text", "message"),
     [
         ("", "x.yaml:1: the file is empty"),
-        ("# only a comment\n", "x.yaml:1: the file is empty"),
         ("a: 1\nb: [1, 2\nc: 3", "x.yaml:3: not valid YAML: "),
         ("a: 1\n\tb: 2", "x.yaml:2: not valid YAML: "),
         ("a: 1\n---\nb: 2", "x.yaml:2: not valid YAML: "),
-        ("a: *nobody", "x.yaml:1: not valid YAML: "),
         ("a: \x07", "x.yaml:1: not valid YAML: "),
         ("a: 1\nb:\n  c: 2\n  d: 3\n  c: 4", "x.yaml:5: b.c: given twice, first on line 3"),
         ("? [a, b]\n: 1", "x.yaml:1: a key must be plain text"),
@@ -84,47 +82,16 @@ def test_aliases_work() -> None:
         ("a: 2024-13-45", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
         ("a: !!python/object:os.system {}\nb: !!python/name:os.system ''", "x.yaml:2: b: cannot be read as YAML"),
         ("a: !!int ''", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
-        ("a: !!float ''", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
         ("a: 1\nb: !!bool maybe", "x.yaml:2: b: cannot be read as YAML; put it in quotes"),
-        ("a: !!timestamp now", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
         ("a:\n  - ${UNSET}", "x.yaml:2: a[0]: the environment variable UNSET is not set"),
         ("a: ${X:-default}", "x.yaml:1: a: expected ${NAME}"),
         ("a: {k: ${X}}", "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here"),
         ("a: ${X", "x.yaml:1: a: expected ${NAME}"),
-        ("a: ${}", "x.yaml:1: a: expected ${NAME}"),
-        (r'{"a": ["\ud83d\ude00"]}', "x.yaml:1: a[0]: has half a character; write the character itself, in UTF-8"),
-        (r'a: {"\uDE00": 1}', "x.yaml:1: a: has half a character"),
-        ("a: ${LATIN}", "x.yaml:1: a: has half a character"),
+        ("[" * 20_000, "x.yaml:1: nested too deeply"),
     ],
 )
 def test_bad_texts_are_named_with_file_line_and_key(text: str, message: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        read(text, "x.yaml", {"X": "secret", "LATIN": "secret\udcff"})
+        read(text, "x.yaml", {"X": "secret"})
     assert str(caught.value).startswith(message)
     assert "secret" not in str(caught.value)
-
-
-# --- what would take for ever -----------------------------------------------------------------------------------------
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (BOMB, "more than 100,000 values"),
-        ("[" * 20_000, "nested too deeply"),
-        ("{a: " * 20_000, "nested too deeply"),
-        pytest.param("a: " + "[" * 2_000 + "]" * 2_000, "nested too deeply", marks=pytest.mark.sweep),
-        ("- " * 20_000 + "x", "nested too deeply"),
-        ("a: " + "9" * 100_000, "cannot be read as YAML"),
-    ],
-    ids=["aliases", "lists", "mappings", "closed", "dashes", "digits"],
-)
-def test_what_would_take_for_ever(text: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=says) as caught:
-        read(text, "x.yaml", {})
-    assert str(caught.value).startswith("x.yaml:")
-    assert len(str(caught.value)) < 500

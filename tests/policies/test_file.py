@@ -3,12 +3,9 @@
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.errors import PolicyError
 from proxy.plan.texts import After, ResultPreset, ResultRole, ResultRule
@@ -249,25 +246,11 @@ def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("key", "replaced"),
-    [
-        ("min_views", "`min_views` is now `keep_views`"),
-        ("plan", "`plan` is gone: there is one rule"),
-        ("hard_total_tokens", "`hard_total_tokens` is now `max_total_tokens`, above which results move at any price"),
-        ("preview_chars", "`preview_chars` is gone: the first 100 characters of a moved result stay"),
-        ("min_saved_tokens", "`min_saved_tokens` is gone: an event frees a tenth of `max_total_tokens`"),
-        ("timeout", "`timeout` is gone: a summary has `upstream.idle_timeout` seconds"),
-        (
-            "reply_tokens",
-            "`reply_tokens` is gone: an eighth of `context_window` stays free for the reply, "
-            "from 1,000 to 16,000 tokens",
-        ),
-    ],
+    ("key", "now"), [("min_views", "keep_views"), ("plan", "profile"), ("hard_total_tokens", "max_total_tokens")]
 )
-def test_a_key_of_an_earlier_draft_names_what_replaces_it(key: str, replaced: str) -> None:
-    with pytest.raises(PolicyError) as refused:
-        taken(f"offload: {{{key}: 1}}", "default")
-    assert str(refused.value) == f"default.yaml:1: offload.{key}: {replaced}"
+def test_a_key_of_an_earlier_draft_names_what_replaces_it(key: str, now: str) -> None:
+    said = refused(f"offload: {{{key}: 1}}", "default")
+    assert said == f"default.yaml:1: offload.{key}: there is no such key any more; see `{now}`"
 
 
 def warned(text: str) -> list[str]:
@@ -276,49 +259,6 @@ def warned(text: str) -> list[str]:
 
 FREE = "upstream: {base_url: 'http://127.0.0.1:8080/v1'}\n"
 RULE = "rules:\n- model: m\n  offload: "
-
-
-@pytest.mark.parametrize(
-    ("text", "warnings"),
-    [
-        ("offload: {max_total_tokens: 7000, max_tool_message_tokens: 7, results: [gptme], keep_views: 2}", []),
-        ("offload: {mode: off, keep_views: 2, compress: {wait: always}}", []),
-        (
-            "offload: {mode: compact, compact_ratio_threshold: 1, compress: {wait: always}}",
-            [
-                "default.yaml:1: offload.compact_ratio_threshold: has no effect in the mode compact, only in auto",
-                "default.yaml:1: offload.compress: has no effect in the mode compact, which summarises nothing",
-            ],
-        ),
-        (
-            "offload: {mode: compress, keep_views: 1}",
-            [
-                "default.yaml:1: offload.keep_views: has no effect in the mode compress, where results do not move by "
-                "themselves"
-            ],
-        ),
-        (FREE + "offload: {max_total_tokens: 5000}", []),
-        (FREE + "offload: {keep_views: 1, cached_read: 0.1}", []),
-        (
-            FREE + "offload: {max_total_tokens: 5000, keep_views: 1}",
-            [
-                "default.yaml:2: offload.keep_views: has no effect where cached input is free "
-                "(`cached_read: 0`), as nothing pays there: history is offloaded above `max_total_tokens` (5,000), "
-                "and where the window is full"
-            ],
-        ),
-        ("offload: {mode: compress, keep_views: 2}\n" + RULE + "{mode: auto}", []),
-        (
-            RULE + "{mode: compress, keep_views: 2}",
-            [
-                "default.yaml:3: rules[0].offload.keep_views: has no effect in the mode compress, where results do "
-                "not move by themselves"
-            ],
-        ),
-    ],
-)
-def test_keys_without_effect_are_named(text: str, warnings: list[str]) -> None:
-    assert warned(text) == warnings
 
 
 WINDOW = "upstream: {context_window: 16000}\n"
@@ -370,6 +310,25 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "(1,500)",
         ),
         (
+            "offload: {mode: compact, compact_ratio_threshold: 0.5}",
+            "1: offload.compact_ratio_threshold: `compact_ratio_threshold` (0.5) has no effect in the mode compact, "
+            "only in auto",
+        ),
+        (
+            "offload: {mode: compact, compress: {wait: always}}",
+            "1: offload.compress: `compress` has no effect in the mode compact, which summarises nothing",
+        ),
+        (
+            RULE + "{mode: compress, keep_views: 2}",
+            "3: rules[0].offload.keep_views: `keep_views` (2) has no effect in the mode compress, where results do not "
+            "move by themselves",
+        ),
+        (
+            FREE + "offload: {max_total_tokens: 5000, keep_views: 1}",
+            "2: offload.keep_views: `keep_views` (1) has no effect where cached input is free: history moves above "
+            "`max_total_tokens` (5,000)",
+        ),
+        (
             "offload: {compact_ratio_threshold: 1}",
             "1: offload.compact_ratio_threshold: `compact_ratio_threshold` (1) means that nothing is ever summarised",
         ),
@@ -391,7 +350,8 @@ def test_keys_that_contradict_each_other_are_named(text: str, warning: str) -> N
 
 
 def test_a_policy_that_says_nothing_has_no_contradictions() -> None:
-    for text in ("{}", "offload: {mode: off, max_total_tokens: 1}", "offload: {profile: frugal}"):
+    silent = ("offload: {mode: off, max_total_tokens: 1}", FREE + "offload: {keep_views: 1, cached_read: 0.1}")
+    for text in ("{}", "offload: {profile: frugal}", "offload: {max_total_tokens: 7000, keep_views: 2}", *silent):
         assert warned(text) == []
 
 
@@ -400,13 +360,8 @@ def test_a_policy_that_says_nothing_has_no_contradictions() -> None:
     [
         ("https://api.openai.com/v1", (0.1, 1.25)),
         ("https://api.anthropic.com", (0.1, 1.25)),
-        ("https://generativelanguage.googleapis.com/v1beta/openai", (0.1, 1.0)),
-        ("https://api.deepseek.com", (0.02, 1.0)),
         ("http://127.0.0.1:8080/v1", (0.0, 1.0)),
         ("http://vllm:8000/v1", (0.1, 1.25)),
-        ("http://[::1]:8000/v1", (0.0, 1.0)),
-        ("https://notopenai.com", (0.1, 1.25)),
-        ("https://api.openai.com.example.org", (0.1, 1.25)),
     ],
 )
 def test_prices_follow_the_upstream(address: str, prices: tuple[float, float]) -> None:
@@ -463,19 +418,13 @@ def test_what_is_left_out_has_its_default() -> None:
     assert taken(KEYED, "globex") == msgspec.structs.replace(DEFAULTS, tenant="globex")
 
 
-@pytest.mark.parametrize(
-    "section",
-    ["upstream", "offload", "tools", "limits", "rules", "relay", "tenant", "offload: {compress: }\nx-none"][:-1],
-)
+@pytest.mark.parametrize("section", ["upstream", "offload", "rules", "relay", "tenant"])
 def test_a_section_with_everything_commented_out_is_all_defaults(section: str) -> None:
     assert taken(f"{section}:\n  # nothing\n", "default") == DEFAULTS
-
-
-def test_nested_sections_may_be_empty_too() -> None:
     assert taken("offload: {compress: , exclude_tools: }", "default") == DEFAULTS
 
 
-@pytest.mark.parametrize("off", ["off", "Off", "'off'", "false"])
+@pytest.mark.parametrize("off", ["off", "'off'"])
 def test_off_is_off_however_yaml_reads_it(off: str) -> None:
     text = f"offload: {{mode: {off}}}\nrules: [{{model: x, offload: {{mode: {off}}}}}]"
     policy = taken(text, "default")
@@ -496,23 +445,12 @@ def test_a_tenant_may_be_named_otherwise_than_its_file() -> None:
     assert taken(KEYED + "tenant: a-b_9", "Whatever it is").tenant == "a-b_9"
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90s", 90),
-        ("15m", 900),
-        ("12h", 43_200),
-        ("30d", 2_592_000),
-        ("2w", 1_209_600),
-        ("forever", None),
-        ("null", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("12h", 43_200), ("2w", 1_209_600), ("forever", None)])
 def test_retention(text: str, seconds: float | None) -> None:
     assert taken(f"retention: {text}", "default").retention == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0d", "1.5h", "-1d", "30", "30 d", "d", "1y", "30d\n", "Forever"])
+@pytest.mark.parametrize("text", ["", "0d", "1.5h", "30", "1y", "30d\n"])
 def test_bad_durations(text: str) -> None:
     with pytest.raises(ValueError, match="such as 30d"):
         duration(text)
@@ -523,50 +461,29 @@ def test_bad_durations(text: str) -> None:
     [
         # types and bounds
         ("- a", "acme.yaml:1: expected a mapping, got a list"),
-        ("just text", "acme.yaml:1: expected a mapping, got text"),
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
         (
             "offload:\n  max_total_tokens: '20000'",
             "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
-        ("offload: {max_total_tokens: 1.5}", "max_total_tokens: expected a whole number, got a number"),
-        ("offload: {max_total_tokens: null}", "max_total_tokens: expected a whole number, got nothing"),
-        ("offload: {compact_ratio_threshold: 1.01}", "expected a number <= 1.0"),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
-        ("offload: {cache_write: .inf}", "offload.cache_write: expected a number <= 100"),
-        ("offload: {input_price: .inf}", "offload.input_price: expected a number <= 1000000"),
         ("offload: {exclude_tools: load}", "offload.exclude_tools: expected a list, got text"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
         ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
-        ("offload: {mode: true}", "offload.mode: expected text, got true or false"),
         ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
-        (
-            "offload:\n  compress:\n    wait: yes",
-            "acme.yaml:3: offload.compress.wait: expected text, got true or false",
-        ),
         ("upstream: {idle_timeout: 0}", "upstream.idle_timeout: expected a number > 0"),
         (
             "upstream: {base_url: api.openai.com}",
             "expected an address without query, such as https://api.openai.com/v1",
         ),
         ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
-        ("upstream: {api_key: '${EMPTY}'}", "upstream.api_key: expected a key of visible ASCII characters"),
-        ("upstream: {api_key: 5}", "upstream.api_key: expected text or nothing, got a whole number (a key of visible"),
         ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)"),
-        ("limits: {concurrent_requests: 0}", "limits.concurrent_requests: expected a whole number >= 1"),
-        ("store_originals: 1", "store_originals: expected true or false, got a whole number"),
-        (
-            "retention: 30",
-            "retention: expected text or nothing, got a whole number (how long records are kept, such as 30d",
-        ),
         ("retention: 30 days", "retention: expected how long records are kept, such as 30d, 12h or 90s"),
         ("tenant: Acme Inc", "acme.yaml:1: tenant: expected a name of 1 to 64 characters"),
-        ("tenant: 2024-01-01", "tenant: expected text or nothing, got date"),
         ("relay: [files/*]", "relay[0]: expected more paths to relay with the tenant's key: globs such as /files/*"),
         # unknown keys
         ("offlaod: {}", "acme.yaml:1: offlaod: unknown key; did you mean `offload`?"),
-        ("a: 1\ntenant: x", "acme.yaml:1: a: unknown key; expected one of upstream, offload, tools"),
         (
             "tenant: x\noffload:\n  mode: auto\n  max_tokens: 3",
             "acme.yaml:4: offload.max_tokens: unknown key; did you mean",
@@ -580,31 +497,21 @@ def test_bad_durations(text: str) -> None:
         ),
         # rules and keys
         ("rules: [{offload: {}}]", "acme.yaml:1: rules[0]: expected the key `model`"),
-        ("rules: [null]", "rules[0]: expected a mapping, got nothing"),
         ("rules:\n- model: x\n  offload:\n    mode: x", "acme.yaml:4: rules[0].offload.mode: expected one of"),
         ("api_keys: [{sha256: 5f2c}]", "api_keys[0].sha256: expected 64 hexadecimal digits: the SHA-256 of the key"),
-        (f"api_keys: [{{sha256: g{DIGEST[1:]}}}]", "api_keys[0].sha256: expected 64 hexadecimal digits"),
         ("api_keys:\n- env: CLIENT\n- {}", "acme.yaml:3: api_keys[1]: expected either `sha256` or `env`"),
         (f"api_keys: [{{sha256: {DIGEST}, env: CLIENT}}]", "api_keys[0]: expected either `sha256` or `env`"),
         ("api_keys: [{env: UNSET}]", "api_keys[0].env: the environment variable UNSET is not set"),
         ("api_keys: [{env: EMPTY}]", "the environment variable EMPTY is empty or has white space at its ends"),
-        ("api_keys: [{env: NEWLINE}]", "the environment variable NEWLINE is empty or has white space at its ends"),
-        ("api_keys: [sk-client]", "api_keys[0]: expected a mapping, got text"),
-        (KEYED + "offload: {results: smolagents}", "offload.results: expected a list, got text"),
         (
             KEYED + "offload: {results: [aider]}",
             "offload.results[0]: expected messages that carry results",
-        ),
-        (
-            KEYED + "offload: {results: [{role: tool}]}",
-            "offload.results[0].role: expected one of system, user",
         ),
         (KEYED + "offload: {results: [{prefix: x}]}", "offload.results[0]: expected the key `role`"),
         (
             KEYED + "offload: {results: [{role: user, prefx: x}]}",
             "offload.results[0].prefx: unknown key; did you mean `prefix`?",
         ),
-        (KEYED + "offload: {results: [{role: system, after: now}]}", "offload.results[0].after: expected first_user"),
         # what does not go together
         (
             KEYED + "offload:\n  results: [gptme, {role: user}]",
@@ -622,31 +529,14 @@ def test_bad_durations(text: str) -> None:
         (KEYED + "identity: {header: 'a b'}", "acme.yaml:2: identity.header: expected the name of a header"),
         (KEYED + "open: true", "acme.yaml:2: open: only default.yaml can be open to strangers"),
         (KEYED + "tenant: acme-0123456789abcdef", "acme.yaml:2: tenant: a name that ends like this could be taken"),
-        (KEYED + "tenant: x-anonymous", "acme.yaml:2: tenant: a name that ends like this could be taken"),
         (KEYED + "offload: {cached_read: 1, cache_write: 0.5}", "acme.yaml:2: offload.cache_write: expected at least"),
         (
             KEYED + "upstream: {context_window: 1500}",
             "acme.yaml:1: offload.compress.snapshot_tokens: expected less than `upstream.context_window` (1500 tokens)",
         ),
-        (
-            KEYED + "rules:\n- model: x\n  upstream: {context_window: 1000}",
-            "acme.yaml:3: rules[0].offload.compress.snapshot_tokens: expected less than",
-        ),
         (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
-        (KEYED + "upstream: {base_url: 'http://a\u2100b'}", "acme.yaml:2: upstream.base_url: expected an address"),
         ("upstreams: {chta: {}}", "upstreams.chta: unknown key; did you mean `chat`?"),
         ("upstreams: {chat: 5}", "upstreams.chat: expected a mapping or nothing, got a whole number"),
-        ("upstreams: 5", "upstreams: expected a mapping, got a whole number"),
-        (
-            "upstreams:\n  chat:\n    base_ur: x",
-            "acme.yaml:3: upstreams.chat.base_ur: unknown key; did you mean `base_url`?",
-        ),
-        ("offload: {said: [{text: x}]}", "offload.said[0]: expected text, got a mapping"),
-        ("offload: {said: ['']}", "offload.said[0]: expected text of length >= 1"),
-        (
-            KEYED + "upstreams:\n  chat: {base_url: 'http://[x]/v1'}",
-            "acme.yaml:3: upstreams.chat.base_url: expected an address",
-        ),
     ],
 )
 def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, message: str) -> None:
@@ -685,51 +575,17 @@ def test_an_open_relay_that_is_meant() -> None:
     assert taken("open: true\nupstream: {api_key: '${KEY}'}", "default").upstream.api_key == "sk-upstream"
 
 
-def test_a_small_window_is_taken_where_nothing_is_summarised() -> None:
-    assert (
-        taken("upstream: {context_window: 1000}\noffload: {mode: compact}", "default").upstream.context_window == 1000
-    )
-
-
 def test_a_files_name_that_is_no_tenants() -> None:
     assert refused(KEYED, "Acme").startswith("Acme.yaml:1: tenant: expected a name of 1 to 64 characters")
 
 
 # --- overlays ---------------------------------------------------------------------------------------------------------
 
-LEAVES = st.integers(0, 9)
 
-
-def sections(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings in which a key is always a leaf or always a section, as in policies."""
-    fields: dict[str, st.SearchStrategy[Any]] = {"a": LEAVES, "b": st.lists(LEAVES, max_size=2)}
-    if depth:
-        fields |= {"s": sections(depth - 1), "t": sections(depth - 1)}
-    return st.fixed_dictionaries({}, optional=fields)
-
-
-def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    found: dict[tuple[str, ...], Any] = {}
-    for key, member in value.items():
-        found |= leaves(member, (*path, key)) if isinstance(member, dict) else {(*path, key): member}
-    return found
-
-
-@given(sections(), sections())
-def test_an_overlay_has_every_leaf_of_both_and_the_upper_one_wins(below: dict[str, Any], above: dict[str, Any]) -> None:
-    assert leaves(overlay(below, above)) == leaves(below) | leaves(above)
-
-
-@given(sections(), sections())
-def test_an_overlay_changes_neither(below: dict[str, Any], above: dict[str, Any]) -> None:
-    before = msgspec.json.encode((below, above))
-    overlay(below, above)
-    assert msgspec.json.encode((below, above)) == before
-
-
-@given(sections(), sections(), sections())
-def test_overlays_are_associative(one: dict[str, Any], two: dict[str, Any], three: dict[str, Any]) -> None:
-    assert overlay(overlay(one, two), three) == overlay(one, overlay(two, three))
+def test_an_overlay_has_every_leaf_of_both_and_the_upper_one_wins() -> None:
+    below, above = {"a": 1, "s": {"a": 1, "b": [1]}}, {"b": 2, "s": {"b": [2], "c": {}}}
+    assert overlay(below, above) == {"a": 1, "b": 2, "s": {"a": 1, "b": [2], "c": {}}}
+    assert (below["s"], above["s"]) == ({"a": 1, "b": [1]}, {"b": [2], "c": {}})
 
 
 # --- the schema -------------------------------------------------------------------------------------------------------
@@ -753,14 +609,6 @@ def test_default_yaml_names_every_key_of_its_own() -> None:
     keys = {key for definition in definitions.values() for key in definition.get("properties", {})}
     named = set(re.findall(r"(\w+):", (SHIPPED / "default.yaml").read_text(encoding="utf-8")))
     assert keys - named == {"api_keys", "sha256", "env", "chat", "responses", "without"}
-
-
-def test_the_reference_has_every_key_with_its_default() -> None:
-    definitions = msgspec.json.decode(schema())["$defs"]
-    keys = [key for definition in definitions.values() for key in definition.get("properties", {})]
-    rows = [line.split(" | ") for line in reference().splitlines() if line.startswith("| `")]
-    assert sorted(row[0].removeprefix("| ") for row in rows) == sorted(f"`{key}`" for key in keys)
-    assert ["| `max_total_tokens`", "`30000`"] in [row[:2] for row in rows]
 
 
 def test_every_key_of_the_schema_is_described() -> None:

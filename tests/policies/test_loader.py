@@ -59,12 +59,6 @@ def test_without_a_default_strangers_have_none(tmp_path: Path) -> None:
     assert [policy.tenant for policy in policies.all()] == ["acme"]
 
 
-def test_the_digest_of_a_key_is_no_key(tmp_path: Path) -> None:
-    policies = load(put(tmp_path, acme=ACME), ENVIRONMENT)
-    assert policies.tenant_for_key(hashlib.sha256(b"sk-acme").digest()) is None
-    assert policies.tenant_for_key(hashlib.sha256(b"sk-acme").hexdigest().encode()) is None
-
-
 def test_default_yaml_is_the_default_under_any_name(tmp_path: Path) -> None:
     policies = load(put(tmp_path, default="tenant: public", acme=ACME + "tenant: default"), ENVIRONMENT)
     assert policies.default is not None
@@ -110,11 +104,6 @@ def test_two_tenants_cannot_share_a_key(tmp_path: Path) -> None:
     assert said == ["zeta.yaml:3: api_keys[1]: the same key as acme.yaml:2"]
 
 
-def test_one_tenant_cannot_have_a_key_twice(tmp_path: Path) -> None:
-    put(tmp_path, acme="api_keys:\n- env: ACME\n- env: ACME")
-    assert refused(tmp_path) == ["acme.yaml:3: api_keys[1]: the same key as acme.yaml:2"]
-
-
 def test_directories_that_cannot_be_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("{}")
     with pytest.raises(PolicyError, match="missing: expected a directory of policies: No such file"):
@@ -132,20 +121,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "default.yaml").mkdir()
     (tmp_path / "latin.yaml").write_bytes(b"tenant: b\xfccher")
     (tmp_path / "lost.yaml").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.yaml")
     assert refused(tmp_path) == [
         "default.yaml: cannot be read: Not a regular file",
         "latin.yaml: expected text in UTF-8",
         "lost.yaml: cannot be read: No such file or directory",
-    ]
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    put(tmp_path, default="{}")
-    os.mkfifo(tmp_path / "pipe.yaml")
-    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
-    assert refused(tmp_path) == [
         "pipe.yaml: cannot be read: Not a regular file",
-        "zero.yaml: cannot be read: Not a regular file",
     ]
 
 
@@ -186,7 +167,7 @@ def test_the_shipped_examples_load_together() -> None:
 
 def test_keys_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     put(tmp_path, default="offload: {mode: compress, keep_views: 2}", acme=ACME)
-    why = "has no effect in the mode compress, where results do not move by themselves"
+    why = "`keep_views` (2) has no effect in the mode compress, where results do not move by themselves"
     warning = f"{tmp_path}/default.yaml:1: offload.keep_views: {why}"
     assert PolicyLoader(tmp_path, ENVIRONMENT).current.warnings == (warning,)
     assert caplog.messages == [warning]
@@ -265,27 +246,13 @@ async def test_a_bad_set_leaves_the_old_one_and_is_logged_once(
     assert "sk-acme" not in caplog.text
 
 
-async def test_reloads_go_on_after_a_pipe(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
-    told: list[bool] = []
-    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
-    async with watched(book, clock) as watch:
-        os.mkfifo(tmp_path / "pipe.yaml")
-        await watch.look(4)
-        assert told == [False]
-        (tmp_path / "pipe.yaml").unlink()
-        put(tmp_path, default="tenant: later")
-        await watch.becomes("later")
-    assert told == [False, True]
-    assert "pipe.yaml: cannot be read: Not a regular file" in caplog.text
-
-
 async def test_a_bug_does_not_end_the_watch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     told: list[bool] = []
     book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
     with monkeypatch.context() as patched:
-        patched.setattr(book_module, "load", lambda *_: {}["bug"])
+        patched.setattr(book_module, "_parsed", lambda *_: {}["bug"])
         assert not book.reload()
     assert "a bug, in reading the policies" in caplog.text
     async with watched(book, clock) as watch:
@@ -368,17 +335,6 @@ async def test_sighup_takes_the_directory_at_once(tmp_path: Path, clock: Clock) 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-async def test_what_was_taken_before_a_reload_stays_as_it_was(tmp_path: Path) -> None:
-    book = PolicyLoader(put(tmp_path, default="retention: 1d"), {})
-    under_way = book.current.tenant_for_key(None)
-    put(tmp_path, default="retention: 2d")
-    assert book.reload()
-    assert under_way is not None
-    assert under_way.retention == 86_400
-    assert book.current.default is not None
-    assert book.current.default.retention == 2 * 86_400
-
-
 def test_reload_says_whether_it_was_taken(tmp_path: Path) -> None:
     book = PolicyLoader(put(tmp_path, default="{}"), {})
     put(tmp_path, default="")
@@ -392,16 +348,3 @@ async def test_the_builtin_is_followed_as_well(clock: Clock) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         await watch.look()
     assert book.current == builtin("http://x/v1")
-
-
-def test_a_thread_that_may_not_have_signals_can_watch(tmp_path: Path) -> None:
-    book = PolicyLoader(put(tmp_path, default="{}"), {})
-
-    async def brief() -> None:
-        clock = Clock()
-        clock.govern(asyncio.get_running_loop())
-        async with watched(book, clock) as watch:
-            put(tmp_path, default="tenant: threaded")
-            await watch.becomes("threaded")
-
-    asyncio.run(asyncio.to_thread(asyncio.run, brief()))
