@@ -195,7 +195,7 @@ def test_check_warns_of_keys_without_effect(tmp_path: Path) -> None:
         "  offload    compress, balanced, at most 30,000 tokens of history; tool results above 500; tools agents"
         in done.stdout
     )
-    why = "has no effect in the mode compress, where results do not move by themselves"
+    why = "`keep_views` (2) has no effect in the mode compress, where results do not move by themselves"
     warning = f"warning: {tmp_path}/default.yaml:3: offload.keep_views: {why}"
     assert done.stdout.splitlines()[-1] == warning
 
