@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.cli.recordings import RecordedRequest
-from proxy.plan.forecast import as_sent, by_kind, event_at, told
+from proxy.plan.forecast import by_kind, event_at, told
 from proxy.plan.plan import Role
 from proxy.plan.prices import price_of
 from proxy.plan.turn import Reason, Unplannable
@@ -189,7 +189,7 @@ _FIGURES = (
 def _kinds(planned: Planned) -> tuple[int, tuple[int, ...]]:
     """Return the request's tokens as it came, and those of each kind as planned."""
     kinds, room = [0] * len(KINDS), planned.room
-    sent = by_kind(as_sent(planned.history), planned.plan, planned.policy, OUR_TOOLS_TOKENS)
+    sent = by_kind(planned.history.items, planned.plan, planned.policy, OUR_TOOLS_TOKENS)
     definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - room.preamble
     for role, tokens in sent.whole.items():
         kinds[_OF_ROLE[role]] += tokens

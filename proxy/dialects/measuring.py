@@ -42,12 +42,6 @@ def canonical(arguments: str) -> str:
         return arguments.strip()
 
 
-def spaces(calls: Iterable[ToolCall], count: Count) -> int:
-    """Return the tokens that these calls' arguments take as written beyond those of their canonical form."""
-    forms = [(call.arguments, canonical(call.arguments)) for call in calls]
-    return sum(count(written) - count(plain) for written, plain in forms if written != plain)
-
-
 def meaning(
     dialect: str,
     role: Role,
@@ -137,7 +131,6 @@ def of_model(
         calls=tuple((call.id, call.name) for call in answered),
         answers="",
         labels=tuple(preview.of_call(call.name, canonical(call.arguments), count) for call in answered),
-        spaces=spaces(answered, count),
     )
 
 

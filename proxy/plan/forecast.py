@@ -15,9 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
-from msgspec.structs import replace
 
-from proxy.plan.history import History
 from proxy.plan.plan import CEILING_SHARE, Cause, Item, OffloadEvent, Plan, Role, live
 from proxy.plan.planner import PAYBACK, least_freed
 from proxy.policy import Inject, Mode, Offload, Policy, Wait
@@ -75,19 +73,6 @@ def cost_as_it_came(
     """
     came = head + sum([item.tokens for item in items])
     return round(scale * _cost(offload, came, _cached_before(items, head) if cached else 0))
-
-
-def as_sent(history: History) -> Sequence[Item]:
-    """Return the items with the tokens that are sent, those of spaces in arguments included. No plan sees these."""
-    if history.sent_tokens == history.tokens:
-        return history.items
-    return [_wider(item, message.spaces) for item, message in zip(history.items, history.messages, strict=True)]
-
-
-def _wider(item: Item, by: int) -> Item:
-    if not by:
-        return item
-    return replace(item, tokens=item.tokens + by, first_preview=item.first_preview + by, preview=item.preview + by)
 
 
 class _Segment(msgspec.Struct, frozen=True, gc=False):
@@ -339,18 +324,18 @@ def _sentences(
     if event:
         done = _done(items, plan)
         waits = " Requests are sent without this until its summary is ready." if late else ""
-        yield f"{done[0].upper()}{done[1:]} because {_because(event, offload, window, items, plan)}.{waits}"
+        yield f"{done[0].upper()}{done[1:]} because {_because(event, offload, window, plan)}.{waits}"
     if answers:
         sizes = f"{answers.before:,} tokens, {answers.after:,} stay"
         where = _several(answers.count, "reply", "replies")
         yield f"Replaced what grep and read_file answered before {where} ({sizes}) because the model has used it."
 
 
-def _because(event: OffloadEvent, offload: Offload, window: int | None, items: Sequence[Item], plan: Plan) -> str:
+def _because(event: OffloadEvent, offload: Offload, window: int | None, plan: Plan) -> str:
     """Say why the newest event happened, and how much of the history is written again."""
     if event.cause is Cause.ASKED:
         return "the client asked for compaction"
-    again, total, ceiling = rewritten(items, plan), f"{event.total:,} tokens", plan.standing.ceiling
+    again, total, ceiling = event.rewritten, f"{event.total:,} tokens", plan.standing.ceiling
     behind = f"; {again:,} tokens are written again"
     if event.cause is Cause.EARLY:
         them = "it" if sum(move.event == len(plan.events) for move in plan.moves.values()) == 1 else "them"
@@ -359,18 +344,6 @@ def _because(event: OffloadEvent, offload: Offload, window: int | None, items: S
         return f"the history, {total}, did not fit the context window of {window or 0:,}{behind}"
     limit = "max_total_tokens" if ceiling == offload.max_total_tokens else f"{CEILING_SHARE:.0%} of the context window"
     return f"the history had grown to {total}, above {ceiling:,} ({limit}){behind}"
-
-
-def rewritten(items: Sequence[Item], plan: Plan) -> int:
-    """Return the tokens of history that upstream has to read again because of the newest event."""
-    number = len(plan.events)
-    if _summarises(plan):
-        return plan.standing.total
-    first = min(index for index, move in plan.moves.items() if move.event == number)
-    start = plan.boundaries[-1].end if plan.boundaries else 0
-    pins = plan.boundaries[-1].pins if plan.boundaries else frozenset[int]()
-    sent = (index for index in range(first, len(items)) if index >= start or index in pins)
-    return sum(live(items[index], plan.moves.get(index)) for index in sent)
 
 
 def _done(items: Sequence[Item], plan: Plan) -> str:

@@ -9,6 +9,7 @@ it, because agents put the time of day there. Later ones are, because some clien
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -18,8 +19,8 @@ from msgspec import Raw
 
 from proxy.plan import preview
 from proxy.plan.message import COPY_BYTES, Message, Piece, with_pieces
-from proxy.plan.pairing import REGULAR, Irregular, Pairing, Place
-from proxy.plan.plan import Item, Plan, Role, Room, Standing
+from proxy.plan.pairing import Irregular, Pairing
+from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.preview import Label
 from proxy.plan.texts import Carries
@@ -59,297 +60,29 @@ class Naming(msgspec.Struct, frozen=True):
         return piece.named(name, label)
 
 
-class Opening(msgspec.Struct, frozen=True):
-    """How far a history's opening has come."""
-
-    leading: int = 0
-    """The number of system messages at the beginning."""
-    over: bool = False
-    """Whether a message of another role has come, so that system messages no longer lead."""
-    asked: bool = False
-    """Whether the user's first message has come."""
-
-    def leads(self, role: Role) -> bool:
-        """Whether a message of this role would be one of the leading system messages."""
-        return role is Role.SYSTEM and not self.over
-
-    def then(self, role: Role) -> Opening:
-        """The opening after one more message."""
-        if self.asked or (self.over and role is not Role.USER):
-            return self
-        if role is Role.SYSTEM:
-            return Opening(self.leading + 1)
-        return Opening(self.leading, over=True, asked=role is Role.USER)
-
-    def after(self, roles: Iterable[Role]) -> Opening:
-        """The opening after messages of these roles."""
-        opening = self
-        if not opening.asked:
-            for role in roles:
-                opening = opening.then(role)
-                if opening.asked:
-                    break
-        return opening
-
-    def part(
-        self, role: Role, tokens: int, carries: Carries, offload: Offload, said: bool = False
-    ) -> tuple[Role, bool]:
-        """The part that the next message plays in the plan, and whether its texts may ever be moved.
-
-        One in which the user speaks (`said`) is the user's, whoever sends it.
-
-        Later system messages that are large are results, and so are messages that the policy names. Of the others only
-        large user messages can be moved, but never the first one, which usually states the task.
-        """
-        if role not in (Role.SYSTEM, Role.USER):
-            return role, True
-        if self.leads(role) or (role is Role.USER and not self.asked):
-            return role, False
-        if said:
-            return Role.USER, tokens > offload.pin_user_tokens
-        named = carries is Carries.YES or (carries is Carries.AFTER_FIRST_USER and self.asked)
-        if named or (role is Role.SYSTEM and tokens > offload.max_tool_message_tokens):
-            return Role.TOOL, True
-        return role, role is Role.USER and tokens > offload.pin_user_tokens
-
-
-START = Opening()
-"""The opening of a history without messages."""
-
-
 class Transcript:
     """A whole history: the entries, and a `Message` for each."""
 
-    def __init__(
-        self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str]) -> None:
         self.raws = raws
         self.messages = messages
-        self.tools = [place.tool for place in places(messages, Pairing())] if tools is None else tools
+        self.tools = tools
         """Per message, the name of the tool whose result it is."""
-        self.leading = START.after(message.role for message in messages).leading
-        """The number of system messages at the beginning."""
+        self.leading = leading(messages)
 
 
-def places(messages: Sequence[Message], pairing: Pairing, offload: Offload | None = None) -> list[Place]:
-    """The place of each of these messages among calls and results. `pairing` has those of the messages before them.
-
-    Without the policy, results that it lets stay are not known.
-    """
-    asking, errors = (offload.asking, offload.keep_errors) if offload else ((), False)
-    return [
-        pairing.add(
-            message.role,
-            message.calls,
-            message.answers,
-            message.sealed,
-            message.said or (errors and message.failed),
-            asking,
-        )
-        for message in messages
-    ]
-
-
-def items(
-    messages: Sequence[Message], places: Sequence[Place], offload: Offload, opening: Opening = START
-) -> list[Item]:
-    """The items of these messages for the plan, after a history with this opening."""
-    tools = {place.tool for place in places if place is not REGULAR}
-    excluded = {tool for tool in tools if offload.excludes(tool) or tool in offload.asking}
-    found: list[Item] = []
-    for message, place in zip(messages, places, strict=True):
-        part, movable = opening.part(message.role, message.tokens, message.carries, offload, message.said)
-        stays = place.tool in excluded or (offload.keep_errors and message.failed)
-        found.append(message.item_at(place, part, movable and not stays))
-        opening = opening.then(message.role)
-    return found
+def leading(messages: Iterable[Message]) -> int:
+    """Return the number of system messages at the beginning."""
+    return sum(1 for _ in takewhile(lambda message: message.role is Role.SYSTEM, messages))
 
 
 BEGINNING = bytes(16)
 """The digest of a history without messages."""
 
 
-def links(link: bytes, messages: Sequence[Message], opening: Opening = START) -> list[bytes]:
-    """The history's digest after each of these messages. The history before them has the digest `link`."""
-    found: list[bytes] = []
-    for message in messages:
-        if not opening.leads(message.role):
-            link = extend(link, message.meaning)
-        found.append(link)
-        opening = opening.then(message.role)
-    return found
-
-
 def extend(link: bytes, meaning: bytes) -> bytes:
     """The digest of a history with one more message."""
     return hashlib.sha256(link + meaning).digest()[:16]
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """Everything that a plan depends on besides the messages; see `planner.fold`."""
-
-    model: str
-    offload: Offload
-    room: Room
-    tool_definition_tokens: int
-
-    def leave_alone(self, tokens: int, leading: int) -> bool:
-        """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
-        offload, room = self.offload, self.room
-        ceiling = room.ceiling(offload.max_total_tokens)
-        if tokens > min(ceiling, offload.max_tool_message_tokens):
-            return False
-        return room.window is None or room.holds(tokens - leading + room.reserved(leading))
-
-
-class Parts(msgspec.Struct, frozen=True):
-    """What a plan needs of a history's messages. `links`: entry *i* identifies what the first *i* of them mean."""
-
-    messages: list[Message]
-    """With the names of their pieces."""
-    tools: list[str]
-    """Per message, the name of the tool whose result it is."""
-    items: list[Item]
-    links: list[bytes]
-    pairing: Pairing
-    """Never changed; `extended` continues a copy."""
-    opening: Opening = START
-    naming: Naming = Naming()
-
-    def extended(self, messages: Sequence[Message], offload: Offload) -> Parts:
-        """The parts of the history followed by these messages."""
-        messages, naming = self.naming.named(messages)
-        pairing = self.pairing.copy()
-        found = places(messages, pairing, offload)
-        return Parts(
-            messages=[*self.messages, *messages],
-            tools=[*self.tools, *(place.tool for place in found)],
-            items=[*self.items, *items(messages, found, offload, self.opening)],
-            links=[*self.links, *links(self.links[-1], messages, self.opening)],
-            pairing=pairing,
-            opening=self.opening.after(message.role for message in messages),
-            naming=naming,
-        )
-
-
-NOTHING = Parts([], [], [], [BEGINNING], Pairing())
-
-
-class History:
-    """The messages of a history, measured and folded.
-
-    `fold` is None as long as the history is too small for a plan. Most requests have such a history and go upstream as
-    they came, so its parts are only computed if somebody asks for them.
-    """
-
-    def __init__(
-        self,
-        terms: Terms,
-        read: list[Message],
-        tokens: int = 0,
-        sent_tokens: int = 0,
-        fixed: int = 0,
-        held: int = 0,
-        fold: Fold | None = None,
-        parts: Parts | None = None,
-    ) -> None:
-        self.terms = terms
-        self.tokens = tokens
-        self.sent_tokens = sent_tokens
-        """The tokens of the history as it is sent, spaces in arguments included."""
-        self.fixed = fixed
-        """Tokens of images, audio and files, which could not be counted."""
-        self.fold = fold
-        self._read = read
-        self._held = held  # bytes of the messages, and of their copies
-        self._parts = parts
-
-    @classmethod
-    def beginning(cls, terms: Terms) -> History:
-        return cls(terms, [])
-
-    def __len__(self) -> int:
-        """The number of messages."""
-        return len(self._read)
-
-    def extended(self, messages: Sequence[Message]) -> History:
-        """The history followed by these messages."""
-        if not messages:
-            return self
-        read = [*self._read, *messages]
-        tokens = self.tokens + sum([message.tokens for message in messages])
-        sent = self.sent_tokens + sum([message.tokens + message.spaces for message in messages])
-        fixed = self.fixed + sum([message.item.fixed for message in messages])
-        held = self._held + sum([message.size() + COPY_BYTES * len(message.pieces) for message in messages])
-        if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
-            return History(self.terms, read, tokens, sent, fixed, held)
-        terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
-        fold = self.fold.copy() if self.fold else Fold(terms.offload, terms.room, terms.tool_definition_tokens)
-        for item in parts.items[len(self) if self.fold else 0 :]:
-            fold.add(item)
-        return History(terms, read, tokens, sent, fixed, held, fold, parts)
-
-    @property
-    def parts(self) -> Parts:
-        if self._parts is None:
-            self._parts = NOTHING.extended(self._read, self.terms.offload)
-        return self._parts
-
-    @property
-    def messages(self) -> list[Message]:
-        return self.parts.messages
-
-    @property
-    def tools(self) -> list[str]:
-        """Per message, the name of the tool whose result it is."""
-        return self.parts.tools
-
-    @property
-    def items(self) -> list[Item]:
-        return self.parts.items
-
-    @property
-    def links(self) -> list[bytes]:
-        """Entry *i* identifies what the first *i* messages mean."""
-        return self.parts.links
-
-    @property
-    def measured(self) -> Sequence[Message]:
-        """The messages, without the names of their pieces."""
-        return self._read
-
-    @property
-    def irregular(self) -> Mapping[Irregular, int]:
-        """How many messages fit into no pair, by the reason."""
-        pairing = self.parts.pairing
-        found = pairing.irregular
-        return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1} if pairing.open else found
-
-    def size(self) -> int:
-        """About how many bytes it takes, with its messages, as their own cache may have evicted them, and its parts,
-        which may be computed later."""
-        naming = self._parts.naming if self._parts else Naming()
-        fold = 64 * self.fold.pins if self.fold else 0
-        return 1_000 + fold + PLACE_BYTES * len(self) + 100 * (len(naming.calls) + len(naming.taken)) + self._held
-
-    def plan(self) -> Plan:
-        """The plan for a request that ends here."""
-        if self.fold is None:
-            total, ceiling = (
-                self.tokens - _leading_tokens(self._read),
-                self.terms.room.ceiling(self.terms.offload.max_total_tokens),
-            )
-            return Plan({}, (), (), live=self.tokens, fits=True, standing=Standing(total, ceiling))
-        return self.fold.plan()
-
-    def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
-        """The history together with the bytes of its entries."""
-        return Transcript(raws, self.messages, self.tools)
-
-
-def _leading_tokens(messages: Sequence[Message]) -> int:
-    """The tokens of the system messages at the beginning."""
-    return sum([message.tokens for message in takewhile(lambda message: message.role is Role.SYSTEM, messages)])
 
 
 OPENING_MESSAGES = 100
@@ -360,11 +93,120 @@ def beginning(messages: Sequence[Message]) -> bytes:
     """Return the digest of what a history means up to the user's first message, without the leading system messages.
 
     All requests of a conversation have it."""
-    link, opening = BEGINNING, START
-    for message in messages[:OPENING_MESSAGES]:
-        if not opening.leads(message.role):
-            link = extend(link, message.meaning)
-        opening = opening.then(message.role)
-        if opening.asked:
+    link = BEGINNING
+    for message in messages[leading(messages[:OPENING_MESSAGES]) : OPENING_MESSAGES]:
+        link = extend(link, message.meaning)
+        if message.role is Role.USER:
             break
     return link
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Everything that a plan depends on besides the messages; see `planner.fold`."""
+
+    model: str
+    offload: Offload
+    room: Room
+    tool_definition_tokens: int
+
+
+class History:
+    """The messages of a history, measured and folded. It never changes; `extended` makes a longer one."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.measured: list[Message] = []
+        """The messages without the names of their pieces."""
+        self.messages: list[Message] = []
+        """With them."""
+        self.tools: list[str] = []
+        """Per message, the name of the tool whose result it is."""
+        self.items: list[Item] = []
+        self.links = [BEGINNING]
+        """Entry *i* identifies what the first *i* messages mean."""
+        self.tokens = 0
+        self.fixed = 0
+        """Tokens of images, audio and files, which could not be counted."""
+        self.fold = Fold(terms.offload, terms.room, terms.tool_definition_tokens)
+        self._asked = False  # whether the user's first message has come
+        self._pairing = Pairing()
+        self._naming = Naming()
+        self._held = 0  # bytes of the messages, and of their copies
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self.measured)
+
+    def extended(self, messages: Sequence[Message]) -> History:
+        """The history followed by these messages."""
+        if not messages:
+            return self
+        longer = copy.copy(self)
+        named, longer._naming = self._naming.named(messages)
+        longer.measured = [*self.measured, *messages]
+        longer.messages = [*self.messages, *named]
+        longer.tools, longer.items, longer.links = self.tools.copy(), self.items.copy(), self.links.copy()
+        longer._pairing, longer.fold = self._pairing.copy(), self.fold.copy()
+        for message in named:
+            longer._add(message)
+        longer._held += sum([message.size() + COPY_BYTES * len(message.pieces) for message in messages])
+        return longer
+
+    def _add(self, message: Message) -> None:
+        offload = self.terms.offload
+        leads = message.role is Role.SYSTEM and self.links[-1] == BEGINNING
+        kept = offload.keep_errors and message.failed
+        place = self._pairing.add(
+            message.role, message.calls, message.answers, message.sealed, message.said or kept, offload.asking
+        )
+        part, movable = (message.role, False) if leads else self._part(message)
+        stays = kept or (place.tool and (offload.excludes(place.tool) or place.tool in offload.asking))
+        item = message.item_at(place, part, movable and not stays)
+        self.tools.append(place.tool)
+        self.items.append(item)
+        self.links.append(BEGINNING if leads else extend(self.links[-1], message.meaning))
+        self.fold.add(item)
+        self.tokens += message.tokens
+        self.fixed += message.item.fixed
+        self._asked = self._asked or message.role is Role.USER
+
+    def _part(self, message: Message) -> tuple[Role, bool]:
+        """The part that the next message plays in the plan, and whether its texts may ever be moved.
+
+        One in which the user speaks is the user's, whoever sends it. Later system messages that are large are results,
+        and so are messages that the policy names. Of the others only large user messages can be moved, but never the
+        first one, which usually states the task.
+        """
+        role, offload = message.role, self.terms.offload
+        if role not in (Role.SYSTEM, Role.USER):
+            return role, True
+        if role is Role.USER and not self._asked:
+            return role, False
+        large_user = message.tokens > offload.pin_user_tokens
+        if message.said:
+            return Role.USER, large_user
+        named = message.carries is Carries.YES or (message.carries is Carries.AFTER_FIRST_USER and self._asked)
+        if named or (role is Role.SYSTEM and message.tokens > offload.max_tool_message_tokens):
+            return Role.TOOL, True
+        return role, role is Role.USER and large_user
+
+    @property
+    def irregular(self) -> Mapping[Irregular, int]:
+        """How many messages fit into no pair, by the reason."""
+        found = self._pairing.irregular
+        if not self._pairing.open:
+            return found
+        return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1}
+
+    def size(self) -> int:
+        """About how many bytes it takes, with its messages, as their own cache may have evicted them."""
+        names = len(self._naming.calls) + len(self._naming.taken)
+        return 3_000 + 64 * self.fold.pins + PLACE_BYTES * len(self) + 100 * names + self._held
+
+    def plan(self) -> Plan:
+        """The plan for a request that ends here."""
+        return self.fold.plan()
+
+    def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
+        """The history together with the bytes of its entries."""
+        return Transcript(raws, self.messages, self.tools)

@@ -99,8 +99,6 @@ class Message(msgspec.Struct, frozen=True):
     """Whether the policy's `results` name it, as far as that does not depend on its place."""
     labels: tuple[Label, ...] = ()
     """What the results of its calls are called, in the order of the calls."""
-    spaces: int = 0
-    """Tokens that its calls take beyond `tokens` as they are sent. The plan counts arguments in canonical form."""
 
     def size(self) -> int:
         """About how many bytes it takes."""

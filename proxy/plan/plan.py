@@ -101,6 +101,8 @@ class OffloadEvent(msgspec.Struct, frozen=True):
     cause: Cause = Cause.TOTAL
     total: int = 0
     """Tokens of the history before the event."""
+    rewritten: int = 0
+    """Tokens of the history from the first change on, which upstream has to read again."""
 
 
 class Standing(msgspec.Struct, frozen=True):

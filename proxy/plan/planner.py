@@ -237,7 +237,8 @@ class Fold:
             self._moves[index] = Move(first_preview=at_first_sight, event=ordinal)
         if boundary:
             self._summarise(ordinal)
-        self._events.append(OffloadEvent(len(messages.items), messages.unanswered, cause, total))
+        rewritten = messages.total if boundary else sum(messages.live[min(moved) :])
+        self._events.append(OffloadEvent(len(messages.items), messages.unanswered, cause, total, rewritten))
         self._waited, self._pays_after = 0, None
 
     def _summarise(self, ordinal: int) -> None:

@@ -110,7 +110,7 @@ class MessageCache:
 
         Each byte is hashed once. A comma follows each message, so that a part gives the same digest as it did alone.
         """
-        past = History.beginning(terms)
+        past = History(terms)
         if len(raws) < LONG:
             return past, b"", (b"", 0)
         whole = memoryview(b",".join([*raws, b""]))

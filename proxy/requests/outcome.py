@@ -11,7 +11,6 @@ from proxy.plan.forecast import (
     UNSEEN,
     Billed,
     Forecast,
-    as_sent,
     cost,
     cost_as_it_came,
     event_at,
@@ -58,7 +57,7 @@ def of_chat(
         reason=prepared.reason,
         obstacle=prepared.obstacle,
         messages=messages,
-        left_alone=planned.history.irregular if planned and planned.history.fold else {},
+        left_alone=planned.history.irregular if planned else {},
         tokens_before=planned.whole(planned.tokens) if planned else 0,
         tokens_after=prepared.prompt if planned else 0,
         cost_before=costs.before,
@@ -110,7 +109,7 @@ def foreseen(planned: Planned, said: Reported | None = None) -> Forecast:
     """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
     head = planned.prompt(0) - OUR_TOOLS_TOKENS
-    return forecast(as_sent(planned.history), planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
+    return forecast(planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 
 class _Costs(NamedTuple):

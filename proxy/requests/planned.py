@@ -108,7 +108,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @property
     def tokens(self) -> int:
         """The tokens of the history as the client sent it."""
-        return self.history.sent_tokens
+        return self.history.tokens
 
     @property
     def holdout(self) -> Holdout:

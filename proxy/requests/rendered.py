@@ -177,5 +177,5 @@ def _size(
     for index, item in enumerate(planned.history.items):
         if shown and index < shown.boundary.end and not render.stays(planned.transcript, shown.boundary, index):
             continue
-        total += live(item, plan.moves.get(index)) + planned.history.messages[index].spaces
+        total += live(item, plan.moves.get(index))
     return total

@@ -115,7 +115,7 @@ def planned(run: Run, offload: Offload) -> Plan:
     raws = [json.dumps(message).encode() for message in last]
     measured = [read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o")) for raw in raws]
     tools = 0 if run.tools else OUR_TOOLS_TOKENS
-    return History.beginning(Terms("gpt-4o", offload, Room(), tools)).extended(measured).plan()
+    return History(Terms("gpt-4o", offload, Room(), tools)).extended(measured).plan()
 
 
 @pytest.mark.parametrize("source", SOURCES)

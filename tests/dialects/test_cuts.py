@@ -45,7 +45,7 @@ class Rendered:
     """A conversation's requests as they go upstream if every snapshot exists."""
 
     def __init__(self, offload: Offload = OFFLOAD, role: SnapshotRole = SnapshotRole.AUTO) -> None:
-        self.past = History.beginning(Terms("m", offload, Room(), 0))
+        self.past = History(Terms("m", offload, Room(), 0))
         self.raws: list[Raw] = []
         self.reading, self.role = Reading.of(offload), role
 

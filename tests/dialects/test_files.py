@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,9 @@ from proxy.dialects import render
 from proxy.dialects.chat import CHAT, messages
 from proxy.dialects.files import Files, moved_files
 from proxy.plan import preview, summary
-from proxy.plan.history import BEGINNING, Naming, Transcript, links
+from proxy.plan.history import BEGINNING, History, Terms, Transcript
 from proxy.plan.message import Reading
-from proxy.plan.plan import Move, OffloadEvent, Plan, SummaryBoundary
+from proxy.plan.plan import Move, OffloadEvent, Plan, Room, SummaryBoundary
 from proxy.plan.preview import DIGITS
 from tests import written
 from tests.doubling import assert_linear
@@ -35,8 +35,14 @@ RAWS = [
     )
 ]
 OFFLOAD = written.offload(store_dir="/store", unseen_limit=100)
-TRANSCRIPT = Transcript(RAWS, Naming().named([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])[0])
-CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
+
+
+def history(raws: Sequence[bytes]) -> History:
+    return History(Terms("m", OFFLOAD, Room(), 0)).extended([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in raws])
+
+
+TRANSCRIPT = history(RAWS).transcript(RAWS)
+CHAIN = history(RAWS).links
 
 
 def plan(*boundaries: int) -> Plan:
@@ -123,8 +129,7 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
             {"role": "assistant", "content": "done"},
         )
     ]
-    transcript = Transcript(raws, Naming().named([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in raws])[0])
-    chain = [BEGINNING, *links(BEGINNING, transcript.messages)]
+    transcript, chain = history(raws).transcript(raws), history(raws).links
     boundary = SummaryBoundary(4, frozenset({0}), 1)
     planned = Plan({2: Move(False, 1)}, (boundary,), (OffloadEvent(5, 0, 5),), 0, True)
     index = moved_files(CHAT, transcript, planned, "/store", boundary, chain).index
@@ -181,7 +186,7 @@ PINS = st.sets(st.integers(0, 9)).map(frozenset)
 def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: tuple[int, frozenset[int]]) -> None:
     (first, kept), (end, pins) = sorted((one, other))
     since, boundary = SummaryBoundary(first, kept, 1), SummaryBoundary(end, pins, 2)
-    transcript = Transcript(RAWS, TRANSCRIPT.messages)
+    transcript = TRANSCRIPT
     before = set(render.taken(transcript, since))
     expected = [index for index in render.taken(transcript, boundary) if index not in before]
     assert render.taken_since(transcript, boundary, since) == expected

@@ -157,7 +157,7 @@ def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
     dialect = api.dialect
     request = dialect.parse(json.dumps({"model": "m", api.field: history}).encode())
     reading = Reading.of(offload)
-    past = History.beginning(Terms("m", offload, Room(), 0))
+    past = History(Terms("m", offload, Room(), 0))
     past = past.extended([dialect.read(raw, reading, len) for raw in request.entries])
     plan, transcript = past.plan(), past.transcript(request.entries)
     newest = plan.boundaries[-1] if plan.boundaries else None

@@ -42,7 +42,7 @@ def history(dialect: Dialect, body: Json, offload: Offload) -> History:
     request = dialect.parse(json.dumps(body).encode())
     count = lambda text: _tokens.count(text, "")  # noqa: E731 - as the cache of messages passes it
     read = [dialect.read(raw, Reading.of(offload), count) for raw in request.entries]
-    return History.beginning(Terms("m", offload, Room(), 0)).extended(read)
+    return History(Terms("m", offload, Room(), 0)).extended(read)
 
 
 def assert_planned_alike(dialect: Dialect, run: Run, mode: Mode) -> int:

@@ -16,11 +16,9 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.files import moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan import summary
-from proxy.plan.history import BEGINNING, Naming, Transcript, items, links, places
+from proxy.plan.history import History, Terms
 from proxy.plan.message import Message, Reading, moved_pieces
-from proxy.plan.pairing import Pairing
 from proxy.plan.plan import Plan, Role, Room
-from proxy.plan.planner import fold
 from proxy.plan.turn import Hidden
 from proxy.policy import Offload, SnapshotRole
 from proxy.tools.answer import OTHER_NAMES
@@ -49,10 +47,10 @@ class Case:
         self.offload = offload
         self.raws = list(raws)
         read = [CHAT.read(one, Reading.of(offload), len) for one in raws]
-        self.transcript = Transcript(raws, Naming().named(read)[0])
-        found = places(self.transcript.messages, Pairing())
-        self.plan: Plan = fold(items(self.transcript.messages, found, offload), offload, Room())
-        self.chain = [BEGINNING, *links(BEGINNING, self.transcript.messages)]
+        history = History(Terms("m", offload, Room(), 0)).extended(read)
+        self.transcript = history.transcript(raws)
+        self.plan: Plan = history.plan()
+        self.chain = history.links
 
     def compacted(self, index: int, first_preview: bool) -> bytes:
         shape = Reading.of(self.offload).shape
@@ -242,9 +240,7 @@ def test_a_snapshot_that_is_not_shown_has_no_file() -> None:
 
 
 def paired(messages: Sequence[Message]) -> bool:
-    pairing = Pairing()
-    places(messages, pairing)
-    return not pairing.irregular and not pairing.open
+    return not History(Terms("m", OFFLOAD, Room(), 0)).extended(messages).irregular
 
 
 @given(st.data())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.plan.history import BEGINNING, START, History, Terms, links
+from proxy.plan.history import History, Terms
 from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role, Room
 from proxy.plan.texts import After, ResultPreset, ResultRole, ResultRule
@@ -28,7 +28,8 @@ def measured(messages: list[Json], offload: Offload = OFFLOAD) -> list[Message]:
 
 
 def chain(*messages: Json) -> list[str]:
-    return [link.hex() for link in links(BEGINNING, measured(list(messages)))]
+    history = History(Terms("m", OFFLOAD, Room(), 0)).extended(measured(list(messages)))
+    return [link.hex() for link in history.links[1:]]
 
 
 # -- the digest -------------------------------------------------------------------------------------------------------
@@ -66,9 +67,8 @@ TALKED = [said("system", "s"), said("user", "u"), said("assistant", "a")]
 def items(*messages: Json, offload: Offload = OFFLOAD) -> list[tuple[Role, bool]]:
     """The part that each message plays, and whether it can be moved. Read in two steps, as a cache would."""
     read = measured([*TALKED, *messages], offload)
-    history = History.beginning(Terms("m", offload, Room(), 0)).extended(read[:2]).extended(read[2:])
-    assert history.items == History.beginning(history.terms).extended(read).items
-    assert history.parts.opening == START.after(message.role for message in read)
+    history = History(Terms("m", offload, Room(), 0)).extended(read[:2]).extended(read[2:])
+    assert history.items == History(history.terms).extended(read).items
     return [(item.role, item.preview < item.tokens) for item in history.items[len(TALKED) :]]
 
 
@@ -78,7 +78,7 @@ def test_later_system_messages_that_are_large_are_results() -> None:
 
 def test_leading_system_messages_and_the_first_user_message_never_move() -> None:
     large = [said("system", "x" * 9000), said("developer", "x" * 9000), said("user", "x" * 9000)]
-    history = History.beginning(Terms("m", OFFLOAD, Room(), 0)).extended(measured(large))
+    history = History(Terms("m", OFFLOAD, Room(), 0)).extended(measured(large))
     assert [item.role for item in history.items] == [Role.SYSTEM, Role.SYSTEM, Role.USER]
     assert all(item.preview == item.tokens for item in history.items)
 
@@ -114,17 +114,17 @@ def test_gptmes_results_are_system_messages_after_the_users_first() -> None:
     assert items(said("system", "Ran command"), offload=named(ResultPreset.GPTME)) == [(Role.TOOL, False)]
     assert items(said("system", "Ran command")) == [(Role.SYSTEM, False)]
     early = [said("assistant", "hello"), said("system", "x" * 50), said("user", "u"), said("system", "y" * 50)]
-    history = History.beginning(Terms("m", named(ResultPreset.GPTME), Room(), 0)).extended(measured(early))
+    history = History(Terms("m", named(ResultPreset.GPTME), Room(), 0)).extended(measured(early))
     assert [item.role for item in history.items] == [Role.ASSISTANT, Role.SYSTEM, Role.USER, Role.SYSTEM]
     read = measured(early, named(ResultPreset.GPTME))
-    history = History.beginning(history.terms).extended(read)
+    history = History(history.terms).extended(read)
     assert [item.role for item in history.items] == [Role.ASSISTANT, Role.SYSTEM, Role.USER, Role.TOOL]
 
 
 def test_the_first_user_message_is_no_result_whatever_it_says() -> None:
     rule = ResultRule(role=ResultRole.USER, prefix="Observation:")
     read = measured([said("user", "Observation: the sky"), said("user", "Observation: the sea")], named(rule))
-    history = History.beginning(Terms("m", named(rule), Room(), 0)).extended(read)
+    history = History(Terms("m", named(rule), Room(), 0)).extended(read)
     assert [item.role for item in history.items] == [Role.USER, Role.TOOL]
 
 
@@ -137,4 +137,5 @@ def test_a_rule_may_ask_for_role_prefix_and_place() -> None:
 def test_results_change_no_digest() -> None:
     messages = [*TALKED, said("user", "Observation: x"), said("assistant", "y")]
     plain, marked = (measured(messages, offload) for offload in (OFFLOAD, named(ResultPreset.SMOLAGENTS)))
-    assert links(BEGINNING, plain) == links(BEGINNING, marked)
+    history = History(Terms("m", OFFLOAD, Room(), 0))
+    assert history.extended(plain).links == history.extended(marked).links

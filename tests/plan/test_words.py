@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 
-from proxy.plan.forecast import Answers, event_at, newly_used, rewritten, told, waiting
+from proxy.plan.forecast import Answers, event_at, newly_used, told, waiting
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import Fold, fold, least_freed
 from proxy.policy import Mode, Offload
@@ -178,6 +178,6 @@ def test_every_request_has_a_sentence_and_each_reply_loses_its_hidden_answers_on
         assert ("written again" in words or "tokens again" in words) == bool(event)
         assert words
         if event:
-            assert 0 <= rewritten(past, plan) <= plan.live
+            assert 0 <= event.rewritten <= plan.live
         lost += [index for index in newly_used(past, plan) if items[index].role is Role.ASSISTANT]
         assert lost == [index for index in range(plan.used) if items[index].role is Role.ASSISTANT]

@@ -193,7 +193,7 @@ async def test_a_compacted_message_is_made_once() -> None:
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
     call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
     [asked, message], _ = Naming().named(await reader.read(CHAT, [call, tool], READING, "m"))
-    make = reader.compactor(CHAT, Transcript([call, tool], [asked, message]), READING.shape)
+    make = reader.compactor(CHAT, Transcript([call, tool], [asked, message], ["", "f"]), READING.shape)
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f-")
     assert make(1, False) is made

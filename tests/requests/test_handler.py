@@ -17,7 +17,7 @@ from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.reply import ChatTurn
 from proxy.errors import StoreFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
-from proxy.plan.history import History, Parts
+from proxy.plan.history import History
 from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy
 from proxy.policy import Tools as ToolsPolicy
@@ -202,19 +202,6 @@ async def test_short_chat_goes_upstream_and_back_byte_for_byte(world: World) -> 
     assert 0 < outcome.added_seconds <= outcome.seconds and outcome.first_byte_seconds is not None
     assert outcome.path == "/v1/chat/completions" and outcome.method == "POST"
     assert reply_headers(client)[b"x-offload-mode"] == b"compact"
-
-
-async def test_a_small_history_is_only_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names, pairs and digests of its messages are made only where a plan needs them."""
-
-    def parts(*_: object) -> None:
-        raise AssertionError("nobody needs them")
-
-    monkeypatch.setattr(Parts, "extended", parts)
-    messages = [{"role": role, "content": "hi"} for role in ("user", "assistant")]
-    body = chat(messages=[*messages, {"role": "user", "content": "go on"}])
-    client, outcome = await world.ask(body, ScriptedReply(HELLO, headers=[JSON]))
-    assert world.sent == [body] and client.body == HELLO and outcome.messages == 3
 
 
 async def test_long_tool_result_is_offloaded_and_counted(world: World) -> None:

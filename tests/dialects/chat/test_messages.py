@@ -19,10 +19,9 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import read, texts
 from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
 from proxy.dialects.render import compact
-from proxy.plan.history import BEGINNING, Naming, Transcript, extend, items, links, places
+from proxy.plan.history import BEGINNING, History, Naming, Terms, extend
 from proxy.plan.message import Message, Reading, ToolCall
-from proxy.plan.pairing import Pairing
-from proxy.plan.plan import Role
+from proxy.plan.plan import Role, Room
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.turn import Unplannable
 from proxy.policy import Offload
@@ -289,12 +288,12 @@ def test_the_reply_means_what_the_client_sends_back() -> None:
     assert CHAT.reply_meaning("only text", []) == message(role="assistant", content="only text").meaning
 
 
-def transcript(*raws: bytes) -> Transcript:
-    return Transcript(raws, [read(raw, READING, words) for raw in raws])
+def history(*raws: bytes, offload: Offload | None = None) -> History:
+    return History(Terms("m", offload or Offload(), Room(), 0)).extended([read(raw, READING, words) for raw in raws])
 
 
 def chain(*raws: bytes) -> list[bytes]:
-    return links(BEGINNING, transcript(*raws).messages)
+    return history(*raws).links[1:]
 
 
 SYSTEM, USER = b'{"role":"system","content":"be good"}', b'{"role":"user","content":"hi"}'
@@ -309,9 +308,9 @@ def test_the_chain_leaves_system_messages_out() -> None:
 
 
 def test_results_know_their_tools() -> None:
-    known = transcript(SYSTEM, USER, ASKS, tool("a", "c2"), tool("b", "c1"))
+    known = history(SYSTEM, USER, ASKS, tool("a", "c2"), tool("b", "c1"))
     assert known.tools == ["", "", "", "fetch", "search"]
-    assert [item.role for item in items(known.messages, places(known.messages, Pairing()), Offload())] == [
+    assert [item.role for item in known.items] == [
         Role.SYSTEM,
         Role.USER,
         Role.ASSISTANT,
@@ -322,8 +321,7 @@ def test_results_know_their_tools() -> None:
 
 def test_excluded_tools_are_never_moved() -> None:
     raws = (ASKS, tool("a" * 5000, "c1"), tool("b" * 5000, "c2"))
-    known = transcript(*raws)
-    found = items(known.messages, places(known.messages, Pairing()), Offload(exclude_tools=("fet*",)))
+    found = history(*raws, offload=Offload(exclude_tools=("fet*",))).items
     assert found[1].preview < found[1].tokens
     assert found[2].preview == found[2].first_preview == found[2].tokens
 

@@ -11,13 +11,12 @@ from proxy.dialects.base import MAX_OTHERS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.history import places
+from proxy.plan.history import History, Terms
 from proxy.plan.message import Message, Reading
-from proxy.plan.pairing import Pairing
-from proxy.plan.plan import Role
+from proxy.plan.plan import Role, Room
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.turn import Continuation, Unplannable
-from proxy.policy import SnapshotRole
+from proxy.policy import Offload, SnapshotRole
 from proxy.rawjson import MAX_ELEMENTS
 from proxy.tools.answer import NAMES, OTHER_NAMES
 from tests.dialects.responses.api import call, reasoning, say
@@ -198,8 +197,8 @@ def test_found_tools_stay_defined_behind_a_cut(execution: str) -> None:
     entries = parsed([USER, search, found, call("fetch", call_id="c2"), result(call_id="c2")]).entries
     messages = [read(*json.loads(b"[%b]" % bytes(entry))) for entry in entries]
     kept = set[int]()
-    for index, place in enumerate(places(messages, Pairing())):
-        kept.update(range(index - place.stays_before, index + place.stays))
+    for index, one in enumerate(History(Terms("m", Offload(), Room(), 0)).extended(messages).items):
+        kept.update(range(index - one.stays_before, index + one.stays))
     assert kept == {1, 2}, "the search and what it found, or the reply with both and its result"
 
 
