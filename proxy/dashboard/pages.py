@@ -23,7 +23,7 @@ from proxy import __version__
 from proxy.dashboard.access import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
 from proxy.dashboard.queries import PAGE, PERIODS, Reader, Wanted
-from proxy.dashboard.recorded import LONGEST_TEXT
+from proxy.dashboard.recorded import DAY, LONGEST_TEXT
 from proxy.dashboard.savings import Price, Row, compared, savings, verified
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 
@@ -221,12 +221,15 @@ def savings_page(period: str, now: float, namespace: str | None, price: Price, r
     since = (now - seconds) // span * span
     sums = reader.sums(since, span, namespace)
     best, worst = reader.extremes(since, namespace)
+    long = DAY if seconds > DAY else span  # sums of hours are not kept for two weeks
+    earlier = [one for one in reader.course(since - seconds, long, namespace) if one["time"] < since // long * long]
     return {
         "since": since,
         "now": now,
         "span": span,
         "models": savings(sums, price),
         "course": reader.course(since, span, namespace),
+        "before": {name: sum(one[name] for one in earlier) for name in ("tokens_before", "tokens_after")},
         "sessions": reader.losses(since, namespace),
         "best": _priced(best, price),
         "worst": _priced(worst, price),

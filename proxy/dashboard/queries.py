@@ -176,7 +176,8 @@ class Reader:
         return self._rows(query, DAY, *values)
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
-        """Return one request, or None if there is none. Its `detail` is None if its messages are not listed."""
+        """Return one request with its neighbours in the session, or None if there is none. Its `detail` is None if its
+        messages are not listed."""
         own, values = _own(namespace)
         found = self._rows(f"SELECT * FROM requests WHERE id = ? {own}", id, *values)
         if not found:
@@ -184,7 +185,13 @@ class Reader:
         kept, messages = self._rows("SELECT detail FROM details WHERE id = ?", id), None
         with suppress(zlib.error, msgspec.MsgspecError, ValueError):
             messages = detail(kept[0]["detail"]) if kept else None
-        return {**_shown(found[0]), "detail": messages}
+        [near] = self._rows(
+            """SELECT (SELECT max(id) FROM requests WHERE session = ?1 AND id < ?2) AS previous,
+            (SELECT min(id) FROM requests WHERE session = ?1 AND id > ?2) AS next""",
+            found[0]["session"],
+            id,
+        )
+        return {**_shown(found[0]), **near, "detail": messages}
 
     def sums(self, since: float, span: int = DAY, namespace: str | None = None) -> list[Row]:
         """Return the sums since then, by `KEYS`, of spans that do not end before."""

@@ -203,6 +203,8 @@ def test_all_of_a_period_is_of_the_same_time_and_observed_sessions_are_no_losses
         found = savings_page(period, now, None, lambda tenant, model: None, reader)
     assert found["models"][0]["rewritten"] == sum(one["requests"] for one in found["course"]) == requests
     assert (found["sessions"]["sessions"], found["sessions"]["losses"]) == (requests, requests)
+    earlier = {"hour": 0, "day": 0, "week": 0, "month": 1}[period]
+    assert found["before"]["tokens_before"] == earlier * found["course"][0]["tokens_before"]
     assert len(found["worst"]) == min(requests, 5) and found["models"][0]["observed"] == 1
 
 

@@ -229,6 +229,8 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(page: Page
         await page.size(1280, 980)
         await page.open(address(proxy), ADMIN)
         assert "Same next action" not in await page.show("#overview/day")
+        ticks = await page.evaluate("[...document.querySelectorAll('.chart .tick')].map((one) => one.textContent)")
+        assert {"500 k", "1 M"} <= {*ticks} or {"200 k", "400 k"} <= {*ticks}, ticks
         with closing(Rows(path, 10**8)) as rows:
             rows.write([Recorded(time.time(), one) for one in same])
         shown = (await page.show("#overview/hour")).replace("\n\n", "\n")

@@ -271,6 +271,12 @@ def test_viewers_get_their_own_rows(rows: Rows, reader: Reader) -> None:
     assert [row["requests"] for row in reader.sums(NOW, DAY, "b-1")] == [3]
 
 
+def test_a_request_names_its_neighbours_in_the_session(rows: Rows, reader: Reader) -> None:
+    rows.write([Recorded(NOW, outcome(number), session) for number, session in enumerate((1, 2, 1, 1))])
+    found: list[Any] = [reader.request(id) for id in (1, 2, 3, 4)]
+    assert [(one["previous"], one["next"]) for one in found] == [(None, 3), (None, None), (1, 4), (3, None)]
+
+
 def test_pages_go_on_where_the_last_one_ended(rows: Rows, reader: Reader) -> None:
     for start in range(0, 500, 100):
         rows.write(ended(100, start, at=NOW))

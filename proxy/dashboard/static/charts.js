@@ -27,7 +27,7 @@ function fitted(home, paint) {
 
 // Round numbers from 0 to the largest value, about five.
 function ticks(most) {
-  const rough = Math.max(most, 1) / 4;
+  const rough = Math.max(most, 1) / 5;
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].find((one) => one * unit >= rough) * unit;
   return Array.from({ length: Math.ceil(Math.max(most, 1) / step) + 1 }, (_, index) => index * step);
@@ -40,7 +40,7 @@ function frame(width, most, label) {
   const svg = draw("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": label });
   for (const mark of marks) {
     svg.append(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(mark), y2: y(mark) }),
-      draw("text", { class: "tick", x: LEFT - 8, y: y(mark) + 4, "text-anchor": "end" }, short(mark).replace(/\.?0+(?= )/, "")));
+      draw("text", { class: "tick", x: LEFT - 8, y: y(mark) + 4, "text-anchor": "end" }, short(mark).replace(/\.(\d*?)0+(?= )/, (_, kept) => kept && `.${kept}`)));
   }
   return [svg, y];
 }

@@ -195,6 +195,8 @@ const REASONS = {
 // Whether the plan's words say only what it waits for.
 export const isWaiting = (row) => (row.words ?? "").startsWith("waiting");
 
+export const isWrong = (row) => Boolean(row.fault) || row.status >= 400;
+
 // What happened to a request, in words.
 export function happened(row) {
   if (row.fault) return `error: ${row.fault}${row.detail ? `, ${row.detail}` : ""}`;

@@ -1,4 +1,4 @@
-import { ask, button, cached, clock, column, counted, element, happened, here, lasting, line, moment, name, number, pair, percent, save, sent, tile } from "./common.js";
+import { ask, button, cached, clock, column, counted, element, happened, here, isWrong, lasting, line, moment, name, number, pair, percent, plain, save, sent, tile } from "./common.js";
 
 const EVERY = 2000; // milliseconds between two looks for new rows
 const PAGE = 50; // rows on the page
@@ -17,7 +17,7 @@ const columns = (most, me) => [
   column("Saved", (row) => (row.tokens_before ? percent(row.tokens_before - sent(row), row.tokens_before) : ""), { raw: (row) => row.tokens_before - sent(row), kind: "number", phone: 1 }),
   column("Cached", (row) => (row.prompt_tokens ? cached(row) : ""), { raw: (row) => row.cached_tokens, kind: "number" }),
   column("Latency", (row) => lasting(row.seconds), { raw: (row) => row.seconds, kind: "number" }),
-  column("What happened", (row) => (row.session ? element("a", { href: `#session/${row.session}` }, happened(row)) : happened(row)), { raw: happened, kind: "wide", phone: 2 }),
+  column("What happened", (row) => element(row.session ? "a" : "span", { href: row.session && `#session/${row.session}`, class: isWrong(row) && "bad" }, plain(happened(row))), { raw: happened, kind: "wide", phone: 2 }),
 ];
 
 export async function live(page, parameters, me) {

@@ -1,6 +1,7 @@
-import { ask, cash, choice, column, counted, element, figure, fleet, money, moment, name, number, pair, percent, short, signed, table, tile, worth } from "./common.js";
+import { PERIODS, ask, cash, choice, column, counted, element, figure, fleet, money, moment, name, number, pair, percent, short, signed, table, tile, worth } from "./common.js";
 import { bars, legend } from "./charts.js";
 
+const TITLES = Object.fromEntries(PERIODS);
 const WEEK_STEP = 6 * 3600; // seconds of a bar in a week
 const total = (rows, field) => rows.reduce((sum, row) => sum + row[field], 0);
 
@@ -14,7 +15,7 @@ export async function overview(page, [period = "month"], me) {
   const chart = element("div", { class: "chart" });
   const step = period === "week" ? WEEK_STEP : found.span;
   const names = { hour: "minute", day: "hour", week: "6 hours", month: "day" };
-  page.replaceChildren(heading, tiles(found),
+  page.replaceChildren(heading, tiles(found, period),
     element("section", { class: "card" },
       element("h2", {}, `Tokens of each ${names[period]}, as clients sent them and as they went upstream`), chart,
       legend([["sent upstream", "fill-sent"], ["saved: came, and was not sent", "fill-came"], ["sent beyond what came", "fill-lost"]]),
@@ -31,13 +32,14 @@ export async function overview(page, [period = "month"], me) {
 const nothing = (me) => element("section", { class: "card empty" }, element("h2", {}, me.off ? "The dashboard is off" : "No requests in this period"),
   element("p", {}, me.off ? me.fault : "Point a client at this proxy, and its requests appear here about a second later."));
 
-function tiles({ models, sessions, verified }) {
+function tiles({ models, sessions, verified, before: earlier }, period) {
   const observed = !total(models, "tokens_before") && total(models, "observed");
   const [before, after] = observed ? ["observed_before", "observed_after"] : ["tokens_before", "tokens_after"];
   const came = total(models, before);
   const saved = came - total(models, after);
   return element("dl", { class: "tiles" },
-    tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, came)), `${short(saved)} of ${short(came)} tokens that clients sent`, ...costs(models, observed)),
+    tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, came)), `${short(saved)} of ${short(came)} tokens that clients sent`, ...costs(models, observed),
+      ...(earlier.tokens_before && !observed ? [`${percent(earlier.tokens_before - earlier.tokens_after, earlier.tokens_before)} in the ${TITLES[period] ?? TITLES.month} before`] : [])),
     tile("Sessions that cost more", signed(-sessions.losses, number(sessions.losses)), `of ${counted(sessions.sessions, "session")} whose cost is known (${percent(sessions.losses, sessions.sessions)})`),
     tile("Moved results read back", number(sessions.reads), `${counted(sessions.reads, "read")} for ${counted(sessions.moved, "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`),
     ...(verified.asked ? [same(verified)] : []));

@@ -13,16 +13,16 @@ export async function savings(page, [period = "month"], me) {
 
 const perModel = (models) => table("Per tenant and model. Losses have a minus sign; each percentage is of the expected cost in its row.", [
   tenant, model,
+  column("Saved", (row) => signed(row.saved, row.expected ? `${number(row.saved)} (${percent(row.saved, row.expected)})` : number(row.saved)), { raw: (row) => row.saved, kind: "number", phone: 1 }),
+  column("Saved money", (row) => (row.price === null ? "no price" : money(cash(row.saved, row.price))), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
   figure("Requests", (row) => row.requests),
   figure("Rewritten", (row) => row.rewritten),
-  figure("of which upstream said what it billed", (row) => row.billed),
+  figure("Upstream said what it billed", (row) => row.billed),
   figure("Tokens as they came", (row) => row.tokens_before, { phone: 2 }),
   figure("Tokens sent", (row) => row.tokens_after, { phone: 2 }),
   figure("Expected cost", (row) => row.expected),
   figure("Actual cost", (row) => row.actual),
   figure("Summaries", (row) => row.summaries),
-  column("Saved", (row) => signed(row.saved, row.expected ? `${number(row.saved)} (${percent(row.saved, row.expected)})` : number(row.saved)), { raw: (row) => row.saved, kind: "number", phone: 1 }),
-  column("Saved money", (row) => (row.price === null ? "no price" : money(cash(row.saved, row.price))), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
   figure("Requests that cost more", (row) => row.losses),
 ], models, "nothing in this period");
 

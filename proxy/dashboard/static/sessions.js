@@ -158,7 +158,8 @@ export async function request(page, [id], me) {
     ["Status", row.status || "none: the client left"], ["Request id", row.request_id],
   ];
   const saved = row.tokens_before - row.tokens_after;
-  page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Request"), row.session ? element("a", { href: `#session/${plain(row.session)}` }, "Its session") : null),
+  page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Request"), ...(row.session ? [["Its session", `#session/${plain(row.session)}`], ["Previous", row.previous && `#request/${row.previous}`], ["Next", row.next && `#request/${row.next}`]] : [])
+      .filter(([, href]) => href).map(([title, href]) => element("a", { href }, title))),
     element("p", { class: "faint" }, `${moment(row.time)} UTC`),
     ...(row.dialect && row.tokens_before ? [element("dl", { class: "tiles" },
       tile("As it came", number(row.tokens_before), "tokens of the whole prompt"),
