@@ -216,12 +216,6 @@ def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Pa
     ]
 
 
-def test_check_says_whose_requests_are_captured(tmp_path: Path) -> None:
-    (tmp_path / "default.yaml").write_text("capture: true\n")
-    [told] = [line for line in run("check", str(tmp_path)).stdout.splitlines() if "capture" in line]
-    assert told == "  capture    whole requests, where `serve --capture` names a folder"
-
-
 def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:
     (tmp_path / "default.yaml").write_text("tenant: public\noffload: {mode: off}\nretention: forever")
     variable = run("check", OFFLOAD_POLICIES=str(tmp_path))
@@ -292,11 +286,6 @@ def test_ls_names_files_as_their_owner_does(tmp_path: Path, capsys: pytest.Captu
     assert columns(capsys.readouterr().out)[1] == ["files", "1", "B", "0s", key, "workspace/é", "~.txt"]
 
 
-def test_ls_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "ls", "--store", str(tmp_path)]) == 0
-    assert capsys.readouterr() == ("", "no records\n")
-
-
 @pytest.mark.parametrize(
     "action", [["ls"], ["ls", "acme"], ["forget", "acme"], ["cat", "a/b/c"], ["grep", "x"], ["gc"], ["gc", "--dry-run"]]
 )
@@ -314,11 +303,6 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(
 def test_cat_writes_the_bytes(store: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["store", "cat", "--store", str(store), "default-anonymous/original/b.txt"]) == 0
     assert capfdbinary.readouterr().out == b"nothing\x1b[31m error \xff\n"
-
-
-def test_cat_of_a_record_that_is_not_there_fails(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "cat", "--store", str(store), "default-anonymous/original/none"]) == 1
-    assert capsys.readouterr() == ("", "offload-proxy: no record default-anonymous/original/none\n")
 
 
 def test_grep_shows_lines_and_nothing_that_moves_a_terminal(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

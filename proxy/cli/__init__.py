@@ -305,41 +305,21 @@ _EXAMPLES = {
 examples:
   offload-proxy serve                                        in front of OpenAI, each caller with its own key
   offload-proxy serve --upstream http://127.0.0.1:8080/v1    in front of a local model
-  offload-proxy serve --policies policies --workers 4        with tenants
 
 Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
 OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
 """,
     "replay": """\
 FILE is what you have: sessions of Claude Code, Codex or opencode; logs and exports of LiteLLM, Langfuse, LangSmith,
-Helicone or OpenTelemetry; request bodies (chat completions, Responses or Messages) as JSONL or JSON, also gzipped; a
-HAR; a directory of those, such as a capture of `serve --capture`; or - for standard input. Without a FILE, the
-sessions in your home directory. Nothing is sent or stored, and credentials are not looked at.
-
-examples:
-  offload-proxy replay --profile                            your own sessions under the three profiles
-  offload-proxy replay session.jsonl                        what the default policy would have done
-  offload-proxy replay --policy a.yaml --policy b.yaml *.har
-  offload-proxy replay --html report.html captures
-  offload-proxy replay --json session.jsonl | jq '.policies[0].cost_after'
+Helicone or OpenTelemetry; request bodies as JSONL or JSON, also gzipped; a HAR; a directory of those, such as a capture
+of `serve --capture`; or - for standard input. Nothing is sent or stored, and credentials are not looked at.
 """,
-    "recall": """\
-The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input.
-
-examples:
-  offload-proxy recall                                         your conversations, newest first
-  offload-proxy recall --session 3f2a                          what one of them moved
-  offload-proxy recall --grep 'E47\\d+'                         search it all
-  offload-proxy recall billing.log-2e7dc01b9a01f2d4.txt        read one text
-""",
+    "recall": "The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input.",
     "mcp": "The key is in OFFLOAD_API_KEY. It needs a running proxy at --url.",
     "store": """\
 examples:
-  offload-proxy store ls                        what there is, by namespace and kind
-  offload-proxy store ls default-anonymous      the records of one namespace
-  offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins with acme-
-  offload-proxy store namespace < key           the namespace of the caller with this key
-  offload-proxy store forget acme-anonymous     delete everything that is kept of one caller
-  offload-proxy store gc --dry-run              show how many records are older than their tenant's retention
+  offload-proxy store ls                    what there is, by namespace and kind
+  offload-proxy store namespace < key       the namespace of the caller with this key
+  offload-proxy store gc --dry-run          show how many records are older than their tenant's retention
 """,
 }

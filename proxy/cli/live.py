@@ -1,9 +1,9 @@
-"""`check --live`: asks every upstream of the policies for its models, and describes each answer in words."""
+"""Asks the upstreams of policies for their models, and says each answer in words: for `check --live` and `serve`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -16,67 +16,75 @@ from proxy.settings import Settings
 from proxy.upstream.headers import url_for
 from proxy.upstream.models import ModelList, ModelsClient
 
-SECONDS = 5.0
+SECONDS = 3.0
 """How long to wait for one answer."""
-
 FEW = 5
 """A list of at most so many models, such as a local server's, is shown in full."""
 
 
-class Target(NamedTuple):
-    """One upstream of one policy, and the model names (globs) that the policy sends there. `api`: the only API that it
-    is for; empty if it is for every other one."""
+class Answer(NamedTuple):
+    """What one upstream of one policy says. `good`: whether requests can be expected to work."""
 
     policy: Policy
-    api: str
     upstream: Upstream
-    models: list[str]
+    good: bool
+    said: str
+    models: Sequence[str] = ()
+    """A line for each model that matters."""
 
 
-def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]:
+def report(settings: Settings, policies: Sequence[Policy]) -> tuple[bool, str]:
     """Return whether every upstream answers and accepts its key, and a text that says so."""
-    targets = [target for policy in policies for target in _targets(policy)]
+    found, text = answers(settings, policies), "\nupstreams, asked now\n"
+    for one in found:
+        text += f"  {one.policy.tenant:<10} {one.upstream.base_url}: {one.said}\n"
+        text += "".join(f"  {'':<10}   {model}\n" for model in one.models)
+    return all(one.good for one in found), text
+
+
+def answers(settings: Settings, policies: Sequence[Policy], most: int | None = None) -> list[Answer]:
+    """Ask each distinct address with each key of a policy, at most so many."""
     client = ModelsClient(settings.environment)
+    targets = [target for policy in policies for target in _targets(policy)][:most]
 
-    async def asked() -> list[tuple[bool, list[str]]]:
-        return await asyncio.gather(*(_answer(client, target) for target in targets))
+    async def asked() -> list[Answer]:
+        return await asyncio.gather(*(_answer(client, *target) for target in targets))
 
-    answers, text = asyncio.run(asked()), "\nupstreams, asked now\n"
-    for target, (_, (first, *models)) in zip(targets, answers, strict=True):
-        text += f"  {target.policy.tenant:<10} {target.upstream.base_url}: {first}\n"
-        text += "".join(f"  {'':<10}   {model}\n" for model in models)
-    return all(good for good, _ in answers), text
+    return asyncio.run(asked())
 
 
-def _targets(policy: Policy) -> Iterable[Target]:
-    """Return a target for each distinct address and key in the policy."""
-    found: dict[tuple[str, str | None], Target] = {}
+def _targets(policy: Policy) -> Iterable[tuple[Policy, Upstream, bool, list[str]]]:
+    """Return each upstream of the policy, whether it is Anthropic's, and the models (globs) that go there."""
+    found: dict[tuple[str, str | None], tuple[Policy, Upstream, bool, list[str]]] = {}
     for api, one in (("", policy), *policy.by_api):
         for rule in (None, *one.rules):
             part = rule or one
             upstream, summaries = part.upstream, part.offload.compress.model
-            target = found.setdefault((upstream.base_url, upstream.api_key), Target(one, api, upstream, []))
-            target.models.extend(model for model in (rule and rule.model, summaries) if model)
+            key = upstream.base_url, upstream.api_key
+            target = found.setdefault(key, (one, upstream, api == MESSAGES.name, []))
+            target[-1].extend(model for model in (rule and rule.model, summaries) if model)
     return found.values()
 
 
-async def _answer(client: ModelsClient, target: Target) -> tuple[bool, list[str]]:
-    """Ask with the policy's key, trying each header that clients use until one works. Return whether requests can be
-    expected to work, and the answer in words."""
-    upstream, anthropic = target.upstream, target.api == MESSAGES.name
+async def _answer(
+    client: ModelsClient, policy: Policy, upstream: Upstream, anthropic: bool, models: list[str]
+) -> Answer:
+    """Ask with the policy's key, trying each header that clients use until one works."""
     address = url_for(upstream.base_url, b"/v1", anthropic=anthropic)
     headers = [(MESSAGES.version_header, b"2023-06-01")] if anthropic else []
     for header in (b"",) if upstream.api_key is None else KEY_HEADERS:
-        credential = Tenant(target.policy, "", key_header=header).credential(upstream, anthropic=anthropic)
+        credential = Tenant(policy, "", key_header=header).credential(upstream, anthropic=anthropic)
         try:
             found = await client.models(address, [*headers, *([credential] if credential else [])], SECONDS)
         except UpstreamFault as fault:
-            return False, [f"FAILED, {fault.detail or fault.message}"]
+            return Answer(policy, upstream, False, f"DOES NOT ANSWER, {fault.detail or fault.message}")
         if found.status not in (401, 403):
             break
     good, text = verdict(found.status, header.decode())
+    if found.status == 404 and not address.rstrip("/").endswith("/v1"):
+        text += "; its address may lack /v1"
     count = f", {several(len(found.windows), 'model')}" if found.windows else ""
-    return good, [text + count, *_windows(target, found)]
+    return Answer(policy, upstream, good, text + count, list(_windows(policy, models, found)))
 
 
 def verdict(status: int, key_header: str) -> tuple[bool, str]:
@@ -96,10 +104,10 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
     return True, f"reachable, {status}, gives no list of models{unknown}"
 
 
-def _windows(target: Target, found: ModelList) -> Iterator[str]:
+def _windows(policy: Policy, models: list[str], found: ModelList) -> Iterator[str]:
     """Yield the context windows of the models that the policy names, or of all models if there are few."""
     for name, window in found.windows.items():
-        if len(found.windows) <= FEW or any(fnmatchcase(name, model) for model in target.models):
-            written = target.policy.for_model(name).upstream.context_window
+        if len(found.windows) <= FEW or any(fnmatchcase(name, model) for model in models):
+            written = policy.for_model(name).upstream.context_window
             said = f"context window {window:,} tokens" if window else "context window not given"
             yield f"{name}: {said}" + (f", the policy says {written:,}" if written and written != window else "")

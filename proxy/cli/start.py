@@ -10,15 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxy.cli.check import offloads, prices
-from proxy.errors import UpstreamFault
+from proxy.cli.live import answers
 from proxy.policies import Policies, builtin, load
 from proxy.settings import Settings, strange_variables
 from proxy.stores import describe, folder_of, open_store
 from proxy.stores.guarded import Guarded
-from proxy.upstream.models import ModelsClient
 
 SECONDS = 2.0
-"""How long the store and the upstreams may take to answer."""
+"""How long the store may take to answer."""
 MOST = 20
 """Most upstreams that are asked."""
 
@@ -79,26 +78,9 @@ def _four_lines(settings: Settings, policies: Policies, fault: str | None) -> It
 
 
 def _upstreams(settings: Settings, policies: Policies) -> str:
-    addresses = sorted({one.base_url for policy in policies.all() for one in policy.upstreams})
-    client = ModelsClient(settings.environment)
-
-    async def asked() -> list[str]:
-        return await asyncio.gather(*(_answer(client, address) for address in addresses[:MOST]))
-
-    answers = asyncio.run(asked())
-    more = f", and {len(addresses) - MOST} more" if len(addresses) > MOST else ""
-    return "; ".join(f"{address} {answer}" for address, answer in zip(addresses, answers, strict=False)) + more
-
-
-async def _answer(client: ModelsClient, address: str) -> str:
-    try:
-        status = await client.status(address, SECONDS)
-    except UpstreamFault as fault:
-        cause = fault.detail.partition(": ")[2] or fault.message
-        return f"DOES NOT ANSWER ({cause}): start it, or give --upstream"
-    if status == 404 and not address.rstrip("/").endswith("/v1"):
-        return "answers, but has no /models: its address may lack /v1"
-    return "answers" if status < 500 else f"FAILS with {status}"
+    said = [f"{one.upstream.base_url} {one.said}" for one in answers(settings, policies.all(), MOST)]
+    cure = "; start it, or give --upstream" if any("DOES NOT ANSWER" in one for one in said) else ""
+    return "; ".join(dict.fromkeys(said)) + cure
 
 
 def _policy(settings: Settings, policies: Policies) -> str:

@@ -122,8 +122,6 @@ def _pairs(part: Policy | Rule) -> Iterator[tuple[str, ...]]:
     if (offload.keep_recent_count or 0) >= MANY_RECENT:
         text = f"leaves the newest messages alone: history stays above {ceiling:,} where these exceed it"
         yield text, "offload.keep_recent_count"
-    if offload.holdout == 1:
-        yield "leaves every conversation as it comes", "offload.holdout"
     if offload.verify and offload.input_price is None and price_of(part.upstream.base_url) is ASSUMED:
         yield "asks nothing again: its cost is not known, for want of `input_price`", "offload.verify"
     if part.tools.inject is Inject.NEVER:
@@ -142,19 +140,13 @@ def _pairs_of_mode(offload: Offload, ceiling: int) -> Iterator[tuple[str, ...]]:
         yield text, "offload.keep_views"
     if offload.mode in (Mode.COMPACT, Mode.COMPRESS):
         yield f"has no effect in the mode {offload.mode}, only in auto", "offload.compact_ratio_threshold"
-    elif offload.compact_ratio_threshold == 1:
-        yield "means that nothing is ever summarised", "offload.compact_ratio_threshold"
     if offload.mode is Mode.COMPACT:
         yield "has no effect in the mode compact, which summarises nothing", "offload.compress"
         return
-    snapshot, group = offload.compress.snapshot_tokens, offload.compress.group_token_threshold
+    snapshot = offload.compress.snapshot_tokens
     if snapshot > ceiling // 2:
         text = f"takes more than half of the ceiling ({ceiling:,}): summaries free little"
         yield text, "offload.compress.snapshot_tokens", "offload.max_total_tokens"
     if offload.pin_user_tokens > ceiling:
         text = f"is above the ceiling ({ceiling:,}): the user's messages alone can keep history above it"
         yield text, "offload.pin_user_tokens"
-    if 0 < group < snapshot:
-        yield f"is below `snapshot_tokens` ({snapshot:,})", "offload.compress.group_token_threshold"
-    if group > ceiling:
-        yield f"is above the ceiling ({ceiling:,})", "offload.compress.group_token_threshold"

@@ -95,10 +95,6 @@ def test_names_from_strangers_are_text(folder: Path) -> None:
     assert any("a<b>.jsonl" in text for text in hostile.of("p"))
 
 
-def test_half_a_surrogate_in_a_models_name_is_shown(folder: Path) -> None:
-    assert '"model":"??"' in reported(folder, model="\ud83d?")
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "none/r.html", "folder.html", "r.html/x.html"])
 def test_only_a_file_that_can_be_a_report_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -111,14 +107,6 @@ def test_only_a_file_that_can_be_a_report_is_written(
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"offload-proxy: --html {name}: ")
     assert Path(recorded).read_bytes() == before and (folder / "r.html").read_text() == "old"
-
-
-def test_a_replay_that_fails_leaves_the_old_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "r.html").write_text("old")
-    (folder / "bad.jsonl").write_text("{")
-    assert main(["replay", "--html", "r.html", "bad.jsonl"]) == MISTAKE
-    assert (folder / "r.html").read_text() == "old"
-    assert sorted(path.name for path in folder.iterdir()) == ["bad.jsonl", "early.yaml", "other.yaml", "r.html"]
 
 
 @pytest.mark.sweep
@@ -145,12 +133,6 @@ async def test_a_browser_shows_it_by_keyboard_and_on_small_screens(folder: Path)
         await page.evaluate("document.getElementById('policy').dispatchEvent(new Event('change'))")
         await page.until("document.body.innerText.includes('This policy plans none of these requests')")
     assert set(page.asked) == {address} and not page.complaints
-
-
-@pytest.mark.parametrize(("count", "every"), [(0, 1), (1, 1), (600, 1), (601, 2), (100_000, 167)])
-def test_a_line_has_few_points_evenly_spread(count: int, every: int) -> None:
-    assert report._step(range(count)) == every
-    assert len(range(count)[::every]) <= report.POINTS
 
 
 def test_charts_and_sessions_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

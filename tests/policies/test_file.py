@@ -301,15 +301,6 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "(9,000): summaries free little",
         ),
         (
-            "offload: {compress: {group_token_threshold: 50000}}",
-            "1: offload.compress.group_token_threshold: `group_token_threshold` (50,000) is above the ceiling (30,000)",
-        ),
-        (
-            "offload: {compress: {group_token_threshold: 1000}}",
-            "1: offload.compress.group_token_threshold: `group_token_threshold` (1,000) is below `snapshot_tokens` "
-            "(1,500)",
-        ),
-        (
             "offload: {mode: compact, compact_ratio_threshold: 0.5}",
             "1: offload.compact_ratio_threshold: `compact_ratio_threshold` (0.5) has no effect in the mode compact, "
             "only in auto",
@@ -328,11 +319,6 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "2: offload.keep_views: `keep_views` (1) has no effect where cached input is free: history moves above "
             "`max_total_tokens` (5,000)",
         ),
-        (
-            "offload: {compact_ratio_threshold: 1}",
-            "1: offload.compact_ratio_threshold: `compact_ratio_threshold` (1) means that nothing is ever summarised",
-        ),
-        ("offload: {holdout: 1}", "1: offload.holdout: `holdout` (1) leaves every conversation as it comes"),
         (
             "offload: {max_total_tokens: 9000}\n" + WINDOW + "tools: {max_retrieved_tokens: 9000}",
             "3: tools.max_retrieved_tokens: `max_retrieved_tokens` (9,000) is more than half of `context_window` "
