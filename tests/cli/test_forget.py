@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import time
 from contextlib import closing
 from pathlib import Path
