@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+PATIENCE = 150.0
 """Seconds within which what has to happen does, on a machine that has much else to do."""
 
 TURNS = 100

@@ -89,23 +89,28 @@ def anchors(ids: Iterable[str], preceding: str, text: Callable[[], str]) -> list
     """Return digests of what no other reply has: the ids of its calls, or else its text behind another one's id."""
     calls = list(ids)
     if calls:
-        return [_digest("call", id) for id in calls if unique(id)][:MAX_CALLS]
+        return [_digest("call", alphanumeric(id)) for id in calls if unique(id)][:MAX_CALLS]
     said = plain(text()).replace(" ", "") if unique(preceding) else ""
-    return [_digest("text", preceding, said)] if said else []
+    return [_digest("text", alphanumeric(preceding), said)] if said else []
 
 
 def unique(id: str) -> bool:
     """Whether a call's id is so random that no other call has it: `call_` with 24 letters and digits, or a UUID, and no
     number with zeros before it."""
-    random = "".join(_RANDOM.findall(id[:MAX_ID]))
+    random = alphanumeric(id)
     return len(random) >= 20 and len(set(random)) >= 8 and any(map(str.isdigit, random))
+
+
+def alphanumeric(id: str) -> str:
+    """The letters and digits of an id: OpenClaw sends back nothing else of it."""
+    return "".join(_RANDOM.findall(id[:MAX_ID]))
 
 
 def contains(sent: Visible, seen: Visible) -> bool:
     """Whether a reply that shares an anchor with `seen` has a call of it, or else its text. Clients make one reply of
     several, and leave calls out."""
-    calls = {call.id: call for call in sent.calls}
-    shared = [(one, calls[one.id]) for one in seen.calls if one.id in calls and unique(one.id)]
+    calls = {alphanumeric(call.id): call for call in sent.calls}
+    shared = [(one, calls[id]) for one in seen.calls if (id := alphanumeric(one.id)) in calls and unique(one.id)]
     if not sent.calls:
         return not seen.calls
     return any(one.name == other.name and _same_call(one, other) for one, other in shared)

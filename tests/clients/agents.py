@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clients.catalogue import ENVIRONMENTS, HERE, QWEN, QWEN_SETTINGS
+from tests.clients.catalogue import ENVIRONMENTS, HERE, NODE, QWEN, QWEN_SETTINGS
 from tests.clients.running import run
 from tests.clients.worker import Worker, prompts
 from tests.fake_upstream import Call, Message, calls, text
@@ -177,13 +177,25 @@ def _pi_home(port: int) -> Mapping[str, str]:
     return {".pi/agent/models.json": json.dumps({"providers": {"offload": {**provider, "models": models}}})}
 
 
+_KIMI = HERE / "kimi" / "node_modules" / "@moonshot-ai" / "kimi-code" / "dist" / "main.mjs"
+_OPENCLAW = HERE / "openclaw" / "node_modules" / "openclaw" / "openclaw.mjs"
+
+
+def _kimi_home(port: int) -> Mapping[str, str]:
+    return {".kimi-code/config.toml": documented("[providers.offload]", port)}
+
+
+def _openclaw_home(port: int) -> Mapping[str, str]:
+    return {".openclaw/openclaw.json": documented('"maxTokens": 8000', port)}
+
+
 _CLAUDE = HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
 _OPENCODE = HERE / "opencode" / "node_modules" / "opencode-linux-x64-baseline" / "bin" / "opencode"
 
 
-def _node(name: str, folder: str, *arguments: str, **options: Any) -> Agent:
+def _node(name: str, folder: str, *arguments: str, node: str | Path = "node", **options: Any) -> Agent:
     installed = HERE / folder / "node_modules" / ".package-lock.json"
-    return Agent(name, ("node", HERE / folder / "run.mjs", *arguments), installed, **options)
+    return Agent(name, (node, HERE / folder / "run.mjs", *arguments), installed, **options)
 
 
 def _responses(name: str, *arguments: str, **options: Any) -> Agent:
@@ -228,7 +240,7 @@ AGENTS = (
         unreachable=frozenset({"raw.githubusercontent.com"}),
         settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
-    _node("mastra", "mastra", appends=False),
+    _node("mastra", "mastra", node=NODE, appends=False),
     _node("voltagent", "voltagent", appends=False),
     _node(
         "langchain_node",
@@ -273,8 +285,34 @@ AGENTS = (
         home=_pi_home,
     ),
     Agent(
+        "kimi",
+        (NODE, _KIMI),
+        _KIMI,
+        read=lambda path: ("Read", {"path": str(path)}),
+        steps=lambda model, said: [
+            ("--model", model, "--prompt", said[0]),
+            *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
+        ],
+        home=_kimi_home,
+        unreachable=frozenset({"code.kimi.com"}),
+        settings={"KIMI_DISABLE_TELEMETRY": "1", "KIMI_CODE_NO_AUTO_UPDATE": "1"},
+    ),
+    Agent(
+        "openclaw",
+        (NODE, _OPENCLAW, "agent", "--local", "--json"),
+        _OPENCLAW,
+        read=lambda path: ("read", {"path": str(path)}),
+        steps=lambda model, said: [
+            ("--session-id", model, "--model", f"offload/{model}", "--message", prompt) for prompt in said
+        ],
+        models={"gpt-4.1": "compact"},  # each of its starts takes some ten seconds
+        appends=False,
+        home=_openclaw_home,
+        unreachable=frozenset({"api.openai.com"}),
+    ),
+    Agent(
         "qwen_code_continue",
-        ("node", QWEN, "--yolo", "--auth-type", "openai"),
+        (NODE, QWEN, "--yolo", "--auth-type", "openai"),
         HERE / "qwen_code" / "node_modules" / ".package-lock.json",
         read=lambda path: ("read_file", {"file_path": str(path)}),
         steps=lambda model, said: [

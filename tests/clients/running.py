@@ -84,5 +84,5 @@ async def nobody(unreachable: Collection[str] = ()) -> AsyncIterator[str]:
     server = await asyncio.start_server(turned_away, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    unexpected = [line for line in callers if not any(host.encode() in line for host in unreachable)]
+    unexpected = {line for line in callers if not any(host.encode() in line for host in unreachable)}
     assert not unexpected, unexpected

@@ -12,7 +12,7 @@ const readLog = createTool({
   id: "read_log",
   description: "The text of a log file.",
   inputSchema: z.object({ path: z.string() }),
-  execute: (input) => readFile(input.context?.path ?? input.path, "utf8"),
+  execute: (input) => readFile(input.path, "utf8"),
 });
 
 async function talk(name, prompts) {
@@ -22,7 +22,7 @@ async function talk(name, prompts) {
     instructions: "You read logs.",
     model: openai.chat(name),
     tools: { read_log: readLog },
-    memory: new Memory({ storage: new InMemoryStore(), options: { lastMessages: 100, threads: { generateTitle: false } } }),
+    memory: new Memory({ storage: new InMemoryStore(), options: { lastMessages: 100, generateTitle: false } }),
   });
   let answer = "";
   for (const content of prompts) {
