@@ -9,8 +9,6 @@ from proxy.dialects.chat import CHAT
 from proxy.policy import Inject, Policy, Tools
 from proxy.requests.cache import Counter, MessageCache
 from proxy.requests.planned import Planned, plan
-from proxy.requests.windows import Known
-from proxy.threads import Background
 from tests import written
 
 Json = dict[str, Any]
@@ -22,12 +20,6 @@ ALWAYS = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.ALWAYS))
 SYSTEM: Json = {"role": "system", "content": "be good"}
 USER: Json = {"role": "user", "content": "rules"}
 LAST: Json = {"role": "user", "content": "go on"}
-
-
-def knowing(**members: Any) -> Known:
-    """What a process knows that asks for no list of models."""
-    nothing: Any = None
-    return Known(nothing, Background(0), nothing, **members)
 
 
 class Counting:

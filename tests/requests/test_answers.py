@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from proxy.regex import Budget
 from proxy.requests.conversation import Rounds
 from proxy.requests.relay import ANOTHER, Relay, rewritten
 from proxy.requests.rendered import Rendered
-from proxy.requests.summary_writer import ask
 from proxy.telemetry.outcome import ToolUse
 from proxy.threads import WorkPool
 from proxy.tools.answer import REPEATED
@@ -130,27 +128,11 @@ def names(request: UpstreamRequest) -> set[bytes]:
     return {name for name, _ in request.headers}
 
 
-async def test_the_first_round_keeps_the_idempotency_key_and_later_ones_do_not() -> None:
-    one = await world()
-    for body in (b"first", b"second"):
-        await one.io.send(body)
-    first, second = one.sent
-    assert (first.content, second.content) == (b"first", b"second")
-    assert b"idempotency-key" in names(first) and b"idempotency-key" not in names(second)
-    assert (b"content-length", b"5") in first.headers and (b"accept-encoding", b"identity") in first.headers
-
-
 def test_a_rewritten_request_has_the_headers_of_its_new_body() -> None:
     request = _request(b"old")
     made = rewritten(request, b"new body", ANOTHER)
     assert made.headers == [HEADERS[0], (b"accept-encoding", b"identity"), (b"content-length", b"8")]
     assert request.content == b"old"
-
-
-async def test_the_number_of_rounds_is_told_where_it_is_known() -> None:
-    turn: Any = SimpleNamespace(rounds=2)
-    assert (await world()).io.headers(turn) == [(b"x-ours", b"1"), (b"x-offload-rounds", b"2")]
-    assert (await world(stream=True)).io.headers(turn) == [(b"x-ours", b"1")]
 
 
 def reading(path: str) -> ToolCall:
@@ -223,10 +205,3 @@ async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() 
     going_on = Continuation("r1", ("r1", "r2"), ())
     await one.io.remember(SimpleNamespace(hidden=None, continuation=going_on, visible=("Sure.", []), spent=Usage()))
     assert one.remembered[1:] == [going_on, (one.ready.planned.chain[-1], "m", Visible("Sure."))]
-
-
-async def test_a_summary_call_is_answered_in_the_dialects_words() -> None:
-    reply = b'{"choices":[{"message":{"content":"the text"}}],"usage":{"prompt_tokens":7}}'
-    upstream: Any = SimpleNamespace(send=lambda request: asyncio.sleep(0, Reply(reply)))
-    answer = await ask(upstream, _request(b"the body"), CHAT)
-    assert (answer.text, answer.prompt_tokens) == ("the text", 7)

@@ -19,14 +19,13 @@ from proxy.plan.history import History, Naming, Terms, Transcript
 from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Room
 from proxy.plan.preview import Shape
-from proxy.plan.turn import ENTRY, Unplannable
+from proxy.plan.turn import Unplannable
 from proxy.requests.cache import KEY_BYTES, TEXT_BYTES, MessageCache
 from proxy.threads import NEW, SMALL
 from tests import written
 
 READING = Reading(Shape("/s", 5), 100)
 INLINE_BYTES = SMALL // NEW
-LARGE_ENTRIES = SMALL // ENTRY
 
 
 def same(history: History) -> History:
@@ -146,40 +145,6 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
     await reader.history(CHAT, raws, msgspec.structs.replace(TERMS, model="other"), then=same)
     assert read == [3, 99, 2, 100, 101]
     assert reader.caches()["histories"]()[0] == 2
-
-
-async def test_a_message_weighs_what_its_calls_and_parts_take() -> None:
-    reader = MessageCache(Counting())
-    call = b'{"id":"%b","type":"function","function":{"name":"f"}}' % (b"c" * 100_000)
-    asked = Raw(b'{"role":"assistant","tool_calls":[%b]}' % call)
-    parts = [{"type": "text", "text": f"part {number}"} for number in range(1_000)]
-    answer = Raw(json.dumps({"role": "tool", "tool_call_id": "c" * 100_000, "content": parts}).encode())
-    await reader.history(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS, then=same)
-    for cache in ("messages", "histories"):
-        assert reader.caches()[cache]()[1] > 350_000
-
-
-async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:
-    large = raw("x" * (INLINE_BYTES + 1))
-    [message] = await MessageCache(Counting()).read(CHAT, [large], READING, "m")
-    assert message.tokens == INLINE_BYTES + 1 + 4
-
-
-async def test_the_many_parts_of_one_message_are_named_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, extended = [], History.extended
-
-    def noted(past: History, messages: Sequence[Message]) -> History:
-        threads.append(threading.get_ident())
-        return extended(past, messages)
-
-    monkeypatch.setattr(History, "extended", noted)
-    call = b'{"id":"c","type":"function","function":{"name":"f"}}'
-    parts = Raw(json.dumps({"role": "user", "content": [{"type": "text", "text": "x"}] * LARGE_ENTRIES}).encode())
-    calls = Raw(b'{"role":"assistant","tool_calls":[%b]}' % b",".join([call] * LARGE_ENTRIES))
-    for large in (parts, calls):
-        await MessageCache(Counting()).history(CHAT, [large], TERMS, then=same)
-    await MessageCache(Counting()).history(CHAT, [raw("x" * (INLINE_BYTES + 1))], TERMS, then=same)
-    assert [thread == threading.get_ident() for thread in threads] == [False, False, True]
 
 
 @pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])

@@ -14,15 +14,12 @@ from typing import Any
 
 import pytest
 
-from proxy import sse
-from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.plan.message import ToolCall
-from proxy.requests import conversation, relay
-from proxy.requests.conversation import PARSED
-from proxy.requests.relay import REFUSAL_LIMIT, Refusal
+from proxy.requests import conversation
+from proxy.requests.relay import Refusal
 from proxy.threads import SMALL
 from proxy.tools.answer import ToolAnswer
 from proxy.upstream.headers import Headers
@@ -31,7 +28,6 @@ from tests.clock import Clock, turns
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
-    MIXED,
     OURS,
     ROLE,
     SILENT,
@@ -154,44 +150,6 @@ async def test_streamed_turn_in_pieces_of_any_size(size: int) -> None:
     assert bench.partner.remembered == [bench.turn]
 
 
-@pytest.mark.parametrize("unit", [b"\n", b"\r\n", b"x\n\n", b"data:\n\n", b": still here\r\r"])
-async def test_very_many_small_events_are_decoded_off_the_loop(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen KiB can be 8,000 events, each of which costs as much as one of some hundred bytes."""
-    threads: list[tuple[int, bool]] = []
-
-    class Noting(sse.EventDecoder):
-        def feed(self, chunk: bytes) -> list[sse.ServerSentEvent]:
-            threads.append((len(chunk), threading.get_ident() == loop))
-            return super().feed(chunk)
-
-    loop = threading.get_ident()
-    monkeypatch.setattr(sse, "EventDecoder", Noting)
-    crowd = unit * (16_384 // len(unit) & ~1)
-    first = stream(ROLE)
-    out = await Bench(ScriptedReply(first, crowd, ANSWER)).run()
-    assert threads == [(len(first), True), (len(crowd), False), (len(ANSWER), True)]
-    assert crowd in out and out == run(ChatTurn(asked()), first + crowd + ANSWER)[0]
-
-
-async def test_a_very_long_event_is_decoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    aside: list[bool] = []
-    held: list[int] = []
-
-    class Noting(sse.EventDecoder):
-        def feed(self, chunk: bytes) -> list[sse.ServerSentEvent]:
-            aside.append(threading.get_ident() != loop)
-            held.append(self.held + len(chunk))
-            return super().feed(chunk)
-
-    loop = threading.get_ident()
-    monkeypatch.setattr(sse, "EventDecoder", Noting)
-    long = stream(chunk({"content": "word " * 20_000}))
-    pieces = [long[at : at + 10_000] for at in range(0, len(long), 10_000)]
-    out = await Bench(ScriptedReply(stream(ROLE), *pieces, ANSWER)).run()
-    assert aside == [PARSED * size > SMALL for size in held]
-    assert max(held) > 90_000 and long in out
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("number", "aside"), [(3, False), (300, True)])
 async def test_a_round_of_many_calls_is_ended_and_answered_off_the_loop(
@@ -216,16 +174,6 @@ async def test_a_round_of_many_calls_is_ended_and_answered_off_the_loop(
     await bench.run()
     assert len(bench.partner.sent[1]["messages"]) == 2 + number
     assert seen == {"end": aside, "answer": aside, "request": aside}
-
-
-async def test_turn_whose_reply_is_not_a_stream() -> None:
-    first, second = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
-    bench = Bench(ScriptedReply(first), ScriptedReply(second[:20], second[20:]), stream=False)
-    out = await bench.run()
-    assert text(read(out)) == "It is 42."
-    assert bench.headers()[b"content-length"] == b"%d" % len(out)
-    assert bench.headers()[b"x-offload-rounds"] == b"1"
-    assert bench.partner.remembered == [bench.turn]
 
 
 async def test_reply_without_our_tools_keeps_its_bytes_and_headers() -> None:
@@ -322,17 +270,6 @@ async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> No
     assert folded(await task)["finish"] == "stop"
 
 
-async def test_mixed_turn_is_recorded_before_the_reply_ends() -> None:
-    kept = asyncio.Event()
-    bench = Bench(ScriptedReply(MIXED))
-    bench.partner.remembering = kept.wait
-    task = asyncio.create_task(bench.run())
-    await turns()
-    assert folded(bench.browser.body)["finish"] is None
-    kept.set()
-    assert folded(await task)["finish"] == "tool_calls"
-
-
 @pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
 async def test_silent_stream_gets_heartbeat_comments(where: str, clock: Clock) -> None:
     pause: tuple[Step, ...] = (60.0,)
@@ -356,13 +293,6 @@ async def test_silent_stream_gets_heartbeat_comments(where: str, clock: Clock) -
     assert out.count(b": working\n\n") >= 5
     assert out.replace(b": working\n\n", b"") == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert bench.browser.messages[0]["type"] == "http.response.start"
-
-
-async def test_reply_that_is_not_a_stream_gets_no_heartbeat(clock: Clock) -> None:
-    bench = Bench(ScriptedReply(60.0, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=10)
-    running = asyncio.create_task(bench.run())
-    await clock.let_pass(60)
-    assert await running == whole({"content": "x"})
 
 
 async def test_slow_client_gets_no_heartbeat(clock: Clock) -> None:
@@ -392,29 +322,6 @@ async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status
     assert (refusal.status, refusal.body, refusal.headers) == (status, BUSY, [JSON, (b"Retry-After", b"7")])
     assert bench.browser.messages == [] and len(bench.partner.sent) == 1
     assert all(reply.closed for reply in bench.partner.read)
-
-
-@pytest.mark.parametrize(
-    ("body", "encoding", "said"),
-    [
-        (gzip.compress(OVERFLOW), b"gzip", OVERFLOW),
-        (OVERFLOW, b"gzip", OVERFLOW),
-        (OVERFLOW, b"rot13", OVERFLOW),
-        (gzip.compress(OVERFLOW + b" " * (2 << 20)), b"gzip", OVERFLOW + b" " * (REFUSAL_LIMIT - len(OVERFLOW))),
-    ],
-)
-def test_refusal_text_is_decompressed(body: bytes, encoding: bytes, said: bytes) -> None:
-    assert Refusal(400, Headers([(b"Content-Encoding", encoding)]), body).said() == said
-    assert Refusal(400, Headers(), body).said() == body
-
-
-@pytest.mark.parametrize("fault", [UpstreamUnreachable("no"), UpstreamSilent("no"), UpstreamBroken("no")])
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_fault_of_the_first_round_is_raised(fault: UpstreamFault, streamed: bool) -> None:
-    bench = Bench(fault, stream=streamed)
-    with pytest.raises(type(fault)):
-        await bench.run()
-    assert bench.browser.messages == [] and len(bench.partner.sent) == 1
 
 
 @pytest.mark.parametrize("reply", [b"x" * (33 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
@@ -571,13 +478,6 @@ async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
     assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [conversation.NOT_TAKEN]
 
 
-async def test_tool_answers_are_shortened_only_once() -> None:
-    bench = Bench(ScriptedReply(OURS), refused(400, OVERFLOW), refused(400, OVERFLOW))
-    with pytest.raises(UpstreamFault):
-        await bench.run()
-    assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)
-
-
 # -- refusals in the place of a reply, and the client's own request ---------------------------------------------------
 
 ERROR = {"error": {"message": "this model does not support tools", "code": 400}}
@@ -646,14 +546,6 @@ async def test_refused_later_round_ends_with_the_clients_own_request(
     assert bench.partner.remembered == [] and bench.turn.spent.completion == 15
 
 
-async def test_role_alone_is_nothing_that_a_client_has_seen() -> None:
-    bench = Bench(ScriptedReply(stream(ROLE), stream(ERROR, DONE)), ScriptedReply(ANSWER))
-    bench.partner.own_fits = True
-    reply = await bench.run()
-    assert text(folded(reply)) == "It is 42." and events(reply)[0] == ROLE
-    assert {one["id"] for one in events(reply) if one != DONE} == {"c1"}
-
-
 @pytest.mark.parametrize(("first", "fits"), [(OURS, True), (SILENT, False)], ids=["text was shown", "does not fit"])
 async def test_refused_later_round_is_an_error_event_where_nothing_else_is_possible(first: bytes, fits: bool) -> None:
     bench = Bench(ScriptedReply(first), refused(400))
@@ -678,15 +570,6 @@ async def test_half_an_event_at_the_end_of_a_hidden_round_is_discarded(last: byt
     out = await bench.run()
     assert text(folded(out)) == "Let me look.\n\nIt is 42."
     assert all(isinstance(event, dict) or event == DONE for event in events(out))
-
-
-async def test_an_events_name_without_its_data_is_discarded() -> None:
-    """SDKs read the data of each event that has a name, and there is none."""
-    bench = Bench(ScriptedReply(OURS), ScriptedReply(ROLE_ONLY + b"event: done\n"))
-    with contextlib.suppress(UpstreamBroken):
-        await bench.run()
-    assert b"event: done" not in bench.browser.body
-    assert bench.browser.complete and b'"error"' in bench.browser.body
 
 
 # -- the client leaves ------------------------------------------------------------------------------------------------
@@ -721,43 +604,3 @@ ROLE_ONLY = stream(ROLE)
 
 
 # -- the client's own request -----------------------------------------------------------------------------------------
-
-
-async def passed_on(said: ScriptedReply) -> ScriptedClient:
-    browser = ScriptedClient()
-    try:
-        await relay.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")], CHAT.error_event)  # type: ignore[arg-type]
-    except UpstreamFault as error:
-        browser.messages.append({"error": error, "more_body": True})
-    return browser
-
-
-async def test_untouched_reply_goes_as_it_came() -> None:
-    packed = gzip.compress(ANSWER)
-    browser = await passed_on(ScriptedReply(packed[:9], packed[9:], headers=[STREAM, (b"Content-Encoding", b"gzip")]))
-    assert [message["body"] for message in browser.messages[1:]] == [packed[:9], packed[9:], b""]
-    assert browser.headers == [
-        (STREAM[0].lower(), STREAM[1]),
-        (b"content-encoding", b"gzip"),
-        (b"x-offload-mode", b"auto"),
-    ]
-
-
-async def test_untouched_stream_that_breaks_off_ends_with_an_error_event() -> None:
-    browser = await passed_on(ScriptedReply(ROLE_ONLY, b'data: {"x', UpstreamBroken("reset")))
-    error = browser.messages.pop()["error"]
-    assert isinstance(error, UpstreamBroken) and browser.complete
-    assert browser.body == ROLE_ONLY + b'data: {"x' + b"\n\n" + sse.encode(error.body())
-
-
-@pytest.mark.parametrize("headers", [[JSON], [STREAM, (b"Content-Encoding", b"gzip")], []])
-async def test_untouched_reply_that_is_no_plain_stream_is_cut_off(headers: Headers) -> None:
-    browser = await passed_on(ScriptedReply(b"{", UpstreamBroken("reset"), headers=headers))
-    assert isinstance(browser.messages.pop()["error"], UpstreamBroken)
-    assert browser.body == b"{" and not browser.complete
-
-
-async def test_turn_knows_the_usage_of_all_rounds() -> None:
-    bench = Bench(ScriptedReply(OURS), ScriptedReply(ANSWER), stream_options={"include_usage": True})
-    assert folded(await bench.run())["usage"] == usage(150, 15)
-    assert (bench.turn.spent.prompt, bench.turn.spent.completion) == (250, 15)

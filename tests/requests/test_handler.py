@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -15,8 +13,7 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.reply import ChatTurn
-from proxy.errors import StoreFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
+from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.history import History
 from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy
@@ -37,7 +34,7 @@ from proxy.telemetry.outcome import Outcome
 from proxy.threads import Background, WorkPool
 from tests import written
 from tests.asgi import Headers, ScriptedClient
-from tests.dialects.chat.turns import ANSWER, called, calls, events, folded, read, text, usage, whole
+from tests.dialects.chat.turns import ANSWER, called, calls, events, read, text, usage, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply, ScriptedUpstream
 
 POLICY = Policy(
@@ -191,19 +188,6 @@ def reply_headers(client: ScriptedClient) -> dict[bytes, bytes]:
 # -- what a request comes to ------------------------------------------------------------------------------------------
 
 
-async def test_short_chat_goes_upstream_and_back_byte_for_byte(world: World) -> None:
-    body = chat(stream=True)
-    client, outcome = await world.ask(body, ScriptedReply(ANSWER[:50], ANSWER[50:]))
-    assert world.sent == [body] and client.body == ANSWER and client.complete
-    assert (outcome.kind, outcome.status, outcome.fault, outcome.reason) == ("untouched", 200, "", "")
-    assert (outcome.tenant, outcome.namespace, outcome.model, outcome.stream) == ("acme", "acme-1", "m", True)
-    assert (outcome.mode, outcome.messages, outcome.events, outcome.compacted) == ("compact", 1, 0, 0)
-    assert outcome.tokens_before == outcome.tokens_after > 0
-    assert 0 < outcome.added_seconds <= outcome.seconds and outcome.first_byte_seconds is not None
-    assert outcome.path == "/v1/chat/completions" and outcome.method == "POST"
-    assert reply_headers(client)[b"x-offload-mode"] == b"compact"
-
-
 async def test_long_tool_result_is_offloaded_and_counted(world: World) -> None:
     client, outcome = await world.ask(LONG, ScriptedReply(HELLO))
     sent = json.loads(world.sent[0])
@@ -221,12 +205,6 @@ async def test_long_tool_result_is_offloaded_and_counted(world: World) -> None:
     assert headers[b"x-offload-rounds"] == b"0"
 
 
-async def test_originals_of_offloaded_results_are_stored_beside_the_request(world: World) -> None:
-    await world.ask(LONG, ScriptedReply(HELLO))
-    await world.services.background.close(1)
-    assert [value.decode() for key, value in world.store.records.items() if "/originals/" in key] == ["word " * 5_000]
-
-
 async def test_internal_round_is_answered_remembered_and_counted(world: World) -> None:
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls", usage=usage(100, 10))
     client, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
@@ -235,22 +213,6 @@ async def test_internal_round_is_answered_remembered_and_counted(world: World) -
     assert (outcome.rounds, outcome.prompt_tokens, outcome.completion_tokens) == (1, 200, 20)
     assert [(use.tool, use.result) for use in outcome.tool_uses] == [("grep", "ok")]
     assert any("/rounds/" in key for key in world.store.records)
-
-
-async def test_hidden_rounds_are_put_back_on_the_next_request(world: World) -> None:
-    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
-    await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
-    request = json.loads(LONG)
-    request["messages"] += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Sure?"}]
-    _, outcome = await world.ask(json.dumps(request).encode(), ScriptedReply(HELLO))
-    assert outcome.reinserted == 1
-    assert [message["role"] for message in json.loads(world.sent[2])["messages"]].count("tool") == 2
-
-
-async def test_body_above_the_limit_is_refused_as_the_clients_fault(world: World) -> None:
-    client, outcome = await world.ask(b" " * (9 << 20))
-    assert client.status == outcome.status == 413 and world.sent == []
-    assert (outcome.kind, outcome.fault, outcome.messages) == ("untouched", "client", 0)
 
 
 # -- requests that have no plan ---------------------------------------------------------------------------------------
@@ -321,29 +283,6 @@ async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_littl
         assert ("sent whole" in outcome.words) is (kind == "untouched")
 
 
-@pytest.mark.parametrize(
-    ("headers", "body", "reason"),
-    [
-        ([(b"x-offload", b" OFF ")], LONG, "header"),
-        ([(b"x-offload", b"observe, off")], LONG, "header"),
-        ([(b"content-encoding", b"rot13")], LONG, "encoding"),
-        ([(b"content-encoding", b"gzip")], gzip.compress(b" " * (9 << 20)), "encoding"),
-    ],
-    ids=["client asks for it", "a proxy joined two headers", "unknown encoding", "too large once it is decoded"],
-)
-async def test_header_that_keeps_a_request_as_it_came(world: World, headers: Headers, body: bytes, reason: str) -> None:
-    _, outcome = await world.ask(body, ScriptedReply(HELLO), headers=[(b"transfer-encoding", b"chunked"), *headers])
-    assert world.sent == [body]
-    assert (outcome.kind, outcome.reason, outcome.mode) == ("untouched", reason, "off")
-
-
-async def test_policy_that_is_off_keeps_requests_as_they_came(world: World) -> None:
-    world.policy = OFF
-    _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
-    assert world.sent == [LONG]
-    assert (outcome.kind, outcome.reason, outcome.model) == ("untouched", "off", "m")
-
-
 # -- what upstream refuses --------------------------------------------------------------------------------------------
 
 FITTING = chat("word " * 1_500, more=True)
@@ -359,39 +298,11 @@ async def test_overflow_is_planned_anew_for_the_window_upstream_names(world: Wor
     assert world.sent[2] == world.sent[1], "the window is remembered"
 
 
-async def test_overflow_that_planning_cannot_cure_reaches_the_client_as_first_said(world: World) -> None:
-    replies = [refused(OVERFLOW), refused(OVERFLOW.replace(b"4096", b"4095")), refused(OVERFLOW)]
-    client, outcome = await world.ask(FITTING, *replies)
-    assert len(world.sent) == 3
-    assert (client.status, client.body) == (400, OVERFLOW)
-    assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 400, "")
-
-
-async def test_refused_tools_make_the_request_go_as_it_came(world: World) -> None:
-    client, outcome = await world.ask(LONG, refused(NO_TOOLS), ScriptedReply(HELLO))
-    assert world.sent[1] == LONG and client.body == HELLO
-    assert (outcome.kind, outcome.status, outcome.reason) == ("untouched", 200, "tools_refused")
-    assert (outcome.tokens_before, outcome.rounds, outcome.tool_uses) == (0, 0, ())
-    assert outcome.refused == ("tools",)
-    await world.ask(LONG, refused(NO_TOOLS), ScriptedReply(HELLO))
-    _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
-    assert world.sent[4] == LONG, "an upstream that refused our tools twice is believed"
-    assert (outcome.reason, outcome.refused) == ("tools_refused", ())
-
-
 async def test_request_that_fails_without_our_tools_too_teaches_nothing(world: World) -> None:
     for _ in range(3):
         client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(NO_TOOLS, 422))
         assert (client.status, client.body, outcome.status) == (422, NO_TOOLS, 422)
     assert not world.services.known.has_refusals("acme-1")
-
-
-@pytest.mark.parametrize("body", [chat(), LONG], ids=["untouched", "offloaded"])
-async def test_any_other_refusal_reaches_the_client_as_it_came(world: World, body: bytes) -> None:
-    said = ScriptedReply(b"{}", status=429, headers=[JSON, (b"Retry-After", b"7")])
-    client, outcome = await world.ask(body, said)
-    assert (client.status, client.body, outcome.status, outcome.fault) == (429, b"{}", 429, "")
-    assert reply_headers(client)[b"retry-after"] == b"7" and len(world.sent) == 1
 
 
 async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
@@ -416,38 +327,6 @@ async def test_client_that_leaves_within_its_body_is_gone(world: World) -> None:
     assert client.messages == [] and world.sent == []
 
 
-@pytest.mark.parametrize("when", ["before the first byte", "within the reply"])
-@pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
-async def test_client_that_leaves_closes_its_upstream_reply(world: World, when: str, body: bytes, kind: str) -> None:
-    client = ScriptedClient(body, b"")
-    begun = [] if when == "before the first byte" else [ANSWER[:200]]
-    reply = ScriptedReply(*begun, asyncio.Event(), headers=[STREAM])
-    task = asyncio.create_task(world.serve(client, reply))
-    await reply.reached.wait()
-    client.hang_up()
-    outcome = await task
-    assert (outcome.kind, outcome.fault) == (kind, "client_gone")
-    assert not client.complete
-
-
-@pytest.mark.parametrize(
-    ("fault", "label", "status"),
-    [
-        (UpstreamUnreachable("no", detail="10.0.0.1"), "connect", 502),
-        (UpstreamSilent("no", detail="10.0.0.1"), "timeout", 504),
-        (UpstreamBroken("no", detail="10.0.0.1"), "broken", 502),
-    ],
-)
-@pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
-async def test_upstream_fault_before_the_first_byte_is_an_error_reply(
-    world: World, fault: UpstreamFault, label: str, status: int, body: bytes, kind: str
-) -> None:
-    client, outcome = await world.ask(body, fault)
-    assert client.status == status and client.complete
-    assert json.loads(client.body)["error"]["type"] == "upstream_error" and b"10.0.0.1" not in client.body
-    assert (outcome.kind, outcome.status, outcome.fault, outcome.detail) == (kind, status, label, "10.0.0.1")
-
-
 @pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
 async def test_upstream_fault_within_a_stream_is_an_error_event(world: World, body: bytes, kind: str) -> None:
     client, outcome = await world.ask(body, ScriptedReply(ANSWER[:200], UpstreamBroken("reset"), headers=[STREAM]))
@@ -456,25 +335,10 @@ async def test_upstream_fault_within_a_stream_is_an_error_event(world: World, bo
     assert (outcome.kind, outcome.status, outcome.fault) == (kind, 200, "broken")
 
 
-async def test_upstream_fault_within_an_untouched_reply_cuts_it_off(world: World) -> None:
-    client, outcome = await world.ask(chat(), ScriptedReply(HELLO[:20], UpstreamBroken("reset")))
-    assert client.body == HELLO[:20] and not client.complete
-    assert (outcome.kind, outcome.status, outcome.fault) == ("untouched", 200, "broken")
-
-
 async def test_upstream_fault_within_an_offloaded_reply_is_an_error_reply(world: World) -> None:
     client, outcome = await world.ask(LONG, ScriptedReply(HELLO[:20], UpstreamBroken("reset")))
     assert client.status == 502 and client.complete
     assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 502, "broken")
-
-
-async def test_failing_store_is_counted_and_costs_the_client_nothing(world: World) -> None:
-    world.fail_store()
-    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
-    client, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
-    assert client.status == 200 and text(read(client.body)) == "It is 42."
-    assert (outcome.kind, outcome.fault, outcome.rounds) == ("offloaded", "", 1)
-    assert outcome.store_errors["put:failed"] == 2
 
 
 async def test_snapshots_and_hidden_rounds_that_cannot_be_read_are_counted(world: World) -> None:
@@ -496,23 +360,6 @@ async def test_bug_of_ours_is_the_proxys_fault_and_not_swallowed(world: World, m
 
 
 # -- the event loop ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "aside"), [(5_000, False), (200_000, True)], ids=["small", "large"])
-async def test_large_bodies_are_put_together_off_the_loop(
-    world: World, size: int, aside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-    put_together = ChatTurn.request
-
-    def noting(turn: ChatTurn) -> bytes:
-        threads.append(threading.get_ident())
-        return put_together(turn)
-
-    monkeypatch.setattr(ChatTurn, "request", noting)
-    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
-    await world.ask(chat("word " * size), ScriptedReply(call), ScriptedReply(HELLO))
-    assert [thread != threading.get_ident() for thread in threads] == [aside, aside]
 
 
 @pytest.mark.parametrize(("turns", "aside"), [(20, False), (600, True)], ids=["small", "large"])
@@ -547,12 +394,6 @@ async def test_long_histories_are_looked_at_off_the_loop(
     await world.ask(body, *[ScriptedReply(HELLO)] * 9)  # summaries are asked for as well
     assert threads.keys() >= {"members", "plan", "replies", "_measured"}
     assert {name: set(used) for name, used in threads.items()} == {name: {aside} for name in threads}
-
-
-async def test_streams_of_offloaded_requests_reach_the_client(world: World) -> None:
-    client, outcome = await world.ask(LONG[:-1] + b', "stream": true}', ScriptedReply(ANSWER))
-    assert text(folded(client.body)) == "It is 42."
-    assert outcome.stream and b"x-offload-rounds" not in reply_headers(client)
 
 
 async def test_searches_of_one_request_share_one_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

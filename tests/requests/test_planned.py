@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
@@ -18,12 +15,11 @@ from proxy.dialects.measuring import canonical
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Hidden, Unplannable
-from proxy.policy import Inject, Mode, Policy, Tools, Upstream
+from proxy.policy import Inject, Mode, Policy, Tools
 from proxy.requests.cache import MessageCache
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
 from proxy.requests.rendered import Rendered
 from proxy.requests.summaries import summary_on_prefix
-from proxy.tokens import Tokens
 from tests import written
 from tests.requests.planning import (
     ALWAYS,
@@ -40,8 +36,6 @@ from tests.requests.planning import (
     planned,
     step,
 )
-from tests.sampling import sample
-from tests.transcripts import load, needed
 
 
 def snapshot(history: Planned) -> ActiveSnapshot:
@@ -65,12 +59,6 @@ async def test_some_requests_must_not_be_changed(policy: Policy, members: dict[s
 async def test_a_history_that_is_not_valid_cannot_be_planned() -> None:
     with pytest.raises(Unplannable):
         await planned(["no message"])
-
-
-async def test_a_short_history_does_not_concern_us() -> None:
-    history, reader = await planned(SHORT)
-    assert not history.concerns_us
-    assert not Rendered.of(history, None, {}, reader).changed
 
 
 async def test_tools_can_be_injected_always() -> None:
@@ -113,33 +101,8 @@ async def test_arguments_count_as_they_are_sent_and_plan_in_canonical_form(argum
     assert ready.tokens - Rendered.of(other, None, {}, reader).tokens == history.tokens - other.tokens
 
 
-@needed
-async def test_tokens_of_recorded_requests_are_those_of_tiktoken() -> None:
-    """Within 1 %, and here exactly: contents, names and arguments, and 4 for each message."""
-    counter = Tokens()
-    run = next(load(30_000, "livemcpbench"))
-    texts = [
-        [message.get("content") or "", *(part for call in message.get("tool_calls") or () for part in said(call))]
-        for message in run.messages
-    ]
-    history, _ = await planned(run.messages, counter=counter)
-    assert history.tokens == sum(counter.count(text, "m") for row in texts for text in row) + 4 * len(texts)
-
-
 def said(call: Json) -> tuple[str, str]:
     return call["function"]["name"], call["function"]["arguments"]
-
-
-async def test_moved_results_are_replaced_and_can_be_read() -> None:
-    history, reader = await planned(MOVING)
-    ready = Rendered.of(history, None, {}, reader)
-    assert sorted(ready.plan.moves) == [3, 6]
-    assert (ready.compacted(), ready.compressed(), ready.changed) == (2, 0, True)
-    assert ready.tokens == ready.plan.live < history.tokens
-    assert sorted(ready.files().values()) == sorted(MOVING[index]["content"] for index in (3, 6))
-    assert {text() for text in ready.originals().values()} == set(ready.files().values())
-    sent = json.loads(ready.turn().request())["messages"]
-    assert sent[-1] == LAST and "/store/look-" in sent[3]["content"]
 
 
 async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
@@ -175,23 +138,6 @@ async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the
         assert len(ready.entries) == len(history.transcript.raws) + len(kept)
 
 
-async def test_replies_from_the_first_reference_on_may_have_hidden_rounds() -> None:
-    moving, _ = await planned(MOVING)
-    always, _ = await planned(MOVING, ALWAYS)
-    assert set(moving.replies()) <= set(always.replies()) == {2, 5, 7}
-    reply = always.replies()[2]
-    assert (reply.before, reply.link) == (always.chain[2], always.chain[3])
-    assert reply.visible().calls[0].id == always.transcript.messages[2].calls[0][0]
-
-
-async def test_names_depend_on_what_decided_the_words() -> None:
-    history, _ = await planned(CUT)
-    other, _ = await planned(CUT, Policy(offload=replace(OFFLOAD, compress=replace(OFFLOAD.compress, model="another"))))
-    [boundary] = history.plan.boundaries
-    assert history.snapshot_name(boundary) != other.snapshot_name(boundary)
-    assert history.snapshot_name(boundary).split("-")[0] == other.snapshot_name(boundary).split("-")[0]
-
-
 async def test_a_summary_call_continues_what_was_sent_before_the_event() -> None:
     history, _ = await planned(CUT)
     [boundary] = history.plan.boundaries
@@ -205,53 +151,7 @@ async def test_a_summary_call_continues_what_was_sent_before_the_event() -> None
 # -- the room for the reply --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("window", "room"), [(None, 0), (4_000, 1_000), (32_000, 4_000), (128_000, 16_000), (10**6, 16_000)]
-)
-def test_the_room_for_the_reply_is_an_eighth_of_the_window(window: int | None, room: int) -> None:
-    assert Upstream().reply_room(window) == room
-
-
-@given(st.integers(0, 10**6), st.integers(3_000, 60_000), st.sampled_from(list(Mode)[1:]), st.integers(0, 2**32))
-@settings(max_examples=25)
-async def test_no_plan_depends_on_the_requests_own_limit(limit: int, window: int, mode: Mode, seed: int) -> None:
-    chance = random.Random(seed)
-    steps = (step(number, chance.randrange(3_000), chance.randrange(6_000)) for number in range(12))
-    history = [*SHORT, *(one for made in steps for one in made), LAST]
-    policy = Policy(offload=replace(OFFLOAD, mode=mode))
-    plans = [(await planned(history, policy, window, max_tokens=own))[0].plan for own in (limit, 500)]
-    assert plans[0] == plans[1]
-
-
 # -- leading system messages ------------------------------------------------------------------------------------------
-
-
-def growing(turns: int, seed: int) -> list[list[Json]]:
-    """The requests of a client that rewrites its system prompt by hundreds of words on every turn."""
-    chance = random.Random(seed)
-    history: list[Json] = [USER]
-    requests = []
-    for number in range(turns):
-        system: Json = {"role": "system", "content": "w " * chance.randrange(300, 500)}
-        requests.append([system, *history])
-        history = [*history, *step(number, 300, 500)]
-    return requests
-
-
-@pytest.mark.parametrize("window", [None, 24_000])
-@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS, Mode.AUTO])
-async def test_a_system_prompt_that_changes_changes_no_decision(mode: Mode, window: int | None) -> None:
-    """Neither a summary more nor a prefix more that changes behind the system message."""
-    offload = replace(OFFLOAD, mode=mode, max_total_tokens=10_000, cached_read=0.1, cache_write=1.25)
-    requests = growing(60, 3)[9::10]
-    plans = [(await planned(one, Policy(offload=offload), window))[0].plan for one in requests]
-    steady = [(await planned([requests[0][0], *one[1:]], Policy(offload=offload), window))[0].plan for one in requests]
-    assert plans[-1].events
-    for one, same in zip(plans, steady, strict=True):
-        assert (one.moves, one.boundaries, one.events) == (same.moves, same.boundaries, same.events)
-    for earlier, later in pairwise(plans):
-        assert later.events[: len(earlier.events)] == earlier.events
-        assert later.boundaries[: len(earlier.boundaries)] == earlier.boundaries
 
 
 # -- the limit upstream -----------------------------------------------------------------------------------------------
@@ -320,17 +220,3 @@ async def turns(seed: int) -> AsyncIterator[Rendered]:
         shown = ActiveSnapshot(boundary, "the record", history.originals_path(boundary)) if boundary else None
         whole = Rendered.of(history, shown, dict(found), reader)
         yield whole if history.room.holds(whole.tokens) else whole.fitting(reader)
-
-
-@pytest.mark.parametrize("seeds", sample([4, 16], 1))
-async def test_hidden_rounds_that_do_not_fit_seldom_break_the_prefix(seeds: int) -> None:
-    """If each request left out as few as it must, 8 % of them would break it."""
-    requests = breaks = 0
-    for seed in range(seeds):
-        sent = [one async for one in turns(seed)]
-        for one, other in pairwise(sent):
-            requests += 1
-            known = other.rounds.keys() & one.found.keys()
-            breaks += len(one.plan.events) == len(other.plan.events) and known != one.rounds.keys()
-        assert all(one.planned.room.holds(one.tokens) or not one.rounds for one in sent)
-    assert breaks < requests * 0.06

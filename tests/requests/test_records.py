@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from hypothesis import strategies as st
 from proxy.plan.message import ToolCall
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Hidden
-from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
+from proxy.requests.records import PLACES, Records, sealed
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores import open_store
-from proxy.stores.guarded import Guarded, Missing, Visit
+from proxy.stores.guarded import Guarded
 
 LINKS = {index: bytes([index]) * 16 for index in (2, 5, 8, 11)}
 NOTHING = Visible("")
@@ -53,34 +52,6 @@ async def test_every_round_is_found(records: Records) -> None:
     assert await records.rounds(REPLIES, "m") == {2: hidden(2), 8: hidden(8)}
     assert await records.rounds(REPLIES, "other") == {}
     assert await records.rounds({}, "m") == {}
-
-
-async def test_the_replies_of_a_long_history_are_looked_up_in_parts(
-    records: Records, store: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory answers most lookups at once, so that others get their turn only between the parts."""
-    asked, turns = list[int](), list[int]()
-    replies = {index: Reply(b"%d before" % index, b"%d" % index, lambda: NOTHING) for index in range(5_000)}
-    get_many = Visit.get_many
-
-    async def noting(visit: Visit, keys: Sequence[str], **how: Any) -> Any:
-        asked.append(len(keys))
-        return await get_many(visit, keys, **how)
-
-    async def other() -> None:
-        while True:
-            turns.append(len(asked))
-            await asyncio.sleep(0)
-
-    assert await records.rounds(replies, "m") == {}
-    monkeypatch.setattr(Visit, "get_many", noting)
-    monkeypatch.setattr(store.memory, "recall", lambda keys: dict.fromkeys(keys, Missing.ABSENT))
-    task = asyncio.create_task(other())
-    assert await records.rounds(replies, "m") == {}
-    task.cancel()
-    assert sum(asked) == 2 * len(replies)
-    assert max(asked) <= MOST_LOOKUPS
-    assert set(range(1, len(asked))) <= set(turns)
 
 
 async def test_bytes_come_back_as_they_were(records: Records) -> None:
@@ -285,22 +256,6 @@ async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
         assert alone or (said and [text for calls, text in kept if not calls].count(text) == 1)
 
 
-async def test_a_conversation_without_hidden_rounds_asks_the_store_once_for_each_reply(tmp_path: Path) -> None:
-    store = Guarded(open_store(str(tmp_path), lambda _: None), warn=lambda *_: None)
-    asked: list[int] = []
-    get_many = store.store.get_many
-
-    async def counted(keys: Sequence[str]) -> Sequence[bytes | None]:
-        asked.append(len(keys))
-        return await get_many(keys)
-
-    store.store.get_many = counted  # type: ignore[method-assign]
-    for end in range(1, 40):
-        replies = {index: Reply(b"b%d" % index, b"l%d" % index, lambda: NOTHING) for index in range(end)}
-        assert await Records(store.visit(), "tenant-caller").rounds(replies, "m") == {}
-    assert asked == [2] * 39
-
-
 # --- damage ---------------------------------------------------------------------------------------------------------
 
 ASSISTANT = (
@@ -445,31 +400,12 @@ async def test_messages_behind_a_summary_that_were_changed_are_not_read(records:
     assert [await later.original(name) for name in (one, other)] == [None, None]
 
 
-async def test_originals_are_read_where_the_caller_says(records: Records) -> None:
-    read = []
-
-    async def elsewhere(work: Callable[[], bytes]) -> bytes:
-        read.append(work())
-        return read[-1]
-
-    await records.keep_originals("these", {"x.txt": lambda: "a", "y.txt": lambda: "b"}, elsewhere)
-    assert [text.partition(b"\n")[0] for text in read] == [b"a", b"b"]
-
-
 async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) -> None:
     broken, records = Records(store.visit(0), "tenant-caller"), Records(store.visit(), "tenant-caller")
     await broken.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
     assert not records.has_originals("these")
     await records.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
     assert records.has_originals("these") and not records.has_originals("others")
-
-
-async def test_many_originals_may_take_longer_than_a_request_may_wait(tmp_path: Path) -> None:
-    ticks = itertools.count()
-    slow = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, clock=lambda: next(ticks) / 10, budget_seconds=1)
-    records = Records(slow.visit(), "tenant-caller")
-    await records.keep_originals("these", {f"{number}.txt": lambda: "a" for number in range(50)}, at_once)
-    assert records.has_originals("these")
 
 
 async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> None:

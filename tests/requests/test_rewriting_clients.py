@@ -18,7 +18,6 @@ from tests.requests.test_handler import POLICY, World
 Json = dict[str, Any]
 
 ID, LATER = "call_Zk3v9QmT1xYw8RbN2cLh5PdA", "call_b7GfKq2Wn9sXe4TvUy1JzRm6"
-SECRET = "what grep found"
 
 
 def call(id: str, name: str = "look") -> Json:

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.render import originals
-from proxy.plan.plan import Role
 from proxy.plan.texts import ResultPreset
-from proxy.policy import Mode, Offload, Policy
+from proxy.policy import Mode, Policy
 from proxy.requests.planned import Planned
 from proxy.requests.rendered import Rendered
 from tests.requests.planning import LAST, OFFLOAD, SYSTEM, USER, Json, planned, step
@@ -117,13 +115,6 @@ async def test_observations_are_no_user_messages() -> None:
     assert history.plan.boundaries[-1].pins == {1, 5}
 
 
-async def test_a_summary_shortens_observations_before_what_the_user_said() -> None:
-    for results, role in (((), Role.USER), ((ResultPreset.SMOLAGENTS,), Role.TOOL)):
-        history, _ = await planned(SMOL, policy(mode=Mode.COMPRESS, pin_user_tokens=1500, results=results))
-        made = originals(history.dialect, history.transcript, history.plan.boundaries[-1])
-        assert {one.role for one in made if one.text.startswith("Observation:")} == {role}
-
-
 async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
     history, reader = await planned(SMOL, policy(mode=Mode.COMPACT, results=(ResultPreset.SMOLAGENTS,)))
     sent = messages_of(history, reader)
@@ -134,7 +125,3 @@ async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
     ready = Rendered.of(history, None, {}, reader)
     texts = {SMOL[index]["content"][0]["text"] for index in history.plan.moves}
     assert set(ready.files().values()) == texts
-
-
-def test_results_are_off_by_default() -> None:
-    assert Offload().results == ()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.summary import SummaryAnswer
 from proxy.policies.tenants import Tenant
-from proxy.policy import Compress, Policy, Upstream, Wait
+from proxy.policy import Policy, Wait
 from proxy.requests.planned import Planned
 from proxy.requests.records import Records, sealed
 from proxy.requests.rendered import Rendered
@@ -27,7 +27,6 @@ from proxy.requests.summaries import (
     UNUSED_LIMIT,
     UNUSED_PAUSE,
     Summaries,
-    group_limits,
 )
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob
 from proxy.requests.summary_writer import ask as asked_upstream
@@ -275,13 +274,6 @@ async def test_closing_waits_for_what_is_paid_for_and_no_longer(world: World, cl
     assert world.faults[-1] == "summary"
 
 
-async def test_bounded_in_time(world: World) -> None:
-    world.gate.clear()
-    hasty = replace(policy(), upstream=Upstream(idle_timeout=0.01))
-    assert not await world.shows(policy=hasty)
-    assert world.faults == ["summary"]
-
-
 # -- the store --------------------------------------------------------------------------------------------------------
 
 
@@ -403,14 +395,6 @@ async def test_another_model_is_given_the_originals(world: World) -> None:
     _, made = await job(world, policy=policy(model="another"))
     assert made.riding is None
     assert json.loads(made.alone("x"))["model"] == "another"
-
-
-def test_limits_of_a_group() -> None:
-    assert group_limits(Compress(group_token_threshold=0), None, 900) == (0, 900)
-    assert group_limits(Compress(group_token_threshold=5_000), None, 900) == (5_000, 900)
-    history, reply = group_limits(Compress(group_token_threshold=0), 32_000)
-    assert 0 < reply < history < 32_000
-    assert group_limits(Compress(group_token_threshold=5_000), 32_000) == (5_000, reply)
 
 
 # -- for the operations, and the calls --------------------------------------------------------------------------------

@@ -16,12 +16,11 @@ from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Verdict
 from proxy.policies.tenants import Tenant
-from proxy.policy import Inject, Tools
 from proxy.requests import relay
 from proxy.requests.handler import Chat
 from tests.asgi import ScriptedClient
 from tests.clock import Clock, turns
-from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text, usage
+from tests.dialects.chat.turns import ANSWER, DONE, folded, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
 
@@ -132,18 +131,6 @@ async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: Worl
     fitting = chat("word " * 1_500, more=True)
     client, _ = await world.ask(fitting, refused(OVERFLOW), refused(NO_TOOLS))
     assert (client.status, client.body) == (400, OVERFLOW) and len(world.sent) == 2
-
-
-async def test_overflow_of_a_changed_request_that_replanning_does_not_cure(world: World) -> None:
-    client, _ = await world.ask(LONG, *[refused(OVERFLOW)] * 3, ScriptedReply(HELLO))
-    assert world.sent[3] == LONG and client.body == HELLO
-
-
-async def test_further_tries_carry_no_idempotency_key(world: World) -> None:
-    headers = [(b"transfer-encoding", b"chunked"), (b"Idempotency-Key", b"k")]
-    await world.ask(STREAMED, refused(NO_USAGE), refused(ODD), ScriptedReply(ANSWER), headers=headers)
-    keys = [request.headers.get_all(b"idempotency-key") for request in world.upstream.requests]
-    assert [list(values) for values in keys] == [[b"k"], [], []]
 
 
 @pytest.mark.parametrize("kind", ["stream", "whole"])
@@ -262,12 +249,6 @@ async def test_final_error_after_the_head_of_a_stream_costs_no_other_request(wor
     said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
     client, _ = await world.ask(STREAMED, ScriptedReply(stream(role), said, headers=[STREAM]))
     assert b"Rate limited" in client.body and len(world.sent) == 1
-
-
-async def test_final_error_in_the_place_of_a_stream_reaches_the_client_as_it_came(world: World) -> None:
-    said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
-    client, _ = await world.ask(STREAMED, ScriptedReply(said, headers=[STREAM]))
-    assert (client.status, client.body, len(world.sent)) == (200, said, 1)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -391,12 +372,3 @@ async def test_poison_touches_nobody_else_and_not_the_callers_next_conversation(
     assert world.sent[-2:] == before
     await ask(following, ours, ScriptedReply(answer))
     assert changed(world.sent[-1]) and b'"grep"' in world.sent[-1]
-
-
-async def test_tools_that_are_always_added_are_taken_back_too(world: World) -> None:
-    world.policy = msgspec.structs.replace(POLICY, tools=Tools(inject=Inject.ALWAYS))
-    for _ in range(2):
-        client, _ = await world.ask(chat(), refused(NO_TOOLS), ScriptedReply(HELLO))
-        assert world.sent[-1] == chat() and text(read(client.body)) == "It is 42."
-    await world.ask(chat(), ScriptedReply(HELLO))
-    assert world.sent[-1] == chat()

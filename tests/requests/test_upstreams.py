@@ -17,7 +17,6 @@ from tests.dialects.chat.turns import DONE, chunk, folded, read, stream, text, u
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import POLICY, World
 from tests.requests.upstreams import Upstream, upstreams, vllm
-from tests.transcripts import needed, one, requests_of
 
 Json = dict[str, Any]
 
@@ -32,8 +31,6 @@ SMALL = written.offload(
     cache_write=1.0,
     compress=Compress(snapshot_tokens=400, wait=Wait.ALWAYS),
 )
-LARGE = replace(SMALL, max_total_tokens=60_000, max_tool_message_tokens=4_000)
-RUN = "super-swe-agent_expert-bert-lnl"
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -92,29 +89,6 @@ def short(upstream: Upstream) -> Iterator[list[Json]]:
             messages.append({"role": "user", "content": f"Sure? {found}"})
 
 
-def recorded(upstream: Upstream) -> Iterator[list[Json]]:
-    """The requests of a recorded run, as text only for clients that call no tools."""
-    for messages, _ in requests_of(one(RUN)):
-        kept = [message for message in messages if upstream.system or message["role"] != "system"]
-        if kept and kept[-1]["role"] in ("user", "tool"):
-            yield kept if upstream.native else list(_as_text(kept))
-
-
-def _as_text(messages: list[Json]) -> Iterator[Json]:
-    held: Json | None = None
-    for message in messages:
-        role = "user" if message["role"] == "tool" else message["role"]
-        words = f"{message.get('content') or ''} {json.dumps(message.get('tool_calls') or '')}"
-        if held is not None and held["role"] == role:
-            held["content"] += "\n\n" + words
-            continue
-        if held is not None:
-            yield held
-        held = {"role": role, "content": words}
-    if held is not None:
-        yield held
-
-
 async def converse(name: str, mode: Mode, streams: bool, requests: Any, offload: Offload) -> None:
     upstream = next(one for one in upstreams() if one.name == name)
     world = Conversing(upstream, replace(offload, mode=mode))
@@ -139,16 +113,6 @@ async def converse(name: str, mode: Mode, streams: bool, requests: Any, offload:
 @pytest.mark.parametrize("name", NAMES)
 async def test_short_conversation_is_served(name: str, mode: Mode, streams: bool) -> None:
     await converse(name, mode, streams, short, SMALL)
-
-
-@needed
-@pytest.mark.sweep
-@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.COMPRESS])
-@pytest.mark.parametrize("name", NAMES)
-async def test_recorded_run_is_served(name: str, mode: Mode, streams: bool) -> None:
-    """A run of more than 60,000 tokens."""
-    await converse(name, mode, streams, recorded, LARGE)
 
 
 async def test_snapshot_moves_to_a_user_message_where_its_place_is_refused() -> None:

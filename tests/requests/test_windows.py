@@ -187,15 +187,6 @@ async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) ->
     assert not one.known.refuses(Refusable("mallory", URL, "m0", TOOLS, ""))
 
 
-def test_the_number_of_namespaces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "NAMESPACES", 8)
-    one = Process()
-    one.threads.close()
-    for number in range(9):
-        refuse(one, Refusable(f"n{number}", URL, "m", TOOLS, ""))
-    assert not one.known.has_refusals("n0") and one.known.has_refusals("n8")
-
-
 # -- lists of models --------------------------------------------------------------------------------------------------
 
 KEY = Headers([(b"Authorization", b"Bearer mine"), (b"Cookie", b"a=1"), (b"X-Offload", b"on")])
@@ -263,11 +254,6 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
     assert len(one.upstream.requests) == 2
 
 
-async def test_it_is_not_asked_without_need(one: Process) -> None:
-    assert await one.ask(tenant(context_window=8_192)) == 8_192
-    assert not one.upstream.requests
-
-
 @pytest.mark.parametrize(
     "fault",
     [UpstreamUnreachable("gone"), reply(b"", 503), reply(b"", 429)],
@@ -299,10 +285,3 @@ async def test_compressed_and_large_lists(one: Process) -> None:
     coded = reply(gzip.compress(body), 200, (b"Content-Encoding", b"gzip"))
     assert await one.ask(tenant(), coded) == 9_000
     assert one.window(tenant().policy, "model-1007") == 2_007
-
-
-async def test_a_busy_process_asks_later(one: Process) -> None:
-    one.known._lists._background = Background(0)
-    assert await one.ask(tenant()) is None
-    one.known._lists._background = one.background
-    assert await one.ask(tenant(), reply()) == 32_768
