@@ -134,10 +134,6 @@ class Round(ABC, Generic[BlockT]):
         """Decide whose the remaining calls are, now that the reply has ended. Returns the parts to show."""
 
     @abstractmethod
-    def say(self, text: str, seed: str) -> list[Part]:
-        """Return the parts with a text that is ours. It counts as the model's; `seed` is unique to the turn."""
-
-    @abstractmethod
     def written(self, answered: Collection[Call]) -> list[bytes]:
         """Return the reply as entries for upstream. Of our tools' calls, it has only those that are `answered`."""
 

@@ -34,11 +34,6 @@ MAX_CIRCLES = 2
 goes on until its rounds are used up, and each of them costs time."""
 NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
 """The last line of the answers before the last round."""
-SAID_NOTHING = (
-    "[offload-proxy: the model ended its turn without an answer, even when it was asked again without the tools {} and"
-    " {}. Please ask again, or for less at once.]"
-)
-"""The reply if the model gives none. Agents take an empty reply for a finished task."""
 
 
 class Turn(ABC):
@@ -345,12 +340,9 @@ class Turn(ABC):
         ending = self._round
         if self._bare or ending.failed or ending.unfinished or not (ending.ended or self._done):
             return False
-        return (bool(ending.ours) and not ending.theirs) or (self.rounds > 0 and self._silent)
-
-    @property
-    def _silent(self) -> bool:
-        """Whether the client has got nothing that it could use."""
-        return self._round.empty and not self.visible[0].strip()
+        return (bool(ending.ours) and not ending.theirs) or (
+            self.rounds > 0 and ending.empty and not self.visible[0].strip()
+        )
 
     def _press(self) -> None:
         """Have the model asked once more, without our tools. Calls of them get an answer that says so."""
@@ -381,8 +373,6 @@ class Turn(ABC):
     def _last_parts(self) -> list[Part]:
         """End the turn with this round; returns the parts to show. Calls of our tools are not answered."""
         parts = self._round.release(visible=True)
-        if self._mute and self._silent:
-            parts += self._round.say(SAID_NOTHING.format(*self._asked.names), self._seed)
         if self._spoke:
             self._instead = self._as_one(self._round.written(()))
         return parts if self._round.hides else parts + self._round.close(visible=True)

@@ -14,7 +14,7 @@ import pytest
 from proxy import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.clock import wait_until
-from tests.fake_upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
+from tests.fake_upstream import Rules, StrictUpstream, calls, mixed, text
 from tests.serving import PLAIN, Proxy, served, tight
 
 Json = dict[str, Any]
@@ -51,7 +51,6 @@ class Reply:
     message: Json
     finish: str | None
     usage: Json | None
-    logprobs: list[Json]
     events: list[Any]
 
 
@@ -79,8 +78,7 @@ def read(raw: httpx.Response) -> Reply:
     if "event-stream" not in raw.headers["content-type"]:
         body = raw.json()
         choice = body["choices"][0]
-        logprobs = (choice.get("logprobs") or {}).get("content") or []
-        return Reply(raw, choice["message"], choice["finish_reason"], body.get("usage"), logprobs, [body])
+        return Reply(raw, choice["message"], choice["finish_reason"], body.get("usage"), [body])
     decoder = sse.EventDecoder()
     found = [event.data for event in decoder.feed(raw.content) + decoder.flush() if event.data is not None]
     assert found[-1] == b"[DONE]"
@@ -88,13 +86,12 @@ def read(raw: httpx.Response) -> Reply:
 
 
 def folded(raw: httpx.Response, events: list[Json]) -> Reply:
-    reply = Reply(raw, {"role": "assistant"}, None, None, [], events)
+    reply = Reply(raw, {"role": "assistant"}, None, None, events)
     for event in events:
         reply.usage = event.get("usage") or reply.usage
         for choice in event["choices"]:
             fold(reply.message, choice["delta"])
             reply.finish = choice["finish_reason"] or reply.finish
-            reply.logprobs += (choice.get("logprobs") or {}).get("content") or []
     return reply
 
 
@@ -129,6 +126,7 @@ def untouched(up: StrictUpstream, reply: Reply) -> bool:
     "fields",
     [
         {"n": 2},
+        {"logprobs": True},
         {"functions": [{"name": "f", "parameters": {}}]},
         {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
         {"web_search_options": {}},
@@ -284,27 +282,6 @@ def test_hidden_rounds_take_nothing_from_the_clients_limit(up: StrictUpstream, a
     up.script(calls(GREP), text("Yes."))
     assert ask(**{field: 100}).message["content"] == "Yes."
     assert [request.json[field] for request in up.chats] == [100, 100]
-
-
-def _with_logprobs(request: Recorded) -> Pieces:
-    """A round with a call, whose tokens are nobody's business, and one with text."""
-    hidden = request.messages[-1]["role"] != "tool"
-    tokens = [{"token": token, "logprob": -0.1, "bytes": None, "top_logprobs": []} for token in ("Yes", ".")]
-    call = {"id": "c", "type": "function", "function": {"name": "grep", "arguments": '{"pattern": "code"}'}}
-    said: Json = {"content": None, "tool_calls": [call]} if hidden else {"content": "Yes."}
-    choice = {
-        "index": 0,
-        "finish_reason": "tool_calls" if hidden else "stop",
-        "logprobs": {"content": [tokens[0] | {"token": '{"'}] if hidden else tokens, "refusal": None},
-    }
-    head = {"id": "x", "created": 1, "model": "m"}
-    if not request.json.get("stream"):
-        message = {"role": "assistant", **said}
-        return whole({**head, "object": "chat.completion", "choices": [choice | {"message": message}]})
-    if hidden:
-        said = {"content": None, "tool_calls": [{"index": 0, **call}]}
-    event = {**head, "object": "chat.completion.chunk", "choices": [choice | {"delta": {"role": "assistant", **said}}]}
-    return Pieces([sse.encode(json.dumps(event).encode()), sse.encode(sse.DONE)])
 
 
 # -- what models think ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.reply import MAX_ARGUMENTS
-from proxy.dialects.turn import SAID_NOTHING, Turn
+from proxy.dialects.turn import Turn
 from proxy.plan.turn import Broken, State
 from proxy.tools.answer import REPEATED
 from tests.dialects.chat import turns as chat
@@ -206,16 +206,6 @@ def test_endless_arguments_are_broken(api: Api) -> None:
     turn.request()
     with pytest.raises(Broken, match="arguments"):  # before the call has ended
         receive(turn, api.stream("", "grep", endless, split=MAX_ARGUMENTS // 4))
-
-
-def test_what_is_said_for_a_silent_model_is_part_of_its_reply(api: Api) -> None:
-    """The client has seen a text, though one without words, so its reply is not the one that the model wrote last."""
-    turn = api.turn()
-    run(turn, api.stream(" ", "grep"), api.stream(number=2), api.stream(number=3))
-    said = SAID_NOTHING.format("grep", "read_file")
-    assert turn.visible[0].strip() == said
-    assert turn.hidden is not None and turn.hidden.instead is not None
-    assert turn.hidden.instead.decode().count(said) == 1
 
 
 def many(api: Api, tool: str, number: int, *, stream: bool) -> bytes:

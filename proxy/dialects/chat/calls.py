@@ -127,10 +127,9 @@ class ToolCalls:
         self._by_id: dict[str, PartialCall] = {}
         self._size = 0
 
-    def take(self, delta: CallDelta, *, whole: bool = False) -> PartialCall:
-        """Add an entry of `tool_calls` to its call, and return that. In a `whole` reply each entry is a separate call.
-        Raises Broken if the calls grow too large."""
-        call = (None if whole else self._known(delta)) or self._begin(delta)
+    def take(self, delta: CallDelta) -> PartialCall:
+        """Add an entry of `tool_calls` to its call, and return that. Raises Broken if the calls grow too large."""
+        call = self._known(delta) or self._begin(delta)
         self._size += call.add(delta)
         if self._size > MAX_REPLY:
             raise Broken(f"tool calls of more than {MAX_REPLY} bytes")

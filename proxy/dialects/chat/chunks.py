@@ -2,12 +2,12 @@
 
     event ──parse──> Chunk (event, choice, delta; every member as the bytes it came as) ──json──> event
 
-A whole reply is a chunk, too, with its `message` as the delta. So streams and whole replies share one code path.
+A whole reply becomes such events, too, so streams and whole replies share one code path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
 vLLM)."""
 
+_PLAIN = frozenset((*TEXTS, "role", "tool_calls", "function_call"))
 _BLOCKS = frozenset(("reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_encrypted"))
 """Members with reasoning that the client must send back: gateways sign or encrypt it as a whole (OpenRouter, LiteLLM,
 Copilot)."""
@@ -35,18 +36,8 @@ _NO_ERROR = (*_NOTHING, b"false", b"0")
 # -- an event ---------------------------------------------------------------------------------------------------------
 
 
-class PlainDelta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    role: str | None = None
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: None = None
-    function_call: None = None
-
-
 class _PlainChoice(msgspec.Struct, gc=False):
-    delta: PlainDelta
+    delta: dict[str, str | None]
     finish_reason: None = None
 
 
@@ -61,12 +52,13 @@ class _Plain(msgspec.Struct, gc=False):
 _plain = msgspec.json.Decoder(_Plain)
 
 
-def plain_delta(data: bytes) -> PlainDelta | None:
+def plain_delta(data: bytes) -> dict[str, str | None] | None:
     """Return the texts of an event, or None if it holds anything else."""
     try:
-        return _plain.decode(data).choices[0].delta
+        delta = _plain.decode(data).choices[0].delta
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return delta if delta.keys() <= _PLAIN else None
 
 
 class CallDelta:
@@ -86,14 +78,12 @@ class Chunk:
     `choice` is None in events without a choice: usage at the end, content filters, errors.
     """
 
-    __slots__ = ("called", "calls", "choice", "delta", "key", "members", "name", "raw")
+    __slots__ = ("called", "calls", "choice", "delta", "members", "name", "raw")
 
-    def __init__(self, members: Members, choice: Members | None, delta: Members, key: str) -> None:
+    def __init__(self, members: Members, choice: Members | None, delta: Members) -> None:
         self.members = members
         self.choice = choice
         self.delta = delta
-        self.key = key
-        """The name of the choice's member that holds the delta: `delta`, or `message` in a whole reply."""
         self.calls: list[CallDelta] = []
         """The entries of its `tool_calls`."""
         self.called: list[Any] = []
@@ -115,43 +105,38 @@ class Chunk:
         """Whether upstream reports an error within a reply of status 200."""
         return any(bytes(part.get("error", NULL)) not in _NO_ERROR for part in (self.members, self.choice or {}))
 
-    @property
-    def says_nothing(self) -> bool:
-        """Whether the delta holds nothing but a role, if anything."""
-        return _says_nothing({key: raw for key, raw in self.delta.items() if key != "role"})
+    def says(self, *besides: str) -> bool:
+        """Whether the delta holds anything but a role and these members."""
+        return any(bytes(raw) not in _NOTHING for key, raw in self.delta.items() if key not in ("role", *besides))
 
     @property
     def void(self) -> bool:
         """Whether the event holds nothing that a client could use."""
-        return self.choice is not None and not self.finish and _says_nothing(self.delta)
+        return self.choice is not None and not (self.finish or self.says() or "role" in self.delta)
 
     def part(self, delta: Members) -> Chunk:
         """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
         members = {key: raw for key, raw in self.members.items() if key not in ("usage", "error")}
-        index = (self.choice or {}).get("index", Raw(b"0"))
-        part = Chunk(members, {"index": index, self.key: EMPTY, "finish_reason": NULL}, delta, self.key)
+        part = Chunk(members, {"index": Raw(b"0"), "delta": EMPTY, "finish_reason": NULL}, delta)
         part.name = self.name
         return part
 
-    def calling(self, calls: Sequence[CallDelta], called: Sequence[Any]) -> Chunk:
-        """Return a new event with these entries of `tool_calls`."""
-        part = self.part({"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members) for delta in calls]))})
-        part.calls, part.called = list(calls), list(called)
+    def calling(self, delta: CallDelta, call: object) -> Chunk:
+        """Return a new event with this entry of `tool_calls`."""
+        part = self.part({"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members)]))})
+        part.calls, part.called = [delta], [call]
         return part
 
     def take(self, keys: Iterable[str]) -> Chunk:
-        """Move these members of the delta to a new event and return it. Log probabilities move with the content."""
+        """Move these members of the delta to a new event and return it."""
         part = self.part({key: self.delta[key] for key in keys})
-        if self.choice and part.choice and "content" in part.delta and "logprobs" in self.choice:
-            part.choice["logprobs"] = self.choice["logprobs"]
-        self.drop(*part.delta)
+        self.drop(part.delta)
         return part
 
     def take_end(self) -> Chunk:
         """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
-        end = Chunk(self.members, self.choice, {}, self.key)
+        end = Chunk(self.members, self.choice, {})
         end.name = self.name
-        end.put_choice("logprobs", NULL)
         self.members, self.raw = self.part({}).members, None
         self.put_choice("finish_reason", NULL)
         return end
@@ -167,49 +152,52 @@ class Chunk:
     def put_delta(self, delta: Members) -> None:
         self.delta, self.raw = delta, None
 
-    def drop(self, *keys: str) -> None:
-        """Remove these members of the delta. Log probabilities go, too, once no text is left."""
+    def drop(self, keys: Collection[str]) -> None:
+        """Remove these members of the delta."""
         self.put_delta({key: raw for key, raw in self.delta.items() if key not in keys})
-        if not any(text_of(self.delta.get(key)) for key in TEXTS):
-            self.put_choice("logprobs", NULL)
 
     def json(self) -> bytes:
         if self.choice is None:
             return rawjson.encode(self.members)
-        delta = {self.key: Raw(rawjson.encode(self.delta))} if self.delta or self.key in self.choice else {}
+        delta = {"delta": Raw(rawjson.encode(self.delta))} if self.delta or "delta" in self.choice else {}
         choices = rawjson.array([rawjson.encode(self.choice | delta)])
         return rawjson.encode(self.members | {"choices": Raw(choices)})
 
 
-def parse(data: bytes) -> Chunk:
-    """Parse an event's data or a whole reply. Raises NotJson for any unknown shape, which must be left unchanged."""
+def parse(data: bytes, key: str = "delta") -> Chunk:
+    """Parse an event's data, or a whole reply if `key` is `message`. Raises NotJson for any unknown shape, which must
+    be left unchanged."""
     rawjson.check_utf8(data)
     members = rawjson.members(data)
     choices = [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
     if len(choices) > 1:
         raise NotJson("several choices, where one was asked for")
     if not choices:
-        return Chunk(members, None, {}, "delta")
+        return Chunk(members, None, {})
     choice = rawjson.members(choices[0])
-    key = "message" if "message" in choice else "delta"
-    chunk = Chunk(members, choice, members_of(choice.get(key)), key)
+    chunk = Chunk(members, choice, members_of(choice.get(key)))
     if not rawjson.is_null(chunk.delta.get("tool_calls")):
         chunk.calls = [CallDelta(rawjson.members(raw)) for raw in rawjson.elements(chunk.delta["tool_calls"])]
     return chunk
 
 
-def as_events(whole: Chunk) -> list[Chunk]:
-    """Return a whole reply as the events of a stream, for servers that stream one round but not the next."""
+def as_events(body: bytes) -> list[Chunk]:
+    """Return a whole reply as the events of a stream. Raises NotJson for a body that is none."""
+    whole = parse(body, "message")
+    if whole.choice is None or "message" not in whole.choice or (whole.failed and not whole.says()):
+        raise NotJson("no chat completion")
+    whole.members = whole.members | {"object": Raw(b'"chat.completion.chunk"')}
+    whole.choice = {key: raw for key, raw in whole.choice.items() if key != "message"} | {"delta": EMPTY}
+    for number, call in enumerate(whole.calls):
+        call.members = {"index": Raw(b"%d" % number)} | call.members | {"index": Raw(b"%d" % number)}
+    if whole.calls:
+        whole.delta["tool_calls"] = Raw(rawjson.array([rawjson.encode(call.members) for call in whole.calls]))
+    spent = whole.usage
     end = whole.take_end()
-    spent = end.usage
-    events = [whole, end]
-    for event in events:
-        event.key = "delta"
-        event.members = whole.members | {"object": Raw(b'"chat.completion.chunk"')}
-        event.choice = {key: raw for key, raw in (event.choice or {}).items() if key != "message"} | {"delta": EMPTY}
-    if spent is not None:
-        events.append(Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent}, None, {}, "delta"))
-    return events
+    if spent is None:
+        return [whole, end]
+    end.members = whole.members
+    return [whole, end, Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent}, None, {})]
 
 
 def held(delta: Members) -> list[str]:
@@ -228,10 +216,6 @@ def _is_signed(key: str, raw: Raw) -> bool:
 
 def _signs(key: str, raw: Raw) -> bool:
     return "signature" in key or b"signature" in bytes(raw)
-
-
-def _says_nothing(delta: Members) -> bool:
-    return all(bytes(raw) in _NOTHING for raw in delta.values())
 
 
 # -- a message --------------------------------------------------------------------------------------------------------
@@ -263,16 +247,11 @@ class ReplyMessage:
         """Add text to a member. Raises Broken if the message grows beyond MAX_REPLY."""
         self._extend(key, [text], len(text))
 
-    def add_plain(self, delta: PlainDelta) -> None:
+    def add_plain(self, delta: dict[str, str | None]) -> None:
         """Add a delta that holds only text. Raises Broken if the message grows beyond MAX_REPLY."""
-        if delta.content:
-            self.add_text("content", delta.content)
-        if delta.reasoning_content:
-            self.add_text("reasoning_content", delta.reasoning_content)
-        if delta.reasoning:
-            self.add_text("reasoning", delta.reasoning)
-        if delta.refusal:
-            self.add_text("refusal", delta.refusal)
+        for key in TEXTS:
+            if text := delta.get(key):
+                self.add_text(key, text)
 
     def _add_other(self, key: str, raw: Raw) -> None:
         try:

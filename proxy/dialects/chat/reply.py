@@ -26,13 +26,10 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
-from proxy.rawjson import NULL, Members, NotJson, object_of, on_one_line, string, text_of
+from proxy.rawjson import NULL, Members, on_one_line, string, text_of
 
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
-
-MANY_CALLS = 128
-"""Up to this many calls each get a separate event; a request may have as many tools."""
 
 FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
@@ -52,7 +49,6 @@ class ChatRound(Round[PartialCall]):
         self.blocks = self._calls.all
         self._signed: list[Chunk] = []
         self._finish = ""  # the finish reason; empty until it is known
-        self._last: Chunk | None = None
         self._called = False  # whether there is a call of the client's
 
     @property
@@ -69,8 +65,7 @@ class ChatRound(Round[PartialCall]):
 
     @property
     def empty(self) -> bool:
-        said = any(self.message.text(key).strip() for key in ("content", "refusal"))
-        return self._last is not None and not said and not self.theirs
+        return not self.theirs and not any(self.message.text(key).strip() for key in ("content", "refusal"))
 
     def read(self, chunk: Chunk) -> list[Part]:
         size = len(chunk.raw or b"")
@@ -80,23 +75,24 @@ class ChatRound(Round[PartialCall]):
                 return self.fail(chunk, size)
             ends = chunk.usage is not None and (self.ended or self.hides)
             return self.put(chunk, self.closing if ends else self._loose, size)
-        self._last = chunk
         self.failed |= chunk.failed
         self.message.add(chunk.delta)
-        split = self._split_text(chunk) if self._text.shown is None else []
-        if chunk.calls:
-            split += self._split_calls(chunk)
+        split = [*self._split_text(chunk), *self._split_calls(chunk)]
         if self._injected and (signed := held(chunk.delta)):
             self._signed.append(chunk.take(signed))
             self.grow(size)
-        if not chunk.finish:
-            return self._put_all(chunk, split, size)
-        self._finish = chunk.finish
-        parts = self.settle()
-        if chunk.raw is not None and not self.hides:
-            return parts + self.put(chunk, self.closing, size)
-        end = chunk.take_end()
-        return [*parts, *self._put_all(chunk, split, size), *self.put(end, self.closing, size)]
+        parts: list[Part] = []
+        if chunk.finish:
+            self._finish = chunk.finish
+            parts = self.settle()
+            if not (split or (self._injected and chunk.says())):
+                return parts + self.put(chunk, self.closing, size)
+            split.append((chunk.take_end(), self.closing))
+        if chunk.delta or chunk.raw is not None:
+            split.insert(0, (chunk, self._loose))
+        for part, block in split:
+            parts += self.put(part, block, size)
+        return parts
 
     def settle(self) -> list[Part]:
         if self.undecided:
@@ -105,39 +101,14 @@ class ChatRound(Round[PartialCall]):
             self._decide(call, sure=True)
         return self.flow()
 
-    def say(self, text: str, seed: str) -> list[Part]:
-        self.message.add_text("content", text)
-        return [] if self._last is None else [(self._last.part({"content": string(text)}), self._loose)]
-
     def written(self, answered: Collection[Call]) -> list[bytes]:
         message = self.message.history([call.raw() for call in self.blocks if not call.ours or call in answered])
         return [] if message is None else [message]
 
     def release(self, *, visible: bool) -> list[Part]:
-        if self.hides or not visible:
-            self._part_from_end()
         parts = super().release(visible=visible)
         signed, self._signed = self._signed, []
         return [*parts, *((chunk, self._loose) for chunk in signed)] if visible else parts
-
-    def _part_from_end(self) -> None:
-        """Part the end from what its events say besides, and from what follows it."""
-        others: list[Part] = []
-        ends: list[Part] = []
-        for chunk, block in self._held:
-            if block is self.closing:
-                ends.append((chunk.take_end() if chunk.finish else chunk, block))
-            if block is not self.closing or ends[-1][0] is not chunk:
-                others.append((chunk, self._loose if block is self.closing else block))
-        self._held.clear()
-        self._held.extend([*others, *ends])
-
-    def _put_all(self, chunk: Chunk, split: Iterable[Part], size: int) -> list[Part]:
-        """Take the rest of an event, and what was split off."""
-        parts = self.put(chunk, self._loose, size) if chunk.delta or chunk.raw is not None else []
-        for part, block in split:
-            parts += self.put(part, block, size)
-        return parts
 
     # -- text --
 
@@ -174,29 +145,22 @@ class ChatRound(Round[PartialCall]):
 
     def _split_calls(self, chunk: Chunk) -> list[Part]:
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
-        nothing but calls of the client's stays whole, and so do more entries than any model sends, because each event
-        repeats the reply's other members."""
-        called = [self._calls.take(delta, whole=chunk.key == "message") for delta in chunk.calls]
-        theirs = True
+        nothing but calls of the client's stays whole."""
+        called = [self._calls.take(delta) for delta in chunk.calls]
         for call in called:
-            if call.ours is None:
-                self._decide(call)
+            self._decide(call)
             if call.ours != "":
                 check_arguments(call.size)
-                theirs = False
-        if theirs:
+        if all(call.ours == "" for call in called):
             chunk.called = called
             return []
-        chunk.drop("tool_calls")
-        left = [(delta, call) for delta, call in zip(chunk.calls, called, strict=True) if call.shown is not False]
+        chunk.drop(["tool_calls"])
+        made = zip(chunk.calls, called, strict=True)
         chunk.calls = []
-        if len(left) > MANY_CALLS and all(call.shown for _, call in left):
-            deltas, calls = zip(*left, strict=True)
-            return [(chunk.calling(deltas, calls), self._loose)]
-        return [(chunk.calling([delta], [call]), call) for delta, call in left]
+        return [(chunk.calling(delta, call), call) for delta, call in made if call.shown is not False]
 
     def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
-        """Decide whose call it is, once its name is complete or cannot become one of ours."""
+        """Decide whose call it is, once its name is complete (`sure`) or cannot become one of ours."""
         if call.ours is not None or not (sure or call.named or not self.names.could_become(call.name)):
             return
         ours = self.names.recognised(call.name) if call.kind == "function" else ""
@@ -221,9 +185,8 @@ class ChatReply(ClientReply):
         self._numbered = streamed and bool(self._names)  # a call of a whole reply has no number
         self._frame: Members = {}
         self._joints: set[str] = set()  # the texts that go on in another round
-        self._members: Members = {}
-        self._choice: Members = {}
-        self._logprobs: dict[str, list[Raw]] = {}
+        self._finish: Raw = NULL
+        self._usage: Raw | None = None
 
     @property
     def started(self) -> bool:
@@ -256,7 +219,9 @@ class ChatReply(ClientReply):
         self.message.add(chunk.delta)
         if self.streamed:
             return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
-        self._keep(chunk)
+        if chunk.choice is not None:
+            self._finish = chunk.choice.get("finish_reason", NULL)
+        self._usage = chunk.usage or self._usage
         return b""
 
     def _join(self, chunk: Chunk) -> None:
@@ -292,28 +257,14 @@ class ChatReply(ClientReply):
             entries = [changed.get(place, delta.members) for place, delta in enumerate(chunk.calls)]
             chunk.put_delta(chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})
 
-    # -- a whole reply --
-
-    def _keep(self, chunk: Chunk) -> None:
-        if chunk.key == "message" or not self._members:
-            self._members |= chunk.members
-        elif chunk.usage is not None:
-            self._members |= {"usage": chunk.usage}
-        choice = chunk.choice or {}
-        logprobs = object_of(choice.get("logprobs"))
-        spoken = ("delta",) if logprobs or "logprobs" not in self._choice else ("delta", "logprobs")
-        self._choice |= {key: raw for key, raw in choice.items() if key not in spoken}
-        for key, tokens in logprobs.items():
-            if rawjson.is_array(tokens):
-                self._logprobs.setdefault(key, []).extend(rawjson.elements(tokens))
-
     def _assembled(self) -> bytes:
+        reply = rawjson.members(self._body)
+        choice = rawjson.members(rawjson.elements(reply["choices"])[0])
         calls = {"tool_calls": Raw(rawjson.array([call.shown_as() for call in self.blocks]))} if self.blocks else {}
-        choice = self._choice | {"message": Raw(rawjson.encode(self.message.members() | calls))}
-        if self._logprobs:
-            joined = {key: Raw(rawjson.array(tokens)) for key, tokens in self._logprobs.items()}
-            choice["logprobs"] = Raw(rawjson.encode(object_of(choice.get("logprobs")) | joined))
-        return rawjson.encode(self._members | {"choices": Raw(rawjson.array([rawjson.encode(choice)]))})
+        message = Raw(rawjson.encode(self.message.members() | calls))
+        choices = Raw(rawjson.array([rawjson.encode(choice | {"message": message, "finish_reason": self._finish})]))
+        spent = {} if self._usage is None else {"usage": self._usage}
+        return rawjson.encode(reply | self._frame | spent | {"choices": choices})
 
 
 class ChatTurn(Turn):
@@ -344,17 +295,12 @@ class ChatTurn(Turn):
 
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
         failed = parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
-        return data if failed and parsed.says_nothing else None
+        return None if parsed.says() or not failed else data
 
     def _events_of(self, body: bytes) -> Iterable[Chunk]:
-        chunk = parse(body)
-        if chunk.key != "message" or (chunk.failed and chunk.says_nothing):
-            raise NotJson("no chat completion")
+        events = as_events(body)
         self._done = sse.encode(sse.DONE)
-        if self._shown.streamed:
-            return as_events(chunk)
-        chunk.raw = body
-        return [chunk]
+        return events
 
     def _result(self, call: PartialCall, text: str, part: str) -> bytes:
         return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})

@@ -122,6 +122,8 @@ def _obstacle(members: Members) -> str:
             return field
     if bytes(members.get("n", b"1")) not in (b"1", b"null"):
         return "n"
+    if bytes(members.get("logprobs", b"")) == b"true":
+        return "logprobs"
     return "modalities" if b"audio" in bytes(members.get("modalities", b"")) else ""
 
 

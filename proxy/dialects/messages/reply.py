@@ -191,17 +191,10 @@ class MessagesRound(Round[ReplyBlock]):
             block.void = block.type == CALLED
         return []  # a call has its name from its beginning
 
-    def say(self, text: str, seed: str) -> list[Part]:
-        events = list(_block_events(len(self.blocks), _text(text)))
-        block = self._begun(events[0])
-        block.shown = True
-        for event in events:
-            block.grow(event.head.delta)
-        return [(event, block) for event in events]
-
     def written(self, answered: Collection[Call]) -> list[bytes]:
         kept = [block for block in self.blocks if not block.void and (not block.ours or block in answered)]
-        return [rawjson.encode({"role": "assistant", "content": [block.final() for block in kept if block.says]})]
+        content = [block.final() for block in kept if block.says]
+        return [rawjson.encode({"role": "assistant", "content": content})] if content else []
 
     def _begun(self, event: ReplyEvent) -> ReplyBlock:
         block = ReplyBlock(event.head.content_block, self.names)
@@ -371,10 +364,6 @@ def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
     for delta in deltas:
         yield ReplyEvent.made(DELTA, index=index, delta=delta)
     yield ReplyEvent.made(STOP, index=index)
-
-
-def _text(text: str) -> Raw:
-    return Raw(rawjson.encode({"type": "text", "text": text}))
 
 
 def _is_object(text: str) -> bool:

@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
-from proxy.dialects.responses.events import ADDED, BEGINNINGS, DONE, ENDINGS, ItemEvent, as_events, item_events
+from proxy.dialects.responses.events import ADDED, BEGINNINGS, DONE, ENDINGS, ItemEvent, as_events
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.turn import Turn
@@ -167,15 +167,6 @@ class ResponsesRound(Round[OutputItem]):
         for item in self.blocks:
             self._decide(item, sure=True)
         return self.flow()
-
-    def say(self, text: str, seed: str) -> list[Part]:
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        message = {"type": "message", "id": f"msg_{seed}", "status": "completed", "role": "assistant"}
-        raw = Raw(rawjson.encode(message | {"content": [part]}))
-        item = self._begin(max(self._by_index, default=-1) + 1, raw)
-        item.complete(raw)
-        item.shown = True
-        return [(event, item) for event in item_events(item.index, raw)]
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the

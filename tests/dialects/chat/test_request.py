@@ -46,6 +46,7 @@ def test_what_is_no_chat_request(body: bytes) -> None:
         ("n", 1, ""),
         ("n", None, ""),
         ("n", 2, "n"),
+        ("logprobs", True, "logprobs"),
         ("modalities", ["text"], ""),
         ("modalities", ["text", "audio"], "modalities"),
         ("tools", [tool(str(number)) for number in range(126)], ""),
