@@ -3,7 +3,7 @@ model's output, or none of these.
 
 Many errors quote the request, and its author must not be able to choose words that we take for upstream's. So we read
 only the members in which upstream speaks for itself (`message`, `code`, `type`; for FastAPI `msg` and `loc`), without
-quotations. Where numbers are read, single words count as quotations too; elsewhere they name fields.
+quotations. Single quoted words name fields; they count except where numbers are read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ READ = 20_000
 KEPT = 2_000
 """The most characters of a message that are kept. No vendor's own words are longer."""
 
+MOST = 4 * KEPT
+"""The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
+
 PARTS = 50
 """The most objects of an error that are read. A FastAPI server lists each mistake in the request."""
 
@@ -36,7 +39,8 @@ _INSIDE = ("error", "errors", "detail", "base_resp", "metadata", "raw")
 """Members that contain an error or its text: of OpenAI, Cloudflare, FastAPI, MiniMax; the last two of OpenRouter."""
 
 _MESSAGES = ("message", "msg", "status_msg")
-_SAID_CODES = ("code", "type", "error_type", "status_code")
+_CODES = ("code", "type", "error_type", "status_code", "status", "reason", "param")
+"""Members of an error that hold a name for it, or that of the field at fault."""
 
 _PARAMETER = re.compile(r"`(\w{1,40})`(?= (?:tokens|and|exceed|must|is no smaller)\b|\.| \+)")
 """A parameter's name in an error's own words, as TGI, Anthropic and vLLM write it. It is no quotation."""
@@ -45,13 +49,17 @@ _QUOTE = re.compile(r"(?<!\w)['\u2019]|['\u2019](?!\w)|[\"`\u201c\u201d\u2018\u0
 """A quotation mark. An apostrophe within a word is none."""
 
 
+_word = re.compile(r"""['`"]([\w.\[\]-]{1,64})['`"]""")
+"""A quotation of a single word."""
 _json = json.JSONDecoder()
 
 
 class ErrorText(msgspec.Struct, frozen=True):
-    """What an error says. `text` has the messages on separate lines, `codes` is in lower case."""
+    """What an error says. `text` has the messages on separate lines, `told` also the words that they quote and the
+    error's names, and `codes` is in lower case."""
 
     text: str
+    told: str
     codes: frozenset[str]
     numbers: Mapping[str, int]
     """Numbers beside a message, by name, as llama.cpp gives them."""
@@ -65,15 +73,20 @@ def parts(body: bytes) -> Iterator[str | Mapping[str, Any]]:
 def error_text(body: bytes) -> ErrorText:
     """Read an error reply. A body that is neither JSON nor text says nothing."""
     said: list[str] = []
+    told: list[str] = []
     codes: set[str] = set()
     numbers: dict[str, int] = {}
     for part in parts(body):
         if isinstance(part, str):
             said.append(_without_quotations(part))
+            told.append(" ".join((said[-1], *_word.findall(part[:KEPT]))))
             continue
-        codes |= {str(part[key]).lower() for key in _SAID_CODES if isinstance(part.get(key), str | int)}
-        numbers |= {key: value for key, value in part.items() if type(value) is int and key not in _SAID_CODES}
-    return ErrorText("\n".join(said)[:READ], frozenset(codes), numbers)
+        names = [str(part[key]) for key in _CODES if isinstance(part.get(key), str | int)]
+        codes.update(map(str.lower, names))
+        path = part.get("loc")
+        told.append(" ".join(name[:64] for name in (*names, *map(str, path[:4] if isinstance(path, list) else ()))))
+        numbers |= {key: value for key, value in part.items() if type(value) is int and key not in _CODES}
+    return ErrorText("\n".join(said)[:READ], "\n".join(told)[:MOST], frozenset(codes), numbers)
 
 
 def _decoded(body: bytes) -> Any:
@@ -237,22 +250,9 @@ def _matches(said: ErrorText) -> Iterator[re.Match[str]]:
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-MOST = 4 * KEPT
-"""The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
-
 _REFUSING = (400, 404, 405, 422)
 """The statuses of a request that upstream could not accept. OpenRouter uses 404 if no provider takes its fields, and
 DeepInfra 405 for tools."""
-
-_CODES = ("code", "type", "error_type", "status", "reason", "param")
-"""Members of an error that hold a name for it, or that of the field at fault."""
-
-_model_name = re.compile(r"""\b(models?:? )(?:'[^\s']+'|`[^\s`]+`|"[^\s"]+")""", re.IGNORECASE)
-"""A model's name, which may be any word."""
-
-_quotation = re.compile(r"(?<!\w)(['`])([^'`]*)\1(?!\w)")
-_input = re.compile(r"""['"]input['"]\s*:.*|\binput_value=.*""", re.DOTALL)
-"""What follows Pydantic's names for the value that it quotes."""
 
 _generation = re.compile(
     r"""
@@ -284,22 +284,6 @@ _final = re.compile(
 )
 
 _usage = re.compile(r"stream_options|stream\ options|include_usage", re.IGNORECASE)
-
-_place = re.compile(
-    r"""
-      roles?\ must\ alternate | must\ alternate | alternating                 # Llama, Gemma and Mistral templates
-    | (successive|consecutive|multiple|two)\ ['"`]?(user|assistant|system)    # DeepSeek, Anthropic, MiniMax
-    | unexpected\ role | (expected|invalid)\ last\ role | message_order       # Mistral
-    | invalid\ message\ role:\ (system|developer)                            # MiniMax
-    | (system|developer)['"`]?\ (role|prompt|message|instruction)s?\b.{0,60}  # Gemma, Gemini, o1, Qwen
-      (\bnot\b|n't|unsupported|\bonly\b|\bmust\b|\bfirst\b|beginning|start)
-    | (not|n't|no|only)\b.{0,60}\b(system|developer)['"`]?\ (role|prompt|message|instruction)
-    | does\ not\ support\ ['"`]?(system|developer)                            # o1
-    | after\ (the\ )?(optional\ )?system
-    | no\ user\ query                                                         # Qwen's template
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
 
 _TOOL = r"""(?<![\w-])(?:tools?(?!\ results?\b)|tool_choice|functions?|(?:tool|function)[_\ -]?call(?:s|ing)?)
     (?![\w-]|:\w)"""
@@ -340,15 +324,13 @@ def complaint(status: int, body: bytes) -> Complaint:
         return Verdict.OVERFLOW
     if status not in _REFUSING and status < 500:
         return Verdict.FINAL
-    said = told(body)
+    said = error_text(body).told
     if _generation.search(said):
         return Verdict.GENERATION
     if _usage.search(said):
         return Addition.USAGE
     if status in _REFUSING and _final.search(said) and not _tools.search(said):
         return Verdict.FINAL
-    if _place.search(said):
-        return Addition.PLACE
     if _tools.search(said) and not _pairing.search(said):
         return Addition.TOOLS
     return Addition.ANY if status in _REFUSING or _names_ours.search(said) else Verdict.FINAL
@@ -375,7 +357,9 @@ def error_status(body: bytes) -> int:
     for name in ("code", "status_code", "status") if isinstance(error, dict) else ():
         if re.fullmatch("[45][0-9][0-9]", str(error.get(name))):
             return int(str(error[name]))
-    return 500 if re.search("server|internal|overload|timeout|unavailable", told(body), re.IGNORECASE) else 400
+    return (
+        500 if re.search("server|internal|overload|timeout|unavailable", error_text(body).told, re.IGNORECASE) else 400
+    )
 
 
 def _error_in(reply: Mapping[str, Any]) -> Any:
@@ -393,26 +377,3 @@ def _error_in(reply: Mapping[str, Any]) -> Any:
         return None
     said = (reply.get(name) for name in ("message", "msg", "detail", "errors"))
     return reply if any(value and isinstance(value, str | list) for value in said) else None
-
-
-def told(body: bytes) -> str:
-    """Return what upstream says itself: a line for each of its texts, without what they quote of the request."""
-    lines = (_words(part) if isinstance(part, str) else _codes(part) for part in parts(body))
-    return "\n".join(filter(None, lines))[:MOST]
-
-
-def _words(text: str) -> str:
-    beginning = " ".join(_input.sub("", text[:KEPT]).split())
-    return _quotation.sub(_kept, _model_name.sub(r"\1", beginning))
-
-
-def _kept(quotation: re.Match[str]) -> str:
-    """Return a quotation if it is a single word, such as a field's name."""
-    return quotation[0] if not re.search(r"\s", quotation[2]) else " "
-
-
-def _codes(error: Mapping[str, Any]) -> str:
-    """Return the error's codes, and the path of the field at fault."""
-    codes = [error[name] for name in _CODES if isinstance(error.get(name), str)]
-    path = error.get("loc")
-    return " ".join(str(part)[:64] for part in [*codes, *(path[:4] if isinstance(path, list) else ())])

@@ -206,6 +206,8 @@ class Form(msgspec.Struct, frozen=True):
             return replace(tried, repeated=True)
         if isinstance(complaint, Addition):
             named = complaint if complaint in carried else Addition.ANY
+            if complaint is Addition.ANY and Addition.PLACE in carried:
+                named = Addition.PLACE  # templates refuse it in many words
             tried = replace(tried, without=self.without | {named}, blamed=self.blamed | {named})
             if named in REMOVABLE:
                 return tried

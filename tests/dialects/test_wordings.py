@@ -16,7 +16,7 @@ from proxy.dialects.refusals import complaint, window
 from proxy.plan.turn import Addition, Complaint, Verdict
 
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
-TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY
+TOOLS, USAGE, ANY = Addition.TOOLS, Addition.USAGE, Addition.ANY
 
 
 def said(message: str, **more: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ WORDINGS: list[tuple[str, int, Any, Complaint | None, int | None]] = [
     ("pydantic/pydantic-ai/issues/1265", 400, {"code": "invalid_parameter_error", "param": None, "message": 'tool_choice is one of the strings that should be ["none", "auto"]', "type": "invalid_request_error"}, None, None),
     ("EvoScientist/EvoScientist/pull/382", 400, said("tool_choice 'specified' is incompatible with thinking enabled"), None, None),
     ("mastra-ai/mastra/issues/7507", 400, anthropic("Thinking may not be enabled when tool_choice forces tool use."), None, None),
-    ("RooCodeInc/Roo-Code/issues/10334", 422, said("Tools with mixed values for 'strict' are not allowed. Please set all tools to 'strict: true' or 'strict: false'"), TOOLS, None),
+    ("RooCodeInc/Roo-Code/issues/10334", 422, said("Tools with mixed values for 'strict' are not allowed. Please set all tools to 'strict: true' or 'strict: false'"), ANY, None),
     ("MiniMax-AI/MiniMax-M2.5/issues/24", 400, said("Failed to fetch tools: Not yet implemented"), TOOLS, None),
     ("tidyverse/ellmer/issues/548", 400, {"error_code": "BAD_REQUEST", "message": "tools.0.custom.strict: Extra inputs are not permitted"}, None, None),
     ("posit-dev/querychat/issues/273", 400, {"error_code": "BAD_REQUEST", "message": 'Bad request: "parameters" is a required property for "function" object in parameter "tools"'}, None, None),
@@ -128,11 +128,11 @@ WORDINGS: list[tuple[str, int, Any, Complaint | None, int | None]] = [
     ("FlowiseAI/Flowise/issues/2866", 400, said("Extra inputs are not permitted, field: 'stream_options'"), USAGE, None),
     ("BerriAI/litellm/issues/5803", 400, said("litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': \"The 'stream_options' parameter is only allowed when 'stream' is enabled.\", 'type': 'invalid_request_error', 'param': 'stream_options', 'code': None}}\nReceived Model Group=o1-mini\nAvailable Model Group Fallbacks=None"), USAGE, None),
     # our place
-    ("BigPizzaV3/CodexPlusPlus/issues/267", 400, {"type": "error", "error": {"type": "bad_request_error", "message": "invalid params, chat content has invalid message role: system (2013)", "http_code": "400"}}, PLACE, None),
+    ("BigPizzaV3/CodexPlusPlus/issues/267", 400, {"type": "error", "error": {"type": "bad_request_error", "message": "invalid params, chat content has invalid message role: system (2013)", "http_code": "400"}}, ANY, None),
     # Qwen's template at llama.cpp, whose words stand behind those of its parser
-    ("tailcallhq/forgecode/issues/2586", 400, {"error": {"code": 400, "message": "Unable to generate parser for this template. Automatic parser generation failed: \n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "invalid_request_error"}}, PLACE, None),
-    ("cortexkit/magic-context/issues/5", 500, {"error": {"code": 500, "message": "\n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "server_error"}}, PLACE, None),
-    ("langchain-ai/open_deep_research/issues/7", 400, said("Unsupported value: 'messages[0].role' does not support 'system' with this model.", param="messages[0].role", code="unsupported_value"), PLACE, None),
+    ("tailcallhq/forgecode/issues/2586", 400, {"error": {"code": 400, "message": "Unable to generate parser for this template. Automatic parser generation failed: \n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "invalid_request_error"}}, ANY, None),
+    ("cortexkit/magic-context/issues/5", 500, {"error": {"code": 500, "message": "\n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "server_error"}}, ANY, None),
+    ("langchain-ai/open_deep_research/issues/7", 400, said("Unsupported value: 'messages[0].role' does not support 'system' with this model.", param="messages[0].role", code="unsupported_value"), ANY, None),
     # something else in the request
     ("editor-code-assistant/eca/issues/231", 422, extra("max_completion_tokens", input=32000), ANY, None),
     ("Gitlawb/openclaude/issues/739", 422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "store"], "msg": "Extra inputs are not permitted", "input": False}]}, ANY, None),

@@ -311,7 +311,7 @@ https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-
 
 def complaint(status: int, body: bytes) -> Complaint:
     found = refusals.complaint(status, body)
-    bound = isinstance(found, Addition) and "bound to a different conversation" in refusals.told(body)
+    bound = isinstance(found, Addition) and "bound to a different conversation" in refusals.error_text(body).text
     return Addition.THINKING if bound else found
 
 
