@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.reply import Event
-from proxy.rawjson import NULL, Members, object_of, string, text_of
+from proxy.rawjson import NULL, Members, string, text_of
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
@@ -34,51 +34,13 @@ class ItemEvent(Event):
 
 
 def as_events(members: Members) -> Iterator[ItemEvent]:
-    """Return a whole reply as the events of a stream."""
+    """Return a whole reply as the events of a stream: of each item, that it begins and that it is done. Their numbers
+    are set when they are shown."""
     status = text_of(members.get("status")) or "completed"
     begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
-    yield _made("response.created", response=begun)
+    yield ItemEvent.made("response.created", sequence_number=0, response=begun)
     for index, raw in enumerate(rawjson.elements(members["output"])):
-        yield from item_events(index, raw)
+        for type in (ADDED, DONE):
+            yield ItemEvent.made(type, sequence_number=0, output_index=index, item=raw)
     ending = next((type for type, ends in ENDINGS.items() if ends == status), "response.completed")
-    yield _made(ending, response=members)
-
-
-def item_events(index: int, raw: Raw) -> Iterator[ItemEvent]:
-    item = object_of(raw)
-    about = {"output_index": index, "item_id": item.get("id", NULL)}
-    yield _made(ADDED, output_index=index, item=_begun(item))
-    for event in _contents(item):
-        yield _made(str(event.pop("type")), **event, **about)
-    yield _made(DONE, output_index=index, item=raw)
-
-
-def _begun(item: Members) -> Members:
-    """Return an item as it is announced: without what its other events will bring."""
-    type = text_of(item.get("type"))
-    empty = {"message": {"content": Raw(b"[]")}, "function_call": {"arguments": Raw(b'""')}}.get(type, {})
-    return item | empty | ({"status": string("in_progress")} if "status" in item else {})
-
-
-def _contents(item: Members) -> Iterator[dict[str, object]]:
-    """Yield the members of the events between an item's beginning and its end."""
-    type = text_of(item.get("type"))
-    if type == "function_call":
-        arguments = item.get("arguments", NULL)
-        yield {"type": "response.function_call_arguments.delta", "delta": arguments}
-        yield {"type": "response.function_call_arguments.done", "arguments": arguments, "name": item.get("name", NULL)}
-    if type == "message" and rawjson.is_array(item.get("content")):
-        for place, part in enumerate(map(object_of, rawjson.elements(item["content"]))):
-            kind = "refusal" if "refusal" in part else "text"
-            named = "refusal" if kind == "refusal" else "output_text"
-            text, about = part.get(kind, NULL), {"content_index": place}
-            more: dict[str, object] = {} if kind == "refusal" else {"logprobs": []}
-            yield {"type": "response.content_part.added", "part": part | {kind: Raw(b'""')}, **about}
-            yield {"type": f"response.{named}.delta", "delta": text, **about, **more}
-            yield {"type": f"response.{named}.done", kind: text, **about, **more}
-            yield {"type": "response.content_part.done", "part": part, **about}
-
-
-def _made(type: str, **members: object) -> ItemEvent:
-    """Return an event whose number is set when it is shown."""
-    return ItemEvent.made(type, sequence_number=0, **members)
+    yield ItemEvent.made(ending, sequence_number=0, response=members)

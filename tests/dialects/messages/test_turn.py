@@ -13,10 +13,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.reply import MessagesTurn, ReplyEvent
 from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
-from proxy.plan.message import Reading
-from proxy.plan.preview import Shape
-from proxy.plan.turn import Addition, Broken
-from tests.dialects.messages.api import call, encoded, say, thinking
+from tests.dialects.messages.api import call, say, thinking
 from tests.dialects.messages.turns import (
     FETCH,
     HI,
@@ -82,28 +79,6 @@ def test_unknown_events_comments_and_a_last_done_arrive_as_they_came() -> None:
 
 
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
-
-
-@given(data=st.data())
-def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> None:
-    looks, answers = stream(LOOKS), stream(ANSWERS)
-    cuts = data.draw(st.lists(st.integers(0, len(looks)), max_size=4))
-    one = turn()
-    out, asked = run(one, looks, answers, cuts=cuts)
-    final = accumulated(out)
-    assert final["id"] == "msg_1"
-    assert final["content"] == [*LOOKS["content"][:2], *ANSWERS["content"]]
-    assert final["stop_reason"] == "end_turn"
-    assert final["usage"]["output_tokens"] == 20
-    assert (final["usage"]["input_tokens"], final["usage"]["cache_read_input_tokens"]) == (190, 10)
-    assert asked[1]["messages"] == [
-        HI,
-        {"role": "assistant", "content": LOOKS["content"]},
-        {"role": "user", "content": [FOUND]},
-    ]
-    assert b"grep" not in out
-    assert (one.spent.prompt, one.spent.largest, one.spent.cached, one.spent.completion) == (300, 200, 20, 20)
-    assert put_back(one, final["content"])[2:] == [{"role": "assistant", "content": ANSWERS["content"]}]
 
 
 def searched(reply: Json, searches: int | None) -> Json:
@@ -203,15 +178,6 @@ def test_a_reply_that_the_client_rewrote_stays() -> None:
     assert put_back(one, rewritten) == [{"role": "assistant", "content": rewritten}]
 
 
-def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
-    for rounds in ([LOOKS, ANSWERS], [MIXED]):
-        one = turn()
-        final = accumulated(run(one, *map(stream, rounds))[0])
-        entry = json.dumps({"content": final["content"], "role": "assistant"}, indent=2).encode()
-        read = MESSAGES.read(entry, Reading(Shape("/s", 10), 100), len)
-        assert read.meaning == MESSAGES.reply_meaning(*one.visible)
-
-
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -222,43 +188,6 @@ def test_after_the_last_round_our_tools_are_gone() -> None:
     _, asked = run(turn(max_rounds=1, tools=None), stream(LOOKS), stream(AGAIN), stream(ANSWERS))
     assert [body.get("tool_choice") for body in asked] == [None, {"type": "none"}, {"type": "none"}]
     assert all(body["tools"] for body in asked)  # a history with calls is refused without
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_reply_is_never_empty(whole: bool) -> None:
-    silent = [message(call("grep", {"pattern": "y"}), number=number) for number in (1, 2, 3)]
-    one = turn(max_rounds=1)
-    if whole:
-        final = json.loads(run(one, *(json.dumps(reply).encode() for reply in silent))[0])
-    else:
-        final = accumulated(run(one, *map(stream, silent))[0])
-    assert types(final["content"]) == ["text"]
-    assert "ended its turn without an answer" in final["content"][0]["text"]
-    assert final["stop_reason"] == "end_turn"
-
-
-@pytest.mark.parametrize("reason", ["max_tokens", "pause_turn", "refusal"])
-def test_a_reply_that_stops_early_ends_the_turn(reason: str) -> None:
-    one = turn()
-    final = accumulated(run(one, stream({**LOOKS, "stop_reason": reason}))[0])
-    assert final["stop_reason"] == reason
-    assert types(final["content"]) == ["thinking", "text"]
-    assert one.hidden is None
-
-
-def test_a_reply_that_stops_within_our_call_is_broken() -> None:
-    raw = stream(message(call("grep", {"pattern": "x"})))
-    one = turn()
-    one.request()
-    with pytest.raises(Broken):
-        feed(one, raw[: raw.index(b"event: content_block_stop")])
-
-
-@pytest.mark.parametrize("name", ["functions.grep", "grep<|channel|>commentary"])
-def test_our_tools_are_recognised_by_the_names_that_models_write(name: str) -> None:
-    out, asked = run(turn(), stream(message(call(name, {"pattern": "x"}))), stream(ANSWERS))
-    assert asked[1]["messages"][1]["content"][0]["name"] == "grep"
-    assert b"tool_use" not in out
 
 
 def test_a_call_without_an_id_gets_one() -> None:
@@ -291,48 +220,7 @@ def test_arguments_with_half_a_surrogate_pair_stay(whole: bool) -> None:
     assert put_back(one, final["content"])[2]["content"] == mixed["content"]
 
 
-def test_citations_come_back() -> None:
-    cited = [{"type": "char_location", "cited_text": "x", "document_index": 0}]
-    reply = message({**say("It."), "citations": cited}, call("grep", {"pattern": "x"}))
-    out, asked = run(turn(stream=False), json.dumps(reply).encode(), json.dumps(ANSWERS).encode())
-    assert asked[1]["messages"][1]["content"] == reply["content"]
-    assert json.loads(out)["content"][0] == reply["content"][0]
-
-
 # -- errors -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_error_in_the_place_of_a_stream(begun: bool) -> None:
-    raw = stream(LOOKS)
-    one = turn()
-    one.request()
-    receive(one, (raw[: raw.index(b"event: content_block_start")] if begun else b"") + encoded(ERROR))
-    assert one.refusal is not None
-    assert MESSAGES.complaint(200, one.refusal) is Addition.TOOLS
-
-
-def test_an_error_after_a_block_is_part_of_the_reply() -> None:
-    raw = stream(LOOKS)
-    one = turn()
-    one.request()
-    out = receive(one, raw[: raw.index(b"event: message_delta")] + encoded(ERROR))
-    assert events(out)[-1] == ERROR
-    assert one.refusal is None
-    assert not one.start_over()
-
-
-def test_a_refused_later_round_ends_with_the_clients_own_request() -> None:
-    one = turn()
-    one.request()
-    shown = feed(one, stream(message(call("grep", {"pattern": "x"}))))
-    one.answer(["found"])
-    one.request()  # is refused
-    assert one.start_over()
-    assert json.loads(one.request())["tools"] == [FETCH]
-    final = accumulated(shown + feed(one, stream(ANSWERS)) + one.close())
-    assert final["content"] == ANSWERS["content"]
-    assert one.hidden is None
 
 
 def test_an_error_event_has_the_shape_that_clients_know() -> None:
