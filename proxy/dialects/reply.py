@@ -278,28 +278,24 @@ class ClientReply(ABC):
 
 # -- the names of our tools -------------------------------------------------------------------------------------------
 
-BEFORE = frozenset(
-    (
-        *("functions", "function", "tools", "tool", "default_api", "default", "api", "tool_call", "call", "name"),
-        *("assistant", "commentary", "analysis", "final", "channel", "start", "recipient", "to"),
-    )
+_MARK = r"""[\s.:/=<|>"'`()\[\]]"""
+_BEFORE = (
+    "functions?|tools?|default_api|default|api|tool_call|call|name|assistant|commentary|analysis|final|channel|start"
+    "|recipient|to"
 )
-"""Words that models put before a tool's name."""
-AFTER = frozenset(
-    ("channel", "commentary", "analysis", "final", "constrain", "json", "code", "message", "call", "end", "start")
+_AFTER = r"channel|commentary|analysis|final|constrain|json|code|message|call|end|start|\d+"
+_WRITTEN = re.compile(
+    rf"(?:{_MARK}|(?:{_BEFORE})(?={_MARK}))*([\w-]+)(?:{_MARK}|(?<={_MARK})(?:{_AFTER})(?={_MARK}|$))*", re.IGNORECASE
 )
-"""Words that models put after it. A number may stand there, too: `functions.grep:0`."""
+"""A name with what models put before and after it: `functions.grep:0`, `read_file<|channel|>commentary`."""
 LONGEST = 200
 """Characters of the longest name that can be one of ours with words before and after it."""
-
-_BETWEEN = re.compile(r"[\s.:/=<|>\"'`()\[\]]+")
 
 
 class ToolNames:
     """The names of our tools, and `theirs`, the names of the client's tools, which are always the client's.
 
-    Models write ours in the format that they were trained with: `functions.grep`, `read_file<|channel|>commentary`, or
-    in its case: `Grep`.
+    Models write ours in the format that they were trained with, or in its case: `Grep`.
     """
 
     def __init__(self, ours: Sequence[str], theirs: Collection[str] = ()) -> None:
@@ -316,34 +312,11 @@ class ToolNames:
         """Return which of our tools a complete name means, or "" if it means none."""
         if name in self._ours:
             return name
-        if name in self._theirs or len(name) > LONGEST:
+        if name in self._theirs or len(name) > LONGEST or not (written := _WRITTEN.fullmatch(name)):
             return ""
-        words = _without_prefixes(_BETWEEN.split(name))
-        return self._meant(words[0]) if words and all(map(_follows, words[1:])) else ""
-
-    def could_become(self, beginning: str) -> bool:
-        """Whether a name that begins like this may turn out to mean one of our tools."""
-        if not self._ours or len(beginning) > LONGEST:
-            return False
-        *whole, last = _BETWEEN.split(beginning)
-        words = _without_prefixes(whole)
-        if not words:
-            begins = any(name.startswith(last) for name in self._ours)
-            return begins or any(word.startswith(last.lower()) for word in (*self._in_any_case, *BEFORE))
-        if not self._meant(words[0]) or not all(map(_follows, words[1:])):
-            return False
-        return last.isdigit() or any(word.startswith(last.lower()) for word in AFTER)
-
-    def _meant(self, word: str) -> str:
-        """Return which of our tools a word names. In another case it may mean a tool of the client's instead."""
+        word = written[1]
         return word if word in self._ours else self._in_any_case.get(word.lower(), "")
 
-
-def _without_prefixes(words: Sequence[str]) -> list[str]:
-    words = [word for word in words if word]
-    first = next((place for place, word in enumerate(words) if word.lower() not in BEFORE), len(words))
-    return words[first:]
-
-
-def _follows(word: str) -> bool:
-    return word.lower() in AFTER or word.isdigit()
+    def are_theirs(self, beginning: str) -> bool:
+        """Whether a name that begins like this is one of the client's."""
+        return beginning in self._theirs and not any(name.startswith(beginning) for name in self._ours)

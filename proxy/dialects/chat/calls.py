@@ -205,7 +205,7 @@ def could_be_call(beginning: str, names: ToolNames) -> bool:
         return False
     if named := _NAMED.search(rest):
         name, complete = named.groups()
-        return bool(names.recognised(name)) if complete else names.could_become(name)
+        return not complete or bool(names.recognised(name))
     return len(rest) <= HEAD
 
 
