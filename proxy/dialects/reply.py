@@ -280,12 +280,13 @@ class ClientReply(ABC):
 
 _MARK = r"""[\s.:/=<|>"'`()\[\]]"""
 _BEFORE = (
-    "functions?|tools?|default_api|default|api|tool_call|call|name|assistant|commentary|analysis|final|channel|start"
-    "|recipient|to"
+    *("functions", "function", "tools", "tool", "default_api", "default", "api", "tool_call", "call", "name"),
+    *("assistant", "commentary", "analysis", "final", "channel", "start", "recipient", "to"),
 )
 _AFTER = r"channel|commentary|analysis|final|constrain|json|code|message|call|end|start|\d+"
 _WRITTEN = re.compile(
-    rf"(?:{_MARK}|(?:{_BEFORE})(?={_MARK}))*([\w-]+)(?:{_MARK}|(?<={_MARK})(?:{_AFTER})(?={_MARK}|$))*", re.IGNORECASE
+    rf"(?:{_MARK}|(?:{'|'.join(_BEFORE)})(?={_MARK}))*([\w-]+)(?:{_MARK}|(?<={_MARK})(?:{_AFTER})(?={_MARK}|$))*",
+    re.IGNORECASE,
 )
 """A name with what models put before and after it: `functions.grep:0`, `read_file<|channel|>commentary`."""
 LONGEST = 200
@@ -317,6 +318,10 @@ class ToolNames:
         word = written[1]
         return word if word in self._ours else self._in_any_case.get(word.lower(), "")
 
-    def are_theirs(self, beginning: str) -> bool:
-        """Whether a name that begins like this is one of the client's."""
-        return beginning in self._theirs and not any(name.startswith(beginning) for name in self._ours)
+    def excludes(self, beginning: str) -> bool:
+        """Whether a name that begins like this is none of ours, whatever follows."""
+        if not self._ours:
+            return True
+        if not re.fullmatch(r"[\w-]+", beginning):
+            return False
+        return not any(word.startswith(beginning.lower()) for word in (*self._ours, *_BEFORE))

@@ -50,7 +50,7 @@ NOT_OURS = [
 @pytest.mark.parametrize(("written", "meant"), OURS.items())
 def test_a_name_with_what_models_put_around_it(written: str, meant: str) -> None:
     assert NAMES.recognised(written) == meant
-    assert not any(NAMES.are_theirs(written[:end]) for end in range(len(written) + 1))
+    assert not any(NAMES.excludes(written[:end]) for end in range(len(written) + 1))
 
 
 @pytest.mark.parametrize("written", NOT_OURS)
@@ -58,9 +58,10 @@ def test_a_name_that_is_none_of_ours(written: str) -> None:
     assert NAMES.recognised(written) == ""
 
 
-def test_names_of_the_clients_and_those_that_may_become_one_of_ours() -> None:
-    names = ToolNames(("grep", "read_file"), {"search", "read"})
-    assert [names.are_theirs(name) for name in ("search", "read", "sear", "grep", "")] == [True, *[False] * 4]
+def test_what_cannot_become_one_of_ours() -> None:
+    written = {"search": True, "grep_": True, "fund": True, "re": False, "functions": False, "my.": False, "": False}
+    assert {name: NAMES.excludes(name) for name in written} == written
+    assert ToolNames(()).excludes("")
 
 
 @pytest.mark.parametrize("part", ["functions.", "<|", "channel ", "to ", "x"])

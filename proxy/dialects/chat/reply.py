@@ -160,8 +160,8 @@ class ChatRound(Round[PartialCall]):
         return [(chunk.calling(delta, call), call) for delta, call in made if call.shown is not False]
 
     def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
-        """Decide whose call it is, once its name is complete (`sure`) or one of the client's."""
-        if call.ours is not None or not (sure or call.named or not self.names or self.names.are_theirs(call.name)):
+        """Decide whose call it is, once its name is complete (`sure`) or cannot become one of ours."""
+        if call.ours is not None or not (sure or call.named or self.names.excludes(call.name)):
             return
         ours = self.names.recognised(call.name) if call.kind == "function" else ""
         if ours:

@@ -179,7 +179,7 @@ def test_the_first_delta_may_have_nothing() -> None:
 
 NAMED = {
     "search": "at once",
-    "grep_files": "with its arguments",
+    "grep_files": "at once",
     "re": "with its arguments",
     "grep": "never",
     "read_file": "never",
