@@ -13,22 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import islice
+from posixpath import normpath
 from urllib.parse import unquote
 
 import msgspec
 
-from proxy.plan.preview import DIGITS, RESULT_OF, Label
-
-Parts = tuple[str, ...]
-"""The components of a path, in lower case."""
+from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label
 
 _WRAPPING = "\"'`<>()[]{},;@ \t\r\n"
 _LINES = re.compile(
     r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$",
     re.I,
 )
-_DIGEST = re.compile(r"(.*?)[-_]([0-9a-f]{6,64})$")
-_BREAKS = re.compile(r"[\s\"'`<>()\[\]{},;=|]+")
+_DIGEST = re.compile(r"[-_]([0-9a-f]{6,64})$")
+_BREAKS = re.compile(r":?[\s\"'`<>()\[\]{},;=|]+")
 _NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")
 """What a path or a file's name has in it."""
 _WORD = re.compile(r"[^\W_]+")
@@ -64,7 +62,7 @@ def below(directory: str, paths: Iterable[str]) -> list[str]:
 def fitting(glob: str, paths: Iterable[str], directory: str) -> list[str]:
     """Return the files whose name matches `glob`. A glob with a slash is matched against the path below `directory`."""
     glob = glob.strip().removeprefix("./").removeprefix("**/")
-    return [path for path in paths if _fits(glob, tuple(relative(path, directory).split("/")))]
+    return [path for path in paths if _fits(glob, relative(path, directory).split("/"))]
 
 
 def relative(path: str, directory: str) -> str:
@@ -106,9 +104,7 @@ class Index:
         """Return the files that `path` means, in the order of the history; none if nothing is called so. It may be
         several, each on a line of its own."""
         several = [line for line in path.splitlines()[:MAX_NAMES] if line.strip()]
-        if len(several) < 2:
-            return self._find(path)
-        found = [self._find(one) for one in several]
+        found = [self._find(one) for one in several] if len(several) > 1 else [self._find(path)]
         return Meant(self._all(meant.paths for meant in found), all(meant.exact for meant in found))
 
     def fitting(self, glob: str, paths: Sequence[str]) -> list[str]:
@@ -116,94 +112,76 @@ class Index:
         if own := fitting(glob, paths, self._store_dir):
             return own
         wanted = glob.strip().removeprefix("./").removeprefix("**/").lower()
-        return [path for path in paths if any(_fits(wanted, parts) for parts in self._said.get(path, ()))]
+        return [path for path in paths if any(_fits(wanted, said.split("/")) for said in self._said(path))]
 
     def _find(self, path: str) -> Meant:
         for spelled in (path, _clean(path)):
             file = named(spelled, self.paths)
             if found := below(spelled, self.paths) if file is None else [file]:
                 return Meant(found, exact=True)
-        ways = [self._called, self._in_phrase]
-        if len(_names_in(path)) > 1:
-            ways.reverse()
-        return Meant(next((found for way in ways if (found := way(path))), []), exact=False)
+        names = _names_in(path)
+        if len(names) > 1 and (found := self._all(map(self._called, names))):
+            return Meant(found, exact=False)
+        return Meant(self._called(path) or self._in_phrase(path, names), exact=False)
 
     def _all(self, found: Iterable[Iterable[str]]) -> list[str]:
         """Return every path once, in the order of the history."""
         chosen = {path for paths in found for path in paths}
         return [path for path in self.paths if path in chosen] if chosen else []
 
-    @cached_property
-    def _said(self) -> dict[str, list[Parts]]:
-        """The paths by which each file may be called: what its call said, and its own name without the digest."""
-        found = {}
-        for path in self.paths:
-            label, own = self._labels.get(path), _DIGEST.fullmatch(path.rpartition("/")[2].lower().removesuffix(".txt"))
-            said = [*(label.said if label else ()), *([own[1]] if own else [])]
-            found[path] = [parts for one in said if (parts := _parts(one))]
-        return found
+    def _said(self, path: str) -> list[str]:
+        """Return what a call said of its result, as paths in lower case, and the file's own name without the digest."""
+        label = self._labels.get(path)
+        own = path.rpartition("/")[2].lower().removesuffix(".txt")
+        return [_DIGEST.sub("", own), *(_clean(said).lower() for said in (label.said if label else ()))]
 
     @cached_property
     def _texts(self) -> dict[str, set[str]]:
-        """The same as words, with the tool in front and without, and what we say of each file ourselves."""
+        """What each file may be called, as words: with the tool in front and without."""
         found = {}
-        for path, label in self._labels.items():
-            said = (label.about, label.stem, *label.said)
-            found[path] = {_words(text) for one in said for text in (one, f"{_tool(label)} {one}")}
+        for path in self.paths:
+            label = self._labels.get(path, NAMELESS)
+            tool = label.origin.removeprefix(RESULT_OF)
+            said = (label.about, label.stem, *label.said, *self._said(path))
+            found[path] = {_words(text) for one in said for text in (one, f"{tool} {one}")} - {""}
         return found
 
-    # -- from the surest likeness to the vaguest --
+    def _whose(self, fits: Callable[[str], bool]) -> list[str]:
+        """Return the files that are called by something that fits."""
+        return [path for path, texts in self._texts.items() if any(map(fits, texts))]
 
     def _called(self, path: str) -> list[str]:
-        wanted, folder = _parts(path), _parts(self._store_dir)
-        wanted = wanted[len(folder) :] if wanted[: len(folder)] == folder else wanted
-        if not wanted:
+        """Return the files that a name means, from the surest likeness to the vaguest."""
+        name = normpath(_clean(path).lower()).lstrip("/")
+        name = name.removeprefix(f"{_bare(self._store_dir)}/")
+        own = _DIGEST.search(name.removesuffix(".txt"))
+        if own and (found := [path for path in self.paths if f"-{own[1][:DIGITS]}" in path.lower()]):
+            return found
+        short = _DIGEST.sub("", name.removesuffix(".txt"))
+        words, stem = _words(short), _stem(short)
+        if not words:
             return []
-        last = wanted[-1]
-        if match := _DIGEST.fullmatch(last.removesuffix(".txt")):
-            if found := [path for path in self.paths if f"-{match[2][:DIGITS]}" in path.lower()]:
-                return found
-            if not self._whose(lambda parts: parts[-1] == last):  # a call's id may look like one of our names
-                last = match[1]
-                wanted = (*wanted[:-1], last)
-        size, glob = len(wanted), "/".join(wanted).removeprefix("**/")
         return (
-            self._whose(lambda parts: len(parts) > 1 and parts == wanted)
-            or self._whose(lambda parts: len(parts) > 1 < size and _end_alike(parts, wanted))
-            or self._whose(lambda parts: parts[-1] == last)
-            or (self._whose(lambda parts: _fits(glob, parts)) if set("*?") & set(last) else [])
-            or self._whose(lambda parts: _stem(parts[-1]) == _stem(last) or _is_below(parts, wanted))
+            self._whose(lambda text: text in (words, _words(name)))
+            or (self.fitting(name, self.paths) if "*" in name else [])
+            or self._longest(lambda text: words.endswith(text) or text.endswith(words))
+            or [path for path in self.paths if "." in name and stem in map(_stem, self._said(path))]
+            or self._whose(lambda text: words in text)
         )
 
-    def _whose(self, fits: Callable[[Parts], bool]) -> list[str]:
-        """Return the files that are called by something that fits."""
-        return [path for path, said in self._said.items() if any(map(fits, said))]
+    def _longest(self, fits: Callable[[str], bool]) -> list[str]:
+        """Return the files that are called by the longest texts that fit, but for mere tools."""
+        known = {text for texts in self._texts.values() for text in texts if fits(text)}
+        most = max((text.count(" ") for text in known), default=0)
+        chosen = {text for text in known if text.count(" ") == most}
+        return [path for path, texts in self._texts.items() if texts & chosen]
 
-    def _in_phrase(self, phrase: str) -> list[str]:
-        """Return the files that a phrase means: all of it, or else the names in it, or else a part of it."""
-        words, folder = _words(phrase), _words(self._store_dir)
-        words = words.removeprefix(folder.rstrip())
-        if found := [path for path, texts in self._texts.items() if texts & {words, words.removesuffix("txt ")}]:
-            return found
-        names = _names_in(phrase)
-        if own := [file for name in names if (file := named(name, self.paths)) is not None]:
-            return self._all([own])
+    def _in_phrase(self, phrase: str, names: Sequence[str]) -> list[str]:
+        """Return the files that a phrase means: the names in it, or else the longest part of it that calls one."""
         if names:
             return self._all(map(self._called, names))
-        tools = {_words(_tool(label)) for label in self._labels.values()}
-        known = {text for texts in self._texts.values() for text in texts if text in words}
-        known = {text for text in known if len(text.replace(" ", "")) >= LEAST_WORDS}
-        if known:  # the longest part of the phrase; a tool's name is the last resort
-            best = max(text.count(" ") for text in known - tools or known)
-            chosen = {text for text in known - tools or known if text.count(" ") == best}
-            return [path for path, texts in self._texts.items() if texts & chosen]
-        if len(words) < LEAST_WORDS + 2:
-            return []
-        return [path for path, texts in self._texts.items() if any(words in text for text in texts)]
-
-
-def _tool(label: Label) -> str:
-    return label.origin.removeprefix(RESULT_OF)
+        words = _words(phrase)
+        return self._longest(lambda text: len(text.replace(" ", "")) >= LEAST_WORDS and text in words)
 
 
 def _bare(path: str) -> str:
@@ -220,14 +198,9 @@ def _clean(path: str) -> str:
     return _LINES.sub("", bare).strip(_WRAPPING).replace("\\", "/")
 
 
-def _parts(path: str) -> Parts:
-    found: list[str] = []
-    for part in _clean(path).lower().split("/"):
-        if part == "..":
-            del found[-1:]
-        elif part not in ("", "."):
-            found.append(part)
-    return tuple(found)
+def _stem(path: str) -> str:
+    """Return the last component without its endings."""
+    return path.rpartition("/")[2].partition(".")[0]
 
 
 def _names_in(phrase: str) -> list[str]:
@@ -236,26 +209,10 @@ def _names_in(phrase: str) -> list[str]:
 
 
 def _words(text: str) -> str:
-    """Return the first words of a text, whatever stands between them, with a space around each."""
-    return " ".join(["", *(match[0] for match in islice(_WORD.finditer(text.lower()), MAX_WORDS)), ""])
+    """Return the first words of a text, with a space around each; empty if it has none."""
+    words = [match[0] for match in islice(_WORD.finditer(text.lower()), MAX_WORDS)]
+    return f" {' '.join(words)} " if words else ""
 
 
-def _end_alike(parts: Parts, wanted: Parts) -> bool:
-    """Whether one of the two ends with all of the other."""
-    size = min(len(parts), len(wanted))
-    return parts[-size:] == wanted[-size:]
-
-
-def _is_below(parts: Parts, wanted: Parts) -> bool:
-    """Whether a path leads through this directory."""
-    return any(parts[start : start + len(wanted)] == wanted for start in range(len(parts) - len(wanted)))
-
-
-def _stem(last: str) -> str:
-    """Return a name without the ending, or the two endings of something that was stored as `.txt`."""
-    last = last.removesuffix(".txt")
-    return last.rpartition(".")[0] or last
-
-
-def _fits(glob: str, parts: Parts) -> bool:
+def _fits(glob: str, parts: Sequence[str]) -> bool:
     return fnmatchcase("/".join(parts) if "/" in glob else parts[-1], glob)
