@@ -142,11 +142,6 @@ class Turn(ABC):
         return self._asked.streams
 
     @property
-    def pieces(self) -> int:
-        """About how many entries, calls, blocks and items all rounds have so far. Ending a round goes through them."""
-        return len(self._before) + len(self._round.blocks)
-
-    @property
     def over(self) -> bool:
         """Whether the round's reply has said that it is complete, so that nothing more needs to be received."""
         return bool(self._done) or self._round.over

@@ -49,6 +49,7 @@ class OurTools:
         self._names = planned.names
         self._store_dir = planned.policy.offload.store_dir
         self._count = reader.counter(planned.request.model)
+        self._searching = Budget(planned.policy.tools.max_search_seconds)
         self._files: Files | None = None
         self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
         self._answered: set[tuple[str | bytes, ...]] = set()  # what each call asked for that got a whole answer
@@ -134,7 +135,7 @@ class OurTools:
         return self._kept
 
     async def _found(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:
-        tool, searching = self._tool(call), self._prepared.searching
+        tool, searching = self._tool(call), self._searching
         material = tools.Material(
             files,
             files.index,

@@ -57,9 +57,6 @@ PARSED = 16
 """How many times as much it costs to parse a reply as to look through a request: 32 KiB take a thread."""
 LINE = 32
 """Bytes that a line of a stream counts as, however short it is. A few bytes can be an event."""
-PIECE = 2_600
-"""Bytes that a piece of a reply counts as where a round is ended or answered: that takes 10 to 30 microseconds for each
-call, and there may be thousands."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
 EARLY = 32 << 10
@@ -357,7 +354,7 @@ class _Conversation:
         """Return the result of `work` that looks through `size` bytes, or through all that the turn holds. Raises
         UpstreamBroken if upstream's reply cannot be used."""
         if size is None:
-            size = max(self._io.size, 4 * self._heard, self._turn.pieces * PIECE if self._heard else 0)
+            size = max(self._io.size, PARSED * self._heard)
         try:
             return await self._io.aside(work, size)
         except (Broken, NotJson, sse.TooLarge) as error:

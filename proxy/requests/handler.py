@@ -28,7 +28,6 @@ from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
-from proxy.regex import Budget
 from proxy.requests import archive, compaction, outcome, verify
 from proxy.requests.conversation import Rounds, Services, converse
 from proxy.requests.ladder import Ladder
@@ -119,7 +118,8 @@ class _Request:
         if self._services.watch is not None:
             self._services.watch(outcome, self.prepared)
         self._services.sink(outcome)
-        verify.consider(self._services, self._client, self.prepared, self._records, outcome)
+        if self.prepared.turn is not None:
+            verify.consider(self._services, self._client, self.prepared, self._records, outcome)
 
     # -- from the body to what is sent --
 
@@ -143,8 +143,7 @@ class _Request:
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         changed = request.body if wish or restored else None
-        searching = Budget(policy.tools.max_search_seconds)
-        prepared = Prepared(body, tenant, request, changed, wish=wish, searching=searching)
+        prepared = Prepared(body, tenant, request, changed, wish=wish)
         if chosen.offload.mode is Mode.OFF or b"off" in wishes:
             prepared = replace(prepared, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in wishes:

@@ -7,7 +7,6 @@ parse ──> request, or why not ──plan──> planned ──render──> 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from proxy.plan.compacting import Wish
 from proxy.plan.forecast import Answers, newly_used, told, waiting
 from proxy.plan.turn import Addition, Form, Reason
 from proxy.policy import Mode, SnapshotRole
-from proxy.regex import Budget
 from proxy.requests.planned import Planned
 from proxy.requests.rendered import Rendered
 from proxy.telemetry.outcome import Holdout
@@ -50,8 +48,6 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
     wish: Wish | None = None
     """What compaction the client asks for, as long as the proxy may serve it."""
-    searching: Budget = msgspec.field(default_factory=lambda: Budget(math.inf))
-    """The time for all searches of the request, however often it is sent."""
     observed: bool = False
     """Whether the client or the policy wants the plan recorded and not carried out."""
     unplanned: Reason = Reason.NONE

@@ -16,7 +16,6 @@ from proxy.plan.message import ToolCall
 from proxy.plan.recognise import Visible
 from proxy.plan.turn import Continuation, Form, Hidden, Usage
 from proxy.policy import Policy, Tools
-from proxy.regex import Budget
 from proxy.requests.conversation import Rounds
 from proxy.requests.relay import ANOTHER, Relay, rewritten
 from proxy.requests.rendered import Rendered
@@ -92,7 +91,6 @@ async def world(policy: Policy = POLICY, **members: Any) -> World:
         tenant=SimpleNamespace(namespace="ns", name="t"),
         form=Form(),
         headers=lambda: [(b"x-ours", b"1")],
-        searching=Budget(10),
         uses=uses,
     )
 
