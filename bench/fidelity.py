@@ -32,7 +32,7 @@ import msgspec
 from bench import chart
 from bench.visibility import MODEL, Texts, replay, synthetic, words_of
 from proxy import regex
-from proxy.dialects.chat.messages import texts
+from proxy.dialects.chat.request import texts
 from proxy.plan.turn import Unplannable
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache

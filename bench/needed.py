@@ -31,7 +31,7 @@ import msgspec
 from bench import profiles
 from bench.fidelity import KINDS, LONGEST
 from bench.visibility import MODEL, REFERENCE, replay, synthetic
-from proxy.dialects.chat.messages import texts
+from proxy.dialects.chat.request import texts
 from proxy.policy import Policy, Profile
 from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens

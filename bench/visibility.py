@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.messages import reasoning, texts, tool_calls
+from proxy.dialects.chat.request import reasoning, texts, tool_calls
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import Role
 from proxy.policy import Policy

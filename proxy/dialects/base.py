@@ -18,9 +18,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import measuring, refusals
-from proxy.dialects.cache_marks import Mark
-from proxy.dialects.entries import left_out
+from proxy.dialects import refusals
+from proxy.dialects.entries import Mark, left_out, meaning
 from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.request import ALLOWED, RoundRequest, lowered
 from proxy.dialects.turn import Turn
@@ -195,7 +194,7 @@ class Dialect(ABC):
 
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""
-        return measuring.meaning(self.name, Role.ASSISTANT, text, calls)
+        return meaning(self.name, Role.ASSISTANT, text, calls)
 
     # -- a hidden round --
 

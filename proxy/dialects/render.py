@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, Entry, cache_marks
+from proxy.dialects import Dialect, Entry
+from proxy.dialects.entries import DEFAULTS, KEYS, Mark, last_in
 from proxy.plan import preview, summary
 from proxy.plan.history import Transcript
 from proxy.plan.message import Message, Piece, moved_pieces
@@ -16,6 +17,7 @@ from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.plan.turn import Hidden, Request
 from proxy.policy import SnapshotRole
+from proxy.rawjson import object_of, text_of
 from proxy.tools.definitions import NAMES, Names
 
 
@@ -34,6 +36,10 @@ class ActiveSnapshot(msgspec.Struct, frozen=True):
 
 REACH = 20
 """The entries before a change of which one gets our cache breakpoint. From further back, upstream finds nothing."""
+
+MOST_MARKS = 4
+"""The most breakpoints of one request that upstream takes or writes. OpenAI drops the first ones above that. It sets
+one itself, unless the request says `prompt_cache_options: {mode: explicit}` (openai 3.54.0)."""
 
 Compacted = Callable[[int, bool], bytes]
 """Takes an entry's index, and whether the model has not seen it yet; returns the entry with previews and references."""
@@ -64,13 +70,13 @@ def render(
     stop = len(transcript.raws) if end is None else end
 
     marks = () if marking is None else _marked(transcript, plan, start)
-    room = 0 if marking is None else cache_marks.room(marking)
+    room = 0 if marking is None else mark_room(marking)
 
     def sent(index: int) -> list[Entry]:
         nonlocal room
         move = plan.moves.get(index)
         entry = compacted(index, move.event == 0) if move else transcript.raws[index]
-        if marking is not None and room and index in marks and (mark := cache_marks.own(marking, index)):
+        if marking is not None and room and index in marks and (mark := own_mark(marking, index)):
             unmarked, entry = entry, dialect.marked(entry, mark)
             room -= entry is not unmarked
         hidden = rounds.get(index) if rounds and index >= start else None
@@ -99,7 +105,11 @@ def _note(altered: dict[int, Entry], index: int, entry: Entry, made: list[Entry]
 
 def _marked(transcript: Transcript, plan: Plan, start: int) -> tuple[int, ...]:
     """The entries for our cache breakpoints: the last one before what the newest event moved that is no reply, and the
-    last one that it moved. None if a snapshot precedes it all. The first is worth more, and comes first."""
+    last one that it moved. None if a snapshot precedes it all. The first is worth more, and comes first.
+
+    Upstream's cache has an entry for each breakpoint. The client marks the end of its history, so behind a change only
+    the entry of the system prompt would be found. The next event mostly changes what follows this one's results.
+    """
     event = len(plan.events)
     moved = [index for index, move in plan.moves.items() if event and move.event == event]
     if not moved or (plan.boundaries and plan.boundaries[-1].event == event):
@@ -108,6 +118,33 @@ def _marked(transcript: Transcript, plan: Plan, start: int) -> tuple[int, ...]:
     before = range(min(moved) - 1, first - 1, -1)
     last = next((index for index in before if transcript.messages[index].role in (Role.USER, Role.TOOL)), None)
     return (max(moved),) if last is None else (last, max(moved))
+
+
+def mark_room(request: Request) -> int:
+    """Return how many breakpoints of ours the request has room for: none if the client sets none."""
+    anthropic, openai = (_written(request.body, key) for key in KEYS)
+    if not anthropic and not openai:
+        return 0
+    explicit = text_of(object_of(request.members.get("prompt_cache_options")).get("mode")) == "explicit"
+    theirs = 0 if explicit or not openai else 1
+    return max(MOST_MARKS - max(anthropic, openai + theirs), 0)
+
+
+def _written(body: bytes, key: str) -> int:
+    """Return how many breakpoints a body has. Clients that write all fields set most of them to null, which is none."""
+    found = body.count(b'"%b"' % key.encode())
+    nulls = (b'"%b":null' % key.encode(), b'"%b": null' % key.encode())
+    return found - sum(map(body.count, nulls)) if found else 0
+
+
+def own_mark(request: Request, place: int) -> Mark | None:
+    """Return the breakpoint to set in entry `place`: like the client's next one, as none may live longer than those
+    before it, else in the client's spelling. None if the client marks this entry itself."""
+    if last_in(request.entries[place]) is not None:
+        return None
+    later = next((mark for entry in request.entries[place + 1 :] if (mark := last_in(entry))), None)
+    whole = next((Mark(key, request.members[key]) for key in KEYS if object_of(request.members.get(key))), None)
+    return later or whole or next(mark for mark in DEFAULTS if _written(request.body, mark.key))
 
 
 def _new_neighbours(indexes: Iterable[int]) -> Iterator[list[int]]:

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import cache_marks, refusals
+from proxy.dialects import refusals
+from proxy.dialects.entries import last_in, marked_content
 from proxy.dialects.usage import Reported, reported
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Request
@@ -225,8 +226,8 @@ def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
 def summary_task(text: str, request: Request, end: int) -> bytes:
     """Return the task as a user message. Some caches store a prefix only up to a breakpoint that the client sets. If
     the client set one after entry `end`, the task gets the same, since the client's own is not part of the call."""
-    marks = [mark for raw in request.entries[end:] if (mark := cache_marks.last_in(raw))]
-    content = cache_marks.content(string(text), marks[-1]) if marks else None
+    marks = [mark for raw in request.entries[end:] if (mark := last_in(raw))]
+    content = marked_content(string(text), marks[-1]) if marks else None
     return rawjson.encode({"role": "user", "content": content or string(text)})
 
 

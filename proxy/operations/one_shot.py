@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.messages import is_system
+from proxy.dialects.chat.request import is_system
 from proxy.dialects.render import compact
 from proxy.operations.names import joined
 from proxy.operations.schema import OffloadParameters

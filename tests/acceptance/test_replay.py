@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.dialects.chat.messages import read
+from proxy.dialects.chat.request import read
 from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading
 from proxy.plan.plan import Plan, Room

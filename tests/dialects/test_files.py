@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from proxy.dialects import render
-from proxy.dialects.chat import CHAT, messages
+from proxy.dialects.chat import CHAT
 from proxy.dialects.files import Files, moved_files
 from proxy.plan import preview, summary
 from proxy.plan.history import BEGINNING, History, Terms, Transcript
@@ -156,7 +156,8 @@ def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.Monkey
 
 def test_an_entry_with_many_texts_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[bytes] = []
-    monkeypatch.setattr(CHAT, "texts", lambda raw: (read.append(bytes(raw)), messages.texts(raw))[1])
+    texts = CHAT.texts
+    monkeypatch.setattr(CHAT, "texts", lambda raw: (read.append(bytes(raw)), texts(raw))[1])
     files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
     assert sorted(files.values()) == ["p" * 900, "q" * 900]
     assert read == [RAWS[2]]

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
-from proxy.dialects.measuring import canonical
+from proxy.dialects.entries import canonical
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Hidden, Unplannable

@@ -9,10 +9,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.dialects import attachments, cache_marks, measuring
-from proxy.dialects.cache_marks import Mark
-from proxy.dialects.entries import numbered, texts_in, with_texts_in
-from proxy.dialects.measuring import Places, item, known, sealed
+from proxy.dialects import attachments, entries
+from proxy.dialects.entries import Mark, Places, item, known, numbered, sealed, texts_in, with_texts_in
 from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
@@ -50,7 +48,7 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
     try:
         content = list(map(rawjson.members, blocks) if message is None else _content(message.get("content")))
         if role is None or (message is not None and role is not Role.ASSISTANT and _result(content) is not None):
-            return measuring.unreadable(NAME, entry, Role.TOOL, count)
+            return entries.unreadable(NAME, entry, Role.TOOL, count)
         if role is Role.ASSISTANT:
             measured, fits = _reply(content, entry, count), message is not None and _whole(content, message)
         else:
@@ -62,7 +60,7 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
             return measured
         return _alone(measured) if role is Role.SYSTEM else sealed(measured)
     except (NotJson, msgspec.MsgspecError):
-        return measuring.unreadable(NAME, entry, role or Role.TOOL, count)
+        return entries.unreadable(NAME, entry, role or Role.TOOL, count)
 
 
 def texts(entry: bytes | Raw) -> Places:
@@ -91,7 +89,7 @@ def medium(block: Members) -> bytes | None:
         return medium(object_of(object_of(block.get("content")).get("content")))
     if kind not in MEDIA or text_of(object_of(block.get("source")).get("type")) == "text":
         return None
-    return cache_marks.unmarked({key: raw for key, raw in block.items() if key != "citations"})
+    return entries.unmarked({key: raw for key, raw in block.items() if key != "citations"})
 
 
 def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
@@ -135,9 +133,9 @@ def blocks_of(entry: bytes | Raw) -> list[Members]:
 def marked(entry: bytes | Raw, mark: Mark) -> bytes | Raw:
     message, blocks = parts_of(entry)
     if message is None:
-        made = cache_marks.on_last(list(blocks), mark, CARRIERS)
+        made = entries.marked_blocks(list(blocks), mark, CARRIERS)
         return entry if made is None else b",".join(map(bytes, made))
-    content = cache_marks.content(message.get("content"), mark, CARRIERS)
+    content = entries.marked_content(message.get("content"), mark, CARRIERS)
     return entry if content is None else rawjson.encode(message | {"content": content})
 
 
@@ -202,12 +200,12 @@ def _client(
         meant = [text for _, text in texts]
         failed = bytes(answer.get("is_error", b"")) == b"true"
     others = [block for block in others if text_of(block.get("type")) != "text"]
-    return measuring.of_client(
+    return entries.of_client(
         NAME,
         role,
         entry,
         texts,
-        list(map(cache_marks.unmarked, others)),
+        list(map(entries.unmarked, others)),
         reading,
         count,
         answers=answers,
@@ -258,7 +256,7 @@ def _reply(blocks: Sequence[Members], entry: bytes | Raw, count: Count) -> Messa
     fixed = sum(map(_file_tokens, blocks))
     text, calls = spoken(blocks)
     tokens = sum(_tokens(block, count) for block in blocks) + fixed
-    return measuring.of_model(NAME, entry, text, calls, calls, tokens, fixed, count, media=media_in(blocks))
+    return entries.of_model(NAME, entry, text, calls, calls, tokens, fixed, count, media=media_in(blocks))
 
 
 def _tokens(block: Members, count: Count) -> int:
@@ -269,7 +267,7 @@ def _tokens(block: Members, count: Count) -> int:
     if kind == "thinking":
         return count(text_of(block.get("thinking")))
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
-        return measuring.call_tokens(call_of(block), count)
+        return entries.call_tokens(call_of(block), count)
     if kind == UPLOAD or medium(block) is not None:
         return 0
     return sum(len(memoryview(raw)) for raw in block.values()) // OPAQUE_BYTES

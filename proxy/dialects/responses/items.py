@@ -8,10 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import attachments, cache_marks, measuring
-from proxy.dialects.cache_marks import Mark
-from proxy.dialects.entries import text_part, texts_in
-from proxy.dialects.measuring import MESSAGE_TOKENS, Places, item, known
+from proxy.dialects import attachments, entries
+from proxy.dialects.entries import MESSAGE_TOKENS, Mark, Places, item, known, text_part, texts_in
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
@@ -94,10 +92,10 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
         reply = len(items) != 1 or first.replies
         message = _reply(items, entry, count) if reply else _item(entry, items[0], first, reading, count)
         stays = message.role is Role.SEALED or all(map(is_known, map(members_of, items), kinds))
-        return message if stays else measuring.sealed(message)
+        return message if stays else entries.sealed(message)
     except (NotJson, msgspec.MsgspecError):
         role = Role.TOOL if first.answers else _ROLES.get(first.role, Role.SEALED)
-        return measuring.unreadable(NAME, entry, Role.ASSISTANT if first.replies else role, count)
+        return entries.unreadable(NAME, entry, Role.ASSISTANT if first.replies else role, count)
 
 
 def is_known(members: Members, kind: ItemKind) -> bool:
@@ -141,9 +139,9 @@ def media_of(members: Members) -> Iterator[tuple[int, bytes]]:
     for place, part in enumerate(map(object_of, listed(content))):
         kind = text_of(part.get("type"))
         if kind in MEDIA:
-            yield place, cache_marks.unmarked(part)
+            yield place, entries.unmarked(part)
         elif kind == SCREENSHOT:
-            yield place, cache_marks.unmarked(part | {"type": string("input_image")})
+            yield place, entries.unmarked(part | {"type": string("input_image")})
         elif kind == "image" and (url := text_of(part.get("url"))):
             yield place, _image(url)
 
@@ -267,7 +265,7 @@ def _others(members: Members, content: Raw | None) -> list[bytes]:
     if text_of(members.get("type")) == SHELL:
         return []
     others = [part for part in map(rawjson.members, listed(content)) if not rawjson.is_string(part.get("text"))]
-    return list(map(cache_marks.unmarked, others))
+    return list(map(entries.unmarked, others))
 
 
 def _content_of(members: Members) -> str:
@@ -280,7 +278,7 @@ def marked(entry: bytes | Raw, mark: Mark) -> bytes | Raw:
     if len(one) != 1 or (kind(one[0]).type or "message") not in MARKED:
         return entry
     item = rawjson.members(one[0])
-    content = cache_marks.content(item.get(_content_of(item)), mark, CARRIERS)
+    content = entries.marked_content(item.get(_content_of(item)), mark, CARRIERS)
     return entry if content is None else rawjson.encode(item | {_content_of(item): content})
 
 
@@ -301,7 +299,7 @@ def _item(entry: bytes | Raw, raw: Raw, kind: ItemKind, reading: Reading, count:
     if kind.type in _UNSAID:
         others = [rawjson.encode({key: members[key] for key in sorted(members) if key not in _SERVED})]
         fixed = count(others[0].decode("utf-8", "replace"))
-    return measuring.of_client(
+    return entries.of_client(
         NAME,
         role,
         entry,
@@ -332,7 +330,7 @@ def _compaction(members: Members, entry: bytes | Raw) -> Message:
     return Message(
         digest=digest(entry),
         role=Role.SEALED,
-        meaning=measuring.meaning(NAME, Role.SYSTEM, "", [], "", [content]),
+        meaning=entries.meaning(NAME, Role.SYSTEM, "", [], "", [content]),
         tokens=tokens,
         item=item(Role.SEALED, tokens, 0, ()),
         pieces=(),
@@ -347,7 +345,7 @@ def _reply(items: Sequence[Raw], entry: bytes | Raw, count: Count) -> Message:
     tokens = sum(_tokens(type, members, count) for type, members in found) + fixed
     answered = [call_of(members, type) for type, members in found if is_answered(type, members)]
     text, calls = spoken(items)
-    return measuring.of_model(NAME, entry, text, calls, answered, tokens, fixed, count, media=media_in(items))
+    return entries.of_model(NAME, entry, text, calls, answered, tokens, fixed, count, media=media_in(items))
 
 
 def _tokens(type: str, members: Members, count: Count) -> int:
@@ -356,7 +354,7 @@ def _tokens(type: str, members: Members, count: Count) -> int:
         return sum(count(text) for _, text in texts_of(members))
     if type == "reasoning":
         return count(reasoning(members)) + _encrypted(members)
-    return measuring.call_tokens(call_of(without_media(members), type), count)
+    return entries.call_tokens(call_of(without_media(members), type), count)
 
 
 def _encrypted(members: Members) -> int:

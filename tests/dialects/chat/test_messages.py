@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import rawjson
-from proxy.dialects import cache_marks
+from proxy.dialects import entries
 from proxy.dialects.attachments import OTHER_PART_TOKENS
-from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.messages import read, texts
-from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
+from proxy.dialects.chat.request import read, texts
+from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS, Mark
 from proxy.dialects.render import compact
 from proxy.plan.history import BEGINNING, History, Naming, Terms, extend
 from proxy.plan.message import Message, Reading, ToolCall
@@ -209,13 +208,13 @@ BREAKPOINT = {"type": "ephemeral"}
     ],
 )
 def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: dict[str, str] | None) -> None:
-    found = cache_marks.last_in(json.dumps(message).encode())
+    found = entries.last_in(json.dumps(message).encode())
     assert (found and json.loads(bytes(found.value))) == expected
 
 
 def test_a_message_is_given_a_breakpoint() -> None:
     mark = Mark("cache_control", msgspec.Raw(b'{"type" : "ephemeral"}'))
-    marked = cache_marks.content(msgspec.Raw(b'"do \\ud83d it"'), mark)
+    marked = entries.marked_content(msgspec.Raw(b'"do \\ud83d it"'), mark)
     assert marked is not None
     assert json.loads(bytes(marked)) == [
         {"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import function_tool
 from proxy.plan.turn import Request, Unplannable
 
 
@@ -72,7 +71,3 @@ def test_obstacles(member: str, value: Any, obstacle: str) -> None:
 )
 def test_what_our_tools_are_called(tools: Any, names: tuple[str, str] | None) -> None:
     assert request(tools=tools).names == names
-
-
-def test_our_tools_are_functions() -> None:
-    assert json.loads(function_tool(b'{"name":"grep"}')) == tool("grep")

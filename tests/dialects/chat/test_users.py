@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import followed, joined
+from proxy.dialects.chat.request import joined
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -27,11 +27,11 @@ def part(text: str, **more: Any) -> dict[str, Any]:
         (["a", "b", "c"], "a\n\nb\n\nc"),
         (["a", "", None, "c"], "a\n\nc"),
         ([None, None], ""),
-        (["a", [part("b", **MARK)]], [part("a"), part("\n\nb", **MARK)]),
+        (["a", [part("b", **MARK)]], [part("a\n\n"), part("b", **MARK)]),
         ([[part("a", **MARK)], "b"], [part("a", **MARK), part("\n\nb")]),
-        ([[part("a"), IMAGE], "b"], [part("a"), IMAGE, part("b")]),
-        (["a", [IMAGE], [IMAGE], [part("b"), part("c")]], [part("a"), IMAGE, IMAGE, part("b"), part("c")]),
-        ([[], "b"], [part("b")]),
+        ([[part("a"), IMAGE], "b"], [part("a"), IMAGE, part("\n\nb")]),
+        (["a", [IMAGE], [IMAGE], [part("b"), part("c")]], [part("a\n\n"), IMAGE, IMAGE, part("b"), part("c")]),
+        ([[], "b"], [part("b\n\n")]),
     ],
 )
 def test_contents_follow_one_another_with_a_blank_line_between_texts(contents: list[Any], together: Any) -> None:
@@ -57,13 +57,10 @@ def test_what_we_do_not_know_is_not_joined(odd: bytes) -> None:
 def test_different_names_and_roles_stay_apart() -> None:
     ann, bob, nobody = user("a", name="ann"), user("b", name="bob"), user("c")
     assert joined([ann, bob, nobody]) == [ann, bob, nobody]
-    together = json.loads(followed(ann, by=nobody) or b"")
-    assert together == {"role": "user", "name": "ann", "content": "a\n\nc"}
     reply, odd = b'{"role":"assistant","content":"x"}', user({"text": "?"})
     assert joined([ann, reply, ann, odd, ann]) == [ann, reply, ann, odd, ann]
     first, second = joined([reply, ann, ann])
     assert first == reply and json.loads(second)["content"] == "a\n\na"
-    assert followed(reply, by=ann) is followed(ann, by=odd) is None
 
 
 @pytest.mark.parametrize("messages", [[], [user("a")], [b'{ "role" : "user" }']])
