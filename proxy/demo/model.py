@@ -1,7 +1,7 @@
 """A scripted stand-in for a model, and the upstream on loopback that serves it.
 
 It decides only by the messages that reach it. So if the proxy takes a text away and does not give it back, the answers
-show it. The upstream is strict about pairs of calls and results, as the real API is.
+show it.
 """
 
 from __future__ import annotations
@@ -121,27 +121,11 @@ def message_tokens(message: Json, count: Count) -> int:
     return FRAME + sum(map(count, [text_of(message), *calls]))
 
 
-def unpaired(messages: Sequence[Json]) -> str:
-    """Why OpenAI would refuse these messages; empty if results directly follow the calls that they answer."""
-    waiting: set[str] = set()
-    for message in messages:
-        if message["role"] == "tool":
-            if message["tool_call_id"] not in waiting:
-                return f"{message['tool_call_id']} is a result of no call"
-            waiting.remove(message["tool_call_id"])
-        elif waiting:
-            break
-        else:
-            waiting = {call["id"] for call in message.get("tool_calls") or ()}
-    return f"these calls have no result: {', '.join(sorted(waiting))}" if waiting else ""
-
-
 class ScriptedUpstream:
-    """Chat completions, not streamed. `refused`: why it refused requests."""
+    """Chat completions, not streamed. `requests` has what reached it."""
 
     def __init__(self, count: Count) -> None:
         self.requests: list[Sent] = []
-        self.refused: list[str] = []
         self.url = ""
         self._count = count
 
@@ -162,9 +146,6 @@ class ScriptedUpstream:
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
-        if fault := unpaired(body["messages"]):
-            self.refused.append(fault)
-            return JSONResponse({"error": {"message": fault, "type": "invalid_request_error"}}, status_code=400)
         tools = body.get("tools") or []
         said = reply(body["messages"], [tool["function"]["name"] for tool in tools])
         pieces = [(json.dumps(one), message_tokens(one, self._count)) for one in body["messages"]]

@@ -127,7 +127,6 @@ def test_the_demo_session_runs_in_every_mode_that_needs_no_summary(serve: Callab
             agent = Agent(client, upstream, count)
             rows = list(agent.run())
     assert [one.line.strip() == said for one, said in agent.answers] == [True, True]
-    assert upstream.refused == []
     assert rows[-1].sent < rows[-1].client / 2
 
 
