@@ -248,7 +248,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence
             ("--policy*", "FILE", "a policy; repeat it to compare several [the defaults]"),
             ("--dialect", "API", "the API of JSONL: chat, responses or messages [guessed for each line]"),
             ("--json", "", "print JSON instead of a table"),
-            ("--html", "REPORT.html", "also write a report with charts, as one file"),
+            ("--html", "REPORT.html", "also write a report, as one file"),
         ),
     ),
     "recall": (

@@ -61,7 +61,8 @@ def run(
     report = _report_file(html) if html else None
     count = replayed(paths, tallies, api)
     if report is not None:
-        text = page(list(map(harmless, files)), list(rows_of(count, tallies)), tallies, _NOTES)
+        shown = headline(tallies, recommend=profiles)
+        text = page(list(map(harmless, files)), shown, list(rows_of(count, tallies)), tallies, _NOTES)
         try:
             report.write_text(text, encoding="utf-8")
         except OSError as error:

@@ -1,37 +1,41 @@
-"""The replay's report as one HTML file that needs no network: its table, its charts, and the sessions.
+"""The replay's report as one HTML file without scripts: what matters, the table, costs over time, and the sessions.
 
 It holds figures and names of models and files, and nothing of what the sessions say. Names come from strangers: they
-are text in the table and in a block of JSON, never markup, and the page's own policy allows no script but ours.
+are text, and the page's own policy allows nothing but its style.
 """
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from hashlib import sha256
 from html import escape
-from importlib.resources import files
-from typing import Any
-
-import msgspec
 
 from proxy import __version__
-from proxy.cli.tally import KINDS, Course, SessionKey, Tally
+from proxy.cli.tally import Course, SessionKey, Tally
+from proxy.cli.words import harmless
 
 POINTS = 600
 """Most points of one line in a chart."""
-
 SESSIONS = 200
 """Most sessions of a policy in the report: those that cost most."""
+WIDTH, HEIGHT = 900, 220
+"""Of a chart, in its own units."""
 
-_SHEETS = ("dashboard.css", "report.css")
-_MODULES = ("common.js", "charts.js", "report.js")
-"""The scripts of the report, each of which imports only from those before it. All but the last are the dashboard's."""
-
-_IMPORT = re.compile(r"^import [^;]*;\n|^export ", re.MULTILINE)
+_STYLE = """
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { margin: 0; }
+main { max-width: 72rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; }
+caption { text-align: left; font-weight: bold; }
+th, td { padding: 0.2rem 0.8rem; text-align: left; border-bottom: 1px solid #8886; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+svg { width: 100%; height: auto; border-bottom: 1px solid; }
+polyline { fill: none; stroke: #777; stroke-width: 3; }
+.after { stroke: #1a7f52; }
+"""
 
 _PAGE = """\
 <!doctype html>
@@ -41,119 +45,85 @@ _PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; base-uri 'none'; form-action 'none'; \
-style-src {style_hash}; script-src {script_hashes}">
+style-src 'sha256-{hash}'">
 <title>Replay: what the plan would have done</title>
 <style>{style}</style>
 </head>
 <body>
 <main>
 <h1>What the plan would have done</h1>
-<p class="faint">{about}</p>
-<div class="scroll"><table><caption>Every figure of the replay</caption>
-<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
-<p class="faint">{notes}</p>
-<div id="report"><noscript><p>The charts need JavaScript, which is part of this file.</p></noscript></div>
+<p>{made}</p>
+{body}
 </main>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
 </body>
 </html>
 """
 
 
-def page(names: Sequence[str], rows: Sequence[Sequence[str]], tallies: Sequence[Tally], notes: str) -> str:
+def page(
+    names: Sequence[str], headline: Iterable[str], rows: Sequence[Sequence[str]], tallies: Sequence[Tally], notes: str
+) -> str:
     """Return the report. `names` are the files, and `rows` the table, whose first row has the policies' names."""
-    (_, *policies), *figures = rows
-    style, script = _assets()
-    data = {"kinds": KINDS, "policies": [_policy(name, tally) for name, tally in zip(policies, tallies, strict=True)]}
+    head, *figures = rows
+    body = [f"<p><strong>{escape(line)}</strong></p>" for line in headline if line]
+    body += [*_table("Every figure of the replay", head, figures), f"<p>{escape(notes)}</p>"]
+    for name, tally in zip(head[1:], tallies, strict=True):
+        body += [f"<h2>{escape(name)}</h2>", *_policy(tally)]
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, offload-proxy {__version__}. Recordings: {', '.join(names)}"
-    return _PAGE.format(
-        style_hash=_hash(style),
-        script_hashes=_hash(script),
-        style=style,
-        about=escape(made),
-        head=_cells("th", ["", *policies]),
-        body="".join(f"<tr>{_cells('td', row)}</tr>" for row in figures),
-        notes=escape(notes),
-        data=_inert(data),
-        script=script,
-    )
+    style_hash = b64encode(sha256(_STYLE.encode()).digest()).decode()
+    return _PAGE.format(hash=style_hash, style=_STYLE, made=escape(made), body="\n".join(body))
 
 
-def _cells(tag: str, row: Sequence[str]) -> str:
-    title, *cells = row
-    part = ' class="part"' if title.startswith(" ") else ""
-    heading = f'<th scope="row"{part}>{escape(title)}</th>' if tag == "td" else "<td></td>"
-    scope = ' scope="col"' if tag == "th" else ""
-    return heading + "".join(f'<{tag}{scope} class="number">{escape(cell)}</{tag}>' for cell in cells)
+def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table whose first column has titles, and the others numbers."""
+    yield f'<div class="scroll"><table><caption>{escape(caption)}</caption><thead><tr>'
+    yield "".join(f'<th scope="col">{escape(cell)}</th>' if cell else "<td></td>" for cell in head)
+    yield "</tr></thead><tbody>"
+    for title, *cells in rows:
+        numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
+        yield f'<tr><th scope="row">{escape(title)}</th>{numbers}</tr>'
+    yield "</tbody></table></div>"
 
 
-@cache
-def _assets() -> tuple[str, str]:
-    """Return the style sheet and the script."""
-    static = files("proxy.dashboard") / "static"
-
-    def text(name: str) -> str:
-        return static.joinpath(name).read_text(encoding="utf-8")
-
-    modules = (_IMPORT.sub("", text(name)) for name in _MODULES)
-    script = f'"use strict";\n(() => {{\n{"".join(modules)}\n}})();'
-    return "".join(map(text, _SHEETS)), script
-
-
-def _hash(text: str) -> str:
-    """Return the source expression that allows this inline text (CSP 3, 2.3.1)."""
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-def _inert(data: object) -> str:
-    """Return JSON that HTML cannot take for markup."""
-    text = msgspec.json.encode(data).decode()
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _policy(name: str, tally: Tally) -> dict[str, Any]:
-    every = _step(tally.total)
-    sums = [*tally.total[:-1:every], *tally.total[-1:]]
-    return {
-        "name": name,
-        "every": every,
-        "before": [before for before, _ in sums],
-        "after": [after for _, after in sums],
-        "planned": tally.planned,
-        "sessions": list(_sessions(tally)),
-        "omitted": max(len(tally.sessions) - SESSIONS, 0),
-    }
-
-
-def _step(points: Sequence[object]) -> int:
-    """Every which point a chart shows."""
-    return -(-len(points) // POINTS) or 1
-
-
-def _sessions(tally: Tally) -> Iterator[dict[str, Any]]:
-    """Yield the sessions that cost most, each numbered by when it began."""
+def _policy(tally: Tally) -> Iterator[str]:
+    if not tally.planned:
+        yield "<p>This policy plans none of these requests; the table says why.</p>"
+        return
+    yield from _chart(tally.total)
     numbered = enumerate(tally.sessions.items(), 1)
     costly = sorted(numbered, key=lambda one: max(one[1][1].before, one[1][1].after), reverse=True)
+    omitted = f"; {len(costly) - SESSIONS:,} more are left out" if len(costly) > SESSIONS else ""
+    head = ("Session", "Requests", "Events", "Cost as it came", "Cost as planned", "As a share")
+    rows = (_row(number, session, course) for number, (session, course) in costly[:SESSIONS])
+    yield from _table(f"The sessions that cost most come first{omitted}", head, rows)
     for number, (session, course) in costly[:SESSIONS]:
-        yield _session(number, session, course)
+        if course.told:
+            yield f"<details><summary>{escape(_name(number, session))}: the plan in words</summary><ol>"
+            yield from (f'<li value="{request + 1}">{escape(words)}</li>' for request, words in course.told)
+            yield "</ol></details>"
 
 
-def _session(number: int, session: SessionKey, course: Course) -> dict[str, Any]:
-    every = _step(course.points or ())
-    points = (course.points or [])[::every]
-    return {
-        "number": number,
-        "api": session.api,
-        "model": session.model.encode("utf-8", "replace").decode(),
-        "requests": course.requests,
-        "before": course.before,
-        "after": course.after,
-        "events": len(course.events),
-        "every": every,
-        "told": course.told,
-        "marks": sorted({event // every for event in course.events}),
-        "came": [point.came for point in points],
-        "kinds": [[point.kinds[place] for point in points] for place in range(len(KINDS))],
-        "costs": [[point.before for point in points], [point.after for point in points]],
-    }
+def _name(number: int, session: SessionKey) -> str:
+    return f"{number}: {harmless(session.model)} ({session.api})"
+
+
+def _row(number: int, session: SessionKey, course: Course) -> list[str]:
+    share = f"{course.after / course.before:.2f}" if course.before else "-"
+    numbers = (course.requests, course.events, course.before, course.after)
+    return [_name(number, session), *(f"{figure:,}" for figure in numbers), share]
+
+
+def _chart(total: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Yield both lines of the sums of costs, from zero, and what they show as text."""
+    every = -(-len(total) // POINTS)
+    points = [*total[:-1:every], total[-1]]
+    (before, after), most = total[-1], max(*total[-1], 1)
+    said = f"Cost of the input so far, in plain input tokens: {before:,} as it came, and {after:,} as planned (green)."
+    yield f'<p>{said}</p>\n<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">'
+    for place, kind in enumerate(("before", "after")):
+        line = " ".join(
+            f"{WIDTH * at / max(len(points) - 1, 1):.1f},{HEIGHT - HEIGHT * point[place] / most:.1f}"
+            for at, point in enumerate(points)
+        )
+        yield f'<polyline class="{kind}" points="{line}"/>'
+    yield "</svg>"

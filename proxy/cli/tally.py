@@ -7,20 +7,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.cli.recordings import RecordedRequest
-from proxy.plan.forecast import by_kind, event_at, told
+from proxy.plan.forecast import event_at, told
 from proxy.plan.plan import Role
 from proxy.plan.prices import price_of
 from proxy.plan.turn import Reason, Unplannable
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
 from proxy.requests.outcome import foreseen
-from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
-
-COURSES = 2_000
-"""Sessions of which the points are kept."""
+from proxy.requests.planned import Planned, plan
 
 WORDS = 100
-"""Requests of a session of which the report says in words what the plan does."""
+"""Sentences about a session that the report has at most."""
 
 
 class SessionKey(NamedTuple):
@@ -34,21 +31,6 @@ class SessionKey(NamedTuple):
     """Who asked, if that is known."""
 
 
-class Point(NamedTuple):
-    """One request: its tokens as it came, those of each kind as planned, and its cost both ways."""
-
-    came: int
-    kinds: tuple[int, ...]
-    before: int
-    after: int
-
-
-KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot")
-"""The kinds of what is sent, as the dashboard names them. Assistant messages are with what only upstream can read."""
-
-_OF_ROLE = {Role.SYSTEM: 0, Role.USER: 2, Role.ASSISTANT: 3, Role.TOOL: 4, Role.SEALED: 3}
-
-
 @dataclass
 class Course:
     """One session under one policy."""
@@ -58,11 +40,9 @@ class Course:
     """The sum of its requests' costs as they came."""
     after: int = 0
     """The same as planned."""
-    events: list[int] = field(default_factory=list)
-    """The requests, counted from 0, at which events happen."""
+    events: int = 0
     told: list[tuple[int, str]] = field(default_factory=list)
-    """What the plan does at requests, and why, in words: up to `WORDS` of them."""
-    points: list[Point] | None = None
+    """What the plan does at requests, counted from 0, and why."""
 
 
 @dataclass
@@ -72,7 +52,7 @@ class Tally:
     name: str
     policy: Policy
     detailed: bool = False
-    """Whether to keep the points of charts."""
+    """Whether to keep what only the report shows: `total`, and what is told of sessions."""
     planned: int = 0
     billed: int = 0
     """Planned requests whose cost rests on upstream's numbers."""
@@ -126,19 +106,14 @@ class Tally:
             self.money_after += seen.after * price / 1e6
         if self.detailed:
             self.total.append((self.cost_before, self.cost_after))
-        course = self._course(planned, recorded.caller)
-        if event:
-            course.events.append(course.requests)
-        if course.points is not None and len(course.told) < WORDS:
+        course = self.sessions.setdefault(_session(planned, recorded.caller), Course())
+        course.events += event is not None
+        if self.detailed and event is not None and len(course.told) < WORDS:
             words = told(planned.history.items, planned.plan, planned.policy.offload, planned.room.window)
-            if course.told and course.told[-1][1].startswith("waiting: "):
-                course.told.pop()  # of what it waits for, only the last is of interest
             course.told.append((course.requests, words))
         course.requests += 1
         course.before += seen.before
         course.after += seen.after
-        if course.points is not None:
-            course.points.append(Point(*_kinds(planned), seen.before, seen.after))
 
     async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[Planned | None, str]:
         """Return the plan, or why there is none."""
@@ -153,15 +128,6 @@ class Tally:
         except Unplannable as error:
             return None, error.reason
         return planned, f"{Reason.FIELD} {chat.obstacle}"
-
-    def _course(self, planned: Planned, caller: str) -> Course:
-        session = _session(planned, caller)
-        course = self.sessions.get(session)
-        if course is None:
-            course = self.sessions[session] = Course()
-            if self.detailed and len(self.sessions) <= COURSES:
-                course.points = []
-        return course
 
     @property
     def losses(self) -> int:
@@ -184,19 +150,6 @@ _FIGURES = (
     *("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after"),
     *("priced", "money_before", "money_after", "expanded"),
 )
-
-
-def _kinds(planned: Planned) -> tuple[int, tuple[int, ...]]:
-    """Return the request's tokens as it came, and those of each kind as planned."""
-    kinds, room = [0] * len(KINDS), planned.room
-    sent = by_kind(planned.history.items, planned.plan, planned.policy, OUR_TOOLS_TOKENS)
-    definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - room.preamble
-    for role, tokens in sent.whole.items():
-        kinds[_OF_ROLE[role]] += tokens
-    kinds[0] += room.preamble
-    kinds[1] = definitions + sent.tools
-    kinds[5], kinds[6] = sent.previews, sent.snapshot
-    return planned.tokens + room.preamble + definitions, tuple(kinds)
 
 
 def _session(planned: Planned, caller: str) -> SessionKey:

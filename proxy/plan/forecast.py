@@ -11,7 +11,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -130,32 +130,6 @@ def worth_whole(items: Sequence[Item], plan: Plan, policy: Policy, head: int, to
     first = 0 if plan.boundaries else min(plan.moves, default=0)
     came, same = head + sum(item.tokens for item in items), head + sum(item.tokens for item in items[:first])
     return _cost(policy.offload, came, same) <= 2 * forecast(items, plan, policy, head, tools).after
-
-
-class Kinds(msgspec.Struct, frozen=True):
-    """The tokens of a planned history: of whole messages by their part, of previews, of a snapshot, of our tools."""
-
-    whole: Mapping[Role, int]
-    previews: int
-    snapshot: int
-    tools: int
-
-
-def by_kind(items: Sequence[Item], plan: Plan, policy: Policy, tools: int) -> Kinds:
-    """Return what this plan of a history would have sent. Together, that is `Forecast.tokens` and `tools`, if any."""
-    now = _shown(plan, plan.waited, policy.offload.compress.wait)
-    whole: dict[Role, int] = {}
-    previews = snapshot = 0
-    for segment in _segments(items, now, policy.offload):
-        index, state = segment.key
-        if index < 0:
-            snapshot += segment.tokens
-        elif state:
-            previews += segment.tokens
-        else:
-            role = items[index].role
-            whole[role] = whole.get(role, 0) + segment.tokens
-    return Kinds(whole, previews, snapshot, _our_tools(now, policy, tools))
 
 
 def _cost(offload: Offload, prompt: int, cached: float) -> float:
