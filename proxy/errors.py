@@ -156,10 +156,6 @@ class StoreFault(ProxyError):
     status, code = 503, "store_unavailable"
 
 
-class NamespaceFault(StoreFault):
-    """The store failed for one namespace. For the others it may work."""
-
-
 # -- upstream's --------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from proxy import policies, regex
 from proxy.cli.words import duration, harmless, in_units, table
-from proxy.errors import NamespaceFault, UserMistake
+from proxy.errors import UserMistake
 from proxy.operations.names import name_of
 from proxy.policies import Policies, builtin, load
 from proxy.policies.tenants import identify, retention
@@ -120,7 +120,7 @@ def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
         entries = await _found(store, "")
         old = [entry for entry in entries if _outlived(entry, kept_for, now)]
         if not dry_run:
-            old = [entry for entry in old if await _deleted(store, entry.key)]
+            await store.delete(*(entry.key for entry in old))
         count, size = len(old), in_units(sum(entry.size for entry in old))
         sys.stdout.write(f"{'would delete' if dry_run else 'deleted'} {count} of {len(entries)} records, {size}\n")
         return 0
@@ -129,26 +129,7 @@ def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
 
 
 async def _found(store: Store, prefix: str) -> list[Entry]:
-    """Return the records, and say so if those of a namespace cannot be listed."""
-    entries: list[Entry] = []
-    try:
-        async for entry in store.list(prefix):
-            entries.append(entry)
-    except NamespaceFault as fault:
-        if not entries:
-            raise
-        sys.stderr.write(f"offload-proxy: some records are not listed: {fault.message}\n")
-    return entries
-
-
-async def _deleted(store: Store, key: str) -> bool:
-    """Delete a record. Returns False, and says so, if only its namespace fails."""
-    try:
-        await store.delete(key)
-    except NamespaceFault as fault:
-        sys.stderr.write(f"offload-proxy: {key} is not deleted: {fault.message}\n")
-        return False
-    return True
+    return [entry async for entry in store.list(prefix)]
 
 
 def _taken(check: Callable[[str], T], text: str) -> T:

@@ -91,8 +91,7 @@ class Store(Protocol):
         """Yield every record whose key begins with `prefix` once, in the engine's order.
 
         Records that are put or deleted during the listing may or may not appear. Anything that is not a record is
-        skipped. Close the generator if you stop early. A NamespaceFault comes after the records of all other
-        namespaces.
+        skipped. Close the generator if you stop early.
         """
 
     async def delete(self, *keys: str) -> None:

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Literal, TypeVar
 from uuid import uuid4
 
-from proxy.errors import NamespaceFault, StoreFault
+from proxy.errors import StoreFault
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.stores import Entry, Retention, Store, namespace_of
 from proxy.telemetry.outcome import StoreMiss, StoreOperation
@@ -429,8 +429,7 @@ class Visit:
                 guarded.tell(operation, "no answer in time")
             return self._missed(operation, StoreMiss.TIMEOUT)
         except StoreFault as fault:
-            if not isinstance(fault, NamespaceFault):  # which must not keep the others from the engine
-                breaker.failed()
+            breaker.failed()
             guarded.tell(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
         finally:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxy import regular_files
-from proxy.errors import NamespaceFault, Overloaded, StoreFault
+from proxy.errors import Overloaded, StoreFault
 from proxy.regular_files import NotRegular
 from proxy.stores import Damaged, Entry, checked, checked_prefix, is_part, namespace_of
 from proxy.threads import WorkPool, comes_later
@@ -41,9 +41,6 @@ less than `guarded.CLOSING`, so that the log names what hangs."""
 
 LEFTOVER_SECONDS = 3600.0
 """A temporary file older than this belongs to a process that died, because no put takes that long."""
-
-OF_ONE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-"""Errors that say something about the folders of one namespace, if the store's own folder can be used."""
 
 ATTEMPTS = 10
 """Attempts to publish a record while deletes keep removing its folders."""
@@ -76,9 +73,6 @@ class Folder:
             self._prepare()
             with self._written(value, sync) as temporary:
                 return _published(temporary, path, sync)
-        except OSError as error:
-            error.filename = str(path)  # which `utime` leaves out
-            raise
         return False
 
     def get(self, key: str) -> bytes | None:
@@ -107,18 +101,12 @@ class Folder:
         """Return the values in the order of `keys`."""
         return [self.get(key) for key in keys]
 
-    def walk(self, prefix: str, missed: list[OSError]) -> Iterator[Entry]:
-        """Yield the records below a prefix, and skip anything else in the folder.
-
-        What cannot be listed of a namespace does not keep the others from it: its first error is put in `missed`.
-        """
+    def walk(self, prefix: str) -> Iterator[Entry]:
+        """Yield the records below a prefix, and skip anything else in the folder."""
         self._prepare()
         for namespace in _within(self._root, "", prefix):
-            try:
-                for kind in _within(self._root / namespace, f"{namespace}/", prefix):
-                    yield from _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix)
-            except OSError as error:
-                missed[:] = missed or [error]
+            for kind in _within(self._root / namespace, f"{namespace}/", prefix):
+                yield from _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove the records and the folders that this leaves empty, because namespaces come and go."""
@@ -128,19 +116,6 @@ class Folder:
             with suppress(OSError):
                 folder.rmdir()
                 folder.parent.rmdir()
-
-    def can_be_used(self) -> bool:
-        """Whether records can be read and written, as far as this depends on the store's own folders."""
-        folders = [self._root]
-        if os.path.lexists(self._temporary):  # the first put makes it
-            folders.append(self._temporary / ".")
-        return all(os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders)
-
-    def place(self, error: OSError) -> str:
-        """Return the namespace that an error names, as `: NAMESPACE`, or nothing."""
-        with suppress(ValueError, TypeError, IndexError):
-            return f": {Path(error.filename2 or error.filename).relative_to(self._root).parts[0]}"
-        return ""
 
     def _prepare(self) -> None:
         """Make the folder at its first use, and again if it has vanished.
@@ -235,11 +210,9 @@ def _within(folder: Path, above: str, prefix: str) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a folder, or might be one: if it cannot be told, listing it fails, for its namespace only."""
-    try:
+    with suppress(OSError):  # a link that leads to itself
         return entry.is_dir()
-    except OSError:
-        return True
+    return False
 
 
 def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
@@ -251,10 +224,6 @@ def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
                     if entry.is_file(follow_symlinks=False):
                         found = entry.stat(follow_symlinks=False)
                         yield Entry(f"{above}{entry.name}", found.st_size, found.st_mtime)
-
-
-def _fail(error: OSError) -> None:
-    raise error
 
 
 class LocalStore:
@@ -278,17 +247,11 @@ class LocalStore:
         return await self._run(partial(self._folder.get_many, wanted), "".join(wanted[:1]))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`.
-
-        If a namespace cannot be listed, raises its fault after the others' records.
-        """
-        missed: list[OSError] = []
-        walk = self._folder.walk(checked_prefix(prefix), missed)
+        """Yield every record whose key begins with `prefix`."""
+        walk = self._folder.walk(checked_prefix(prefix))
         while batch := await self._run(lambda: tuple(islice(walk, BATCH)), prefix):
             for entry in batch:
                 yield entry
-        if missed:
-            await self._run(partial(_fail, missed[0]), prefix)
 
     async def delete(self, *keys: str) -> None:
         """Delete the records. One thread deletes them all."""
@@ -302,15 +265,8 @@ class LocalStore:
 
     async def _run(self, work: Callable[[], T], key: str) -> T:
         try:
-            return await self._threads.run(namespace_of(key), partial(self._told, work))
-        except Overloaded as full:
-            raise NamespaceFault(full.message) from full
-
-    def _told(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
+            return await self._threads.run(namespace_of(key), work)
         except OSError as error:
-            reason = f"the store's folder failed: {error.strerror or type(error).__name__}"
-            if error.errno in OF_ONE and self._folder.can_be_used():
-                raise NamespaceFault(f"{reason}{self._folder.place(error)}") from error
-            raise StoreFault(reason) from error
+            raise StoreFault(f"the store's folder failed: {error.strerror or type(error).__name__}") from error
+        except Overloaded as full:
+            raise StoreFault(full.message) from full

@@ -16,7 +16,6 @@ the records that are closest to expiring.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
@@ -123,10 +122,7 @@ class RedisStore:
         return [found[key] for key in keys]
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients.
-
-        Ends with a StoreFault if a cursor comes back, as nothing new would come.
-        """
+        """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients."""
         seen: set[bytes] = set()  # SCAN may return a name twice while Redis resizes its table
         namespace, slash, rest = checked_prefix(prefix).partition("/")
         pattern = f"{self._prefix}{{{namespace}}}/{rest}" if slash else f"{self._prefix}{{{namespace}"
@@ -235,25 +231,12 @@ def _by_namespace(keys: Sequence[str]) -> dict[str, list[str]]:
 
 async def _scanned(node: Redis | ClusterNode, pattern: str) -> AsyncGenerator[list[bytes], None]:
     """Yield the names on one server that match, page by page."""
-    cursors: set[int] = set()
-    stopped = _cancellations()
     cursor = None
     while cursor != 0:
         with _faults():
             page = await node.execute_command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", BATCH)
             cursor, names = convert(page, tuple[int, list[bytes]])
-        if _cancellations() > stopped:  # `asyncio.wait_for` within redis-py loses one if a reply comes at once
-            raise asyncio.CancelledError
-        if cursor in cursors:
-            raise StoreFault("Redis failed: its SCAN goes round in circles")
-        cursors.add(cursor)
         yield names
-
-
-def _cancellations() -> int:
-    """Return how often the current task was asked to stop."""
-    task = asyncio.current_task()
-    return task.cancelling() if task else 0
 
 
 def _answered(answers: Sequence[Any]) -> Sequence[Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 
-from proxy.errors import NamespaceFault, StoreFault
+from proxy.errors import StoreFault
 from proxy.stores import Retention, Store, namespace_of
 from proxy.threads import nobody_waits
 
@@ -29,7 +29,7 @@ class Sweeper:
     """Sweeps a whole store repeatedly, by each namespace's retention. `clock` returns seconds since the epoch.
 
     `swept(deleted, overdue)` is called for every few records: how many were deleted, and how many seconds the oldest
-    that was found is past its retention; at the end of a sweep, the oldest that is left.
+    that was found is past its retention; at the end of a sweep, none is.
     """
 
     def __init__(
@@ -61,44 +61,29 @@ class Sweeper:
         """Sweep once. Returns how many records were deleted, or None if the store failed."""
         now, deleted, pace = self._clock(), 0, _Pace()
         expired: dict[str, float] = {}
-        left: dict[str, float] = {}
         try:
-            try:
-                async with aclosing(self._store.list("")) as entries:
-                    async for entry in entries:
-                        kept = self._retention(namespace_of(entry.key))
-                        if kept is not None and now - entry.modified > kept:
-                            expired[entry.key] = now - entry.modified - kept
-                        if len(expired) == BATCH:
-                            deleted += await self._delete(expired, left)
-                            expired = {}
-                        await pace.keep()
-            except NamespaceFault as fault:  # it comes after the records of all others
-                self._warn("store sweep", f"store: sweep: {fault.message}")
-            deleted += await self._delete(expired, left)
+            async with aclosing(self._store.list("")) as entries:
+                async for entry in entries:
+                    kept = self._retention(namespace_of(entry.key))
+                    if kept is not None and now - entry.modified > kept:
+                        expired[entry.key] = now - entry.modified - kept
+                    if len(expired) == BATCH:
+                        deleted += await self._delete(expired)
+                        expired = {}
+                    await pace.keep()
+            deleted += await self._delete(expired)
         except StoreFault as fault:
             self._warn("store sweep", f"store: sweep: {fault.message}")
             return None
-        self._swept(0, max(left.values(), default=0.0))
+        self._swept(0, 0.0)
         return deleted
 
-    async def _delete(self, expired: dict[str, float], left: dict[str, float]) -> int:
-        """Delete the records, and return how many. A namespace whose folder does not let us concerns no other."""
-        if not expired:
-            return 0
-        kept = dict(expired)
-        try:
+    async def _delete(self, expired: Mapping[str, float]) -> int:
+        """Delete the records, and return how many."""
+        if expired:
             await self._store.delete(*expired)
-            kept = {}
-        except NamespaceFault:
-            for key in expired:
-                with suppress(NamespaceFault):
-                    await self._store.delete(key)
-                    del kept[key]
-            self._warn("store sweep", f"store: sweep: {len(kept)} records cannot be deleted: {next(iter(kept), '')}")
-        left |= kept
-        self._swept(len(expired) - len(kept), max(expired.values()))
-        return len(expired) - len(kept)
+            self._swept(len(expired), max(expired.values()))
+        return len(expired)
 
 
 class _Pace:

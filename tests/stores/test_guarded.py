@@ -271,23 +271,6 @@ async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, sto
     assert await visit.get(OTHER) is Missing.ABSENT
 
 
-async def test_a_namespace_whose_folder_fails_keeps_out_no_other(tmp_path: Path) -> None:
-    guarded = Guarded(open_store(str(tmp_path)), warn=lambda *what: None)
-    assert await guarded.visit().put("good-1/rounds/k", b"1", keep=False) is Put.WRITTEN
-    (tmp_path / "bad-1").write_text("no folder")
-    visit = guarded.visit()
-    assert await visit.put("bad-1/rounds/k", b"1", keep=False) is Put.FAILED
-    assert await visit.get("bad-1/rounds/k") is Missing.FAILED
-    assert visit.errors == {"put:failed": 1, "get:failed": 1}
-    assert guarded.state == "closed"
-    (tmp_path / ".tmp").rmdir()
-    (tmp_path / ".tmp").write_text("no folder")
-    for _ in range(FAILURES):
-        assert await guarded.visit().put("good-1/rounds/l", b"1", keep=False) is Put.FAILED
-    assert guarded.state == "open", "this concerns all"
-    await guarded.close()
-
-
 async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.trouble = "away"
     for _ in range(FAILURES):

@@ -14,9 +14,7 @@ from redis.asyncio import Redis
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
-from proxy.stores.guarded import Guarded, Missing
-from proxy.stores.redis import RedisStore
-from tests.clock import Clock, turns
+from tests.clock import Clock
 from tests.stores.contract import StoreContract, listed
 from tests.stores.engines import Process, redis_sentinel, redis_server
 
@@ -331,33 +329,3 @@ async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
             with pytest.raises(StoreFault, match="Redis failed"):
                 await work
         await store.close()
-
-
-class Endless:
-    """A client whose SCAN goes on for 500 pages, and which takes a reply that is there for more than a cancellation."""
-
-    def __init__(self, cursors: int, clock: Clock) -> None:
-        self.pages, self._clock = 0, clock
-        self._cursors = cursors
-
-    async def execute_command(self, *words: object) -> tuple[int, list[bytes]]:
-        self.pages += 1
-        with suppress(asyncio.CancelledError):
-            self._clock.move(1)
-            await turns(2)
-        return 1 + self.pages % self._cursors if self.pages < 500 else 0, []
-
-
-async def test_a_scan_without_end_is_left_when_the_time_is_up(clock: Clock) -> None:
-    client = Endless(1_000, clock)
-    store: Any = RedisStore(client, lambda namespace: None)  # type: ignore[arg-type]
-    guarded = Guarded(store, warn=lambda *_: None, clock=clock)
-    assert await guarded.visit(20).list("a-1/") is Missing.FAILED
-    assert client.pages < 500
-
-
-async def test_a_scan_in_circles_is_a_fault(clock: Clock) -> None:
-    client = Endless(3, clock)
-    with pytest.raises(StoreFault, match="circles"):
-        await listed(RedisStore(client, lambda namespace: None), "a-1/")  # type: ignore[arg-type]
-    assert client.pages == 4
