@@ -24,7 +24,7 @@ from proxy.dashboard.access import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
 from proxy.dashboard.queries import PAGE, PERIODS, Reader, Wanted
 from proxy.dashboard.recorded import DAY, LONGEST_TEXT
-from proxy.dashboard.savings import Price, Row, compared, savings, verified
+from proxy.dashboard.savings import Price, Row, compared, missed, savings, verified
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 
 if TYPE_CHECKING:
@@ -234,6 +234,7 @@ def savings_page(period: str, now: float, namespace: str | None, price: Price, r
         "best": _priced(best, price),
         "worst": _priced(worst, price),
         "verified": verified(sums),
+        "misses": missed(sums),
         "groups": compared(reader.groups(since, namespace), sums),
     }
 

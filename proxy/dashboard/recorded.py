@@ -17,13 +17,13 @@ MINUTE, HOUR, DAY = 60, 3600, 86_400
 SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 366 * DAY}
 """Sums are kept by these spans, each for so many seconds. A tenant's retention may be shorter."""
 
-KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
+KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout", "miss")
 """Fields of an outcome by which sums are kept apart, beside the namespace."""
 
 SUMMED = (
 "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
-    "written_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted",
-    "rounds", "new_event", "unfollowed",
+    "written_tokens", "missed_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed",
+    "reinserted", "rounds", "new_event", "unfollowed",
     "again_tools", "again_exact", "whole_tools", "whole_exact",
 )  # fmt: skip
 """Fields of an outcome that are added up."""

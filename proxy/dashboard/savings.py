@@ -75,6 +75,18 @@ def verified(sums: Iterable[Mapping[str, Any]]) -> Row:
     return {"asked": asked, **{name: sum(one[name] for one in found) for name in fields}}
 
 
+def missed(sums: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Return what upstream's cache lacked of prompts, by tenant, model and cause, the most tokens first."""
+    found: dict[tuple[str, str, str], Row] = {}
+    for one in sums:
+        if one["miss"]:
+            names = {name: one[name] for name in ("tenant", "model", "miss")}
+            row = found.setdefault(tuple(names.values()), {**names, "requests": 0, "missed_tokens": 0})
+            row["requests"] += one["requests"]
+            row["missed_tokens"] += one["missed_tokens"]
+    return sorted(found.values(), key=lambda row: -row["missed_tokens"])
+
+
 def _empty(tenant: str, model: str) -> Row:
     counted = (
         "requests", "faults", "tokens_before", "tokens_after", "rewritten", "billed", "losses", "expected", "actual",

@@ -109,6 +109,7 @@ class UsageLedger:
         self.spent.completion += whole(usage.get(self._fields.completion))
         self.spent.cached += _cache(usage, CACHED)
         self.spent.written += _cache(usage, WRITTEN)
+        self.spent.cache_told |= any(name in place for place in _places(usage) for name in CACHED)
 
     def carry(self, raw: Raw | None) -> None:
         """Carry this usage over, because another round follows."""
@@ -132,8 +133,12 @@ class UsageLedger:
 
 def _cache(usage: Members, names: tuple[str, ...]) -> int:
     """Return the first of these counts that is not 0, of the usage or of its details."""
-    places = [usage, *(object_of(usage.get(details)) for details in _DETAILS)]
-    return next((count for place in places for name in names if (count := whole(place.get(name)))), 0)
+    return next((count for place in _places(usage) for name in names if (count := whole(place.get(name)))), 0)
+
+
+def _places(usage: Members) -> list[Members]:
+    """Return the usage and its details."""
+    return [usage, *(object_of(usage.get(details)) for details in _DETAILS)]
 
 
 def added(earlier: Members, later: Members, depth: int = DEPTH) -> Members:

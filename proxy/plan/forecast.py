@@ -31,6 +31,7 @@ CAUSES = {
     Cause.TOTAL.name.lower(): "history above its ceiling",
     Cause.WINDOW.name.lower(): "to fit the context window",
     Cause.ASKED.name.lower(): "compaction that the client asked for",
+    Cause.EXPIRED.name.lower(): "upstream's cache had expired",
     LEARNED: "planned again for a window that was learned",
     UNSEEN: "new results, too large to be sent even once",
 }
@@ -187,14 +188,14 @@ def _common(sent: Sequence[_Segment], earlier: Sequence[_Segment], reach: float)
 
 def _cached_before(items: Sequence[Item], head: int) -> int:
     """Return the tokens that the client's request before this one had; 0 if this is the first one."""
-    points = (index for index in range(len(items) - 1, 0, -1) if _is_answer(items, index))
+    points = (index for index in range(len(items) - 1, 0, -1) if is_answer(items, index))
     last = next(points, None)
     if last is not None and items[-1].role is Role.ASSISTANT:
         last = next(points, None)  # the history ends in a prefill, which is part of this request
     return 0 if last is None else head + sum(item.tokens for item in items[:last])
 
 
-def _is_answer(items: Sequence[Item], index: int) -> bool:
+def is_answer(items: Sequence[Item], index: int) -> bool:
     """Whether the client asked just before this message."""
     return items[index].role is Role.ASSISTANT and items[index - 1].role is not Role.ASSISTANT
 
@@ -309,6 +310,8 @@ def _because(event: OffloadEvent, offload: Offload, window: int | None, plan: Pl
     """Say why the newest event happened, and how much of the history is written again."""
     if event.cause is Cause.ASKED:
         return "the client asked for compaction"
+    if event.cause is Cause.EXPIRED:
+        return f"the cache at upstream had expired after {_several(event.pause // 60, 'minute')}"
     again, total, ceiling = event.rewritten, f"{event.total:,} tokens", plan.standing.ceiling
     behind = f"; {again:,} tokens are written again"
     if event.cause is Cause.EARLY:

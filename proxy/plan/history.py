@@ -108,6 +108,8 @@ class Terms(msgspec.Struct, frozen=True):
     offload: Offload
     room: Room
     tool_definition_tokens: int
+    pauses: tuple[tuple[bytes, int], ...] = ()
+    """The requests at which upstream's cache had expired, by `History.asked`, and the seconds since the ones before."""
 
 
 class History:
@@ -153,7 +155,7 @@ class History:
         return longer
 
     def _add(self, message: Message) -> None:
-        offload = self.terms.offload
+        offload, pause = self.terms.offload, self._pause()
         leads = message.role is Role.SYSTEM and self.links[-1] == BEGINNING
         kept = offload.keep_errors and message.failed
         place = self._pairing.add(
@@ -165,7 +167,7 @@ class History:
         self.tools.append(place.tool)
         self.items.append(item)
         self.links.append(BEGINNING if leads else extend(self.links[-1], message.meaning))
-        self.fold.add(item)
+        self.fold.add(item, pause)
         self.tokens += message.tokens
         self.fixed += message.item.fixed
         self._asked = self._asked or message.role is Role.USER
@@ -205,7 +207,18 @@ class History:
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""
-        return self.fold.plan()
+        return self.fold.plan(self._pause())
+
+    def asked(self, point: int) -> bytes:
+        """The digest of the history that the client sent with its first `point` messages, without the system messages
+        at its end: some clients add a reminder to each request and keep none."""
+        while point and self.items[point - 1].role is Role.SYSTEM:
+            point -= 1
+        return self.links[point]
+
+    def _pause(self) -> int:
+        """The seconds since the request before, if upstream's cache had expired at one that ends here; else 0."""
+        return dict(self.terms.pauses).get(self.asked(len(self.items)), 0) if self.terms.pauses else 0
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
         """The history together with the bytes of its entries."""

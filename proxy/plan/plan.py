@@ -91,6 +91,8 @@ class Cause(IntEnum):
     """The request did not fit the window."""
     ASKED = 3
     """The client asked for compaction."""
+    EXPIRED = 4
+    """Upstream's cache had expired, so that writing the prompt again cost nothing extra."""
 
 
 class OffloadEvent(msgspec.Struct, frozen=True):
@@ -103,6 +105,8 @@ class OffloadEvent(msgspec.Struct, frozen=True):
     """Tokens of the history before the event."""
     rewritten: int = 0
     """Tokens of the history from the first change on, which upstream has to read again."""
+    pause: int = 0
+    """Seconds since the request before it, where upstream's cache had expired meanwhile."""
 
 
 class Standing(msgspec.Struct, frozen=True):

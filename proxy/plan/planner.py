@@ -3,15 +3,17 @@
 The client sends its whole history every time and never sees the request that went upstream. So the planner walks the
 history from the start and, at each *request point* (a place where the client asked), decides as it would have then. A
 decision depends only on the history before it and on the policy. So every later request reaches it again, on any
-replica, and the upstream's prompt cache stays warm. No clock, record or random number may influence it.
+replica, and the upstream's prompt cache stays warm. No clock or random number may influence it, and of all records
+only a pause: that upstream's cache had expired at this point of the history.
 
     items ──> Fold.add ──> at each request point: Fold._request_point ──> events ──> Plan
 
 One rule decides. Old results stay until the model has answered `keep_views` times with them in view. Then the newest
-ones move as soon as seven more requests with them would cost more than writing the rest of the prompt again. And
-whenever the history exceeds its ceiling, the oldest results move until half of that is left, whatever it costs. In the
-modes that summarise, a snapshot replaces the history where moving results leaves too much. A request that does not fit
-the window is made to fit.
+ones move as soon as seven more requests with them would cost more than writing the rest of the prompt again. Where
+upstream's cache has expired, all of them move, because everything is written again there in any case. And whenever the
+history exceeds its ceiling, the oldest results move until half of that is left, whatever it costs. In the modes that
+summarise, a snapshot replaces the history where moving results leaves too much. A request that does not fit the window
+is made to fit.
 
 All sizes are tokens. A ceiling or a window is exceeded only above it.
 """
@@ -59,23 +61,25 @@ class Fold:
         self._waited = 0
         self._fitted = 0  # everything before this index was moved when the window was full
         self._pays_after: int | None = None
+        self._pause = 0
 
-    def add(self, item: Item) -> None:
-        """Add the history's next message. An assistant message shows that the client asked just before it."""
+    def add(self, item: Item, pause: int = 0) -> None:
+        """Add the history's next message. An assistant message shows that the client asked just before it, `pause`
+        seconds after the request before if upstream's cache had expired by then."""
         if item.role is Role.ASSISTANT and not self.messages.answered:
-            self._request_point()
+            self._request_point(pause)
         first_sight = item.role is Role.TOOL and item.tokens > self._unseen_limit and item.first_preview < item.tokens
         if first_sight:
             self._moves[len(self.messages.items)] = Move(first_preview=True, event=0)
         live = item.first_preview if first_sight else item.tokens
         self.messages.append(item, live)
 
-    def plan(self) -> Plan:
-        """The plan for a request that ends here. The fold itself can continue."""
+    def plan(self, pause: int = 0) -> Plan:
+        """The plan for a request that ends here, after a pause as above. The fold itself can continue."""
         if self.messages.answered:
             return self._decided()  # the history ends in a prefill, whose request point came before it
         ended = self.copy()
-        ended._request_point()
+        ended._request_point(pause)
         return ended._decided()
 
     def copy(self) -> Self:
@@ -107,9 +111,9 @@ class Fold:
 
     # -- the rule ------------------------------------------------------------------------------------------------------
 
-    def _request_point(self) -> None:
+    def _request_point(self, pause: int) -> None:
         """The client asks here: have an event if the window, the ceiling or the prices demand one."""
-        messages = self.messages
+        messages, self._pause = self.messages, pause
         self._waited += 1
         self._answered.append(messages.unanswered)
         # Clients that make one reply of a finished turn's steps show fewer answers than there were.
@@ -192,16 +196,19 @@ class Fold:
             requests = ceil(price / (read * freed))
             self._pays_after = min(requests, self._pays_after or requests)
         if best:
-            self._event(best, Cause.EARLY)
+            self._event(best, Cause.EXPIRED if self._pause else Cause.EARLY)
 
     def _rewritten(self, behind: int, freed: int) -> int:
         """The tokens that an event writes again which leaves so many behind its first change, and frees so many.
 
         The first event adds our tools, which come before the messages, so the leading ones are written again as well.
+        Where upstream's cache has expired, that is done in any case.
         """
-        if self._tool_definition_tokens and not self._moves and not self._boundaries:
-            left = self.messages.total - freed
-            return left + self._tool_definition_tokens + _rounded_up(self.messages.leading_tokens)
+        tools = 0 if self._moves or self._boundaries else self._tool_definition_tokens
+        if self._pause:
+            return tools
+        if tools:
+            return self.messages.total - freed + tools + _rounded_up(self.messages.leading_tokens)
         return behind
 
     def _fit(self) -> None:
@@ -238,7 +245,9 @@ class Fold:
         if boundary:
             self._summarise(ordinal)
         rewritten = messages.total if boundary else sum(messages.live[min(moved) :])
-        self._events.append(OffloadEvent(len(messages.items), messages.unanswered, cause, total, rewritten))
+        self._events.append(
+            OffloadEvent(len(messages.items), messages.unanswered, cause, total, rewritten, self._pause)
+        )
         self._waited, self._pays_after = 0, None
 
     def _summarise(self, ordinal: int) -> None:

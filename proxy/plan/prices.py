@@ -29,6 +29,8 @@ class Prices(msgspec.Struct, frozen=True):
     long_factor: float = 2.0
     source: str = ""
     """Where and in which month this was read."""
+    cache_lifetime: int | None = None
+    """Seconds after which upstream's cache has certainly lost what nobody read; None if the provider does not say."""
 
     def factor(self, prompt: int) -> float:
         """How many times the usual price a prompt of so many tokens costs."""
@@ -45,6 +47,7 @@ class PriceList(msgspec.Struct, frozen=True):
     source: str
     newest: Prices
     named: tuple[Prices, ...]
+    cache_lifetime: int | None = None
 
 
 _LONG = 272_000
@@ -102,6 +105,7 @@ PRICE_LISTS = (
             Prices("haiku-4.5", 0.1, 1.25, 1.0),
             Prices("3.5-haiku", 0.1, 1.25, 0.8),
         ),
+        cache_lifetime=300,
     ),
     PriceList(
         "Gemini",
@@ -147,6 +151,8 @@ FREE = Prices("this machine", 0.0, 1.0, source="no price list: reading a cache t
 """For loopback. A server elsewhere may be a gateway, and then reading is not free."""
 ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the dearest ones' prices")
 """For models of no list."""
+_AN_HOUR = re.compile(rb'(?<!\\)"ttl"\s*:\s*"1h"')
+"""The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would be escaped."""
 _NAME = 200
 """Characters of a model's name that are looked at."""
 _OTHER = r"-(\d|mini|nano|lite|pro)"
@@ -160,6 +166,17 @@ def price_of(base_url: str, model: str = "") -> Prices:
     except ValueError:
         return ASSUMED  # no address; whoever checks the policy names its place
     return FREE if is_loopback(host) else _looked_up(host, model[:_NAME].lower())
+
+
+def cache_lifetime(base_url: str, model: str, body: bytes) -> int | None:
+    """Return the seconds for which upstream keeps in its cache what nobody reads; None if that is not known.
+
+    A gateway on this machine has the provider's cache behind it. Only Anthropic says when an entry ends
+    (platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11). OpenAI names a least lifetime (openai
+    3.57.0).
+    """
+    lifetime = _looked_up(urlsplit(base_url).hostname or "", model[:_NAME].lower()).cache_lifetime
+    return 3600 if lifetime and _AN_HOUR.search(body) else lifetime
 
 
 @lru_cache(maxsize=1024)
@@ -197,7 +214,7 @@ def _priced(prices: PriceList, model: str) -> Prices:
         if re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9]|{_OTHER})", model)
     ]
     row = max(found, key=lambda one: one[0])[1] if found else prices.newest
-    return msgspec.structs.replace(row, source=prices.source)
+    return msgspec.structs.replace(row, source=prices.source, cache_lifetime=prices.cache_lifetime)
 
 
 def _plain(name: str) -> str:

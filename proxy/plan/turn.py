@@ -52,6 +52,8 @@ class Usage(msgspec.Struct):
     """Those of the prompt that upstream's cache held."""
     written: int = 0
     """Those of the prompt that upstream wrote to its cache."""
+    cache_told: bool = False
+    """Whether upstream said anything of its cache."""
     largest: int = 0
     """The prompt of one round, the largest: upstream has shown that it takes so many."""
     hidden: int = 0

@@ -33,6 +33,7 @@ from proxy.rawjson import NotJson
 from proxy.requests import relay
 from proxy.requests.answers import OurTools
 from proxy.requests.exchange import HEARTBEAT, Exchange, ReplyWriter
+from proxy.requests.pauses import Pauses
 from proxy.requests.relay import REFUSAL_LIMIT, Refusal, Relay, Sink, is_stream
 from proxy.tools.answer import ToolAnswer
 from proxy.upstream.client import UpstreamReply, decoded
@@ -110,6 +111,7 @@ class Services:
     threads: WorkPool
     known: Known
     sink: Sink
+    pauses: Pauses = field(default_factory=Pauses)
     verifying: Spending | None = None
     """What tenants spend on asking again; None: nothing is asked again."""
     watch: Callable[[Outcome, Prepared], None] | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -115,6 +115,9 @@ class _Request:
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
+        if self._accepted and not self._dialect.counts and 200 <= outcome.status < 300:
+            miss, missed = self._services.pauses.ended(outcome.namespace, self.prepared)
+            outcome = replace(outcome, miss=miss, missed_tokens=missed)
         if self._services.watch is not None:
             self._services.watch(outcome, self.prepared)
         self._services.sink(outcome)
@@ -198,8 +201,11 @@ class _Request:
             return prepared
         window = self._ladder.window(policy, request.model)
         reader, namespace, refused = self._services.reader, self._tenant.namespace, self._ladder.too_long
+        pauses = None if prepared.observed else self._pauses
         try:
-            planned = await plan(self._dialect, request, policy, window, reader, namespace, refused=refused)
+            planned = await plan(
+                self._dialect, request, policy, window, reader, namespace, refused=refused, pauses=pauses
+            )
         except Unplannable as error:
             return replace(prepared, unplanned=error.reason)
         except Overloaded:
@@ -211,6 +217,16 @@ class _Request:
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
         obstacle = "tool_choice" if planned.bound else ""
         return replace(prepared, planned=planned, obstacle=obstacle)
+
+    async def _pauses(self, planned: Planned) -> Mapping[bytes, int]:
+        """Return at which of this history's requests upstream's cache had expired. Whoever sees a pause first records
+        it, so that every later request plans with it, on any replica; without the record, it counts for none."""
+        model = planned.request.model
+        found = await self._records.pauses(planned.asked, model)
+        if self._dialect.counts or not self._accepted or planned.asked[-1] in found:
+            return found
+        pause = self._services.pauses.expired(self._owner.namespace, planned)
+        return found | await self._records.keep_pause(planned.asked[-1], model, pause) if pause else found
 
     async def _render(self, prepared: Prepared) -> Prepared:
         """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""

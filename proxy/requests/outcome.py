@@ -18,7 +18,7 @@ from proxy.plan.forecast import (
     unseen,
 )
 from proxy.plan.plan import OffloadEvent
-from proxy.plan.turn import Addition, Usage
+from proxy.plan.turn import Addition
 from proxy.policy import Mode
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome
@@ -41,7 +41,7 @@ def of_chat(
     messages = len(planned.history) if planned else 0
     event = event_at(planned.plan) if planned else None
     cause = _cause(planned, event) if planned else ""
-    spent = prepared.turn.spent if prepared.turn else _usage(prepared.reported)
+    spent = prepared.spent
     mode = planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
         request_id=client.request_id,
@@ -156,10 +156,6 @@ def _cause(planned: Planned, event: OffloadEvent | None) -> str:
     if event:
         return event.cause.name.lower()
     return UNSEEN if unseen(planned.history.items, planned.plan) else ""
-
-
-def _usage(said: Reported | None) -> Usage:
-    return Usage(said.prompt, said.completion, said.cached or 0, said.written or 0) if said else Usage()
 
 
 def _basis(said: Reported | None) -> Basis:

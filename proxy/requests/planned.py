@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.plan import compacting, summary
-from proxy.plan.forecast import worth_whole
+from proxy.plan.forecast import is_answer, worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning
 from proxy.plan.message import Reading
 from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.plan.preview import names_in
+from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Addition, Request
 from proxy.policy import Inject, Mode, Policy, SnapshotRole
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from proxy.plan.turn import Request
     from proxy.requests.cache import MessageCache
 
+
+Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
+"""Returns the requests of a history, by `Planned.asked`, before which upstream's cache had expired, and after how many
+seconds."""
 
 OUR_TOOLS_TOKENS = 350
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
@@ -58,6 +64,26 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def transcript(self) -> Transcript:
         """The history together with the bytes of its entries."""
         return self.history.transcript(self.request.entries)
+
+    @cached_property
+    def asked(self) -> list[bytes]:
+        """The digest of the history at each request that the client made, this one last."""
+        items = self.history.items
+        points = [index for index in range(1, len(items)) if is_answer(items, index)]
+        if items and items[-1].role is not Role.ASSISTANT:
+            points.append(len(items))
+        return list(map(self.history.asked, points))
+
+    @cached_property
+    def cache_lifetime(self) -> int | None:
+        """The seconds for which upstream keeps in its cache what nobody reads; None if that is not known."""
+        return cache_lifetime(self.policy.upstream.base_url, self.request.model, self.request.body)
+
+    @property
+    def may_pause(self) -> bool:
+        """Whether something could have moved here or before because upstream's cache had expired."""
+        moves = self.plan.moves or self.plan.standing.old
+        return bool(moves and self.policy.offload.cached_read and self.cache_lifetime)
 
     @cached_property
     def concerns_us(self) -> bool:
@@ -245,10 +271,12 @@ async def plan(
     caller: str = "",
     *,
     refused: bool = False,
+    pauses: Pauses | None = None,
 ) -> Planned | None:
     """Read the history and plan for a window of so many of our tokens. Returns None if the request must not be changed.
 
-    `refused`: whether upstream has refused this request as too long. Raises Unplannable.
+    `refused`: whether upstream has refused this request as too long; `pauses` is asked for the pauses of a history that
+    may have any. Raises Unplannable.
     """
     names = asked.names
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle_beside(policy.upstream.members):
@@ -269,6 +297,11 @@ async def plan(
         plan = history.plan()
         planned = Planned(dialect, asked, policy, history, plan, room, names, refused and not plan.empty, quoted)
         _ = planned.sent_whole  # reads a message that may be long
+        _ = planned.asked
         return planned
 
-    return await reader.history(dialect, asked.entries, terms, caller, asked.size, then=planned)
+    read = partial(reader.history, dialect, asked.entries, caller=caller, size=asked.size)
+    found = await read(terms, then=planned)
+    if pauses is not None and found.may_pause and (expired := await pauses(found)):
+        found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
+    return found

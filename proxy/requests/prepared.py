@@ -16,7 +16,7 @@ import msgspec
 from proxy.plan import compacting
 from proxy.plan.compacting import Wish
 from proxy.plan.forecast import Answers, newly_used, told, waiting
-from proxy.plan.turn import Addition, Form, Reason
+from proxy.plan.turn import Addition, Form, Reason, Usage
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests.planned import Planned
 from proxy.requests.rendered import Rendered
@@ -69,6 +69,21 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """What the plan would have sent and cost, if it is only observed."""
     reported: Reported | None = None
     """What upstream said about the cost of the client's own bytes, if it was looked at."""
+
+    @property
+    def spent(self) -> Usage:
+        """The tokens of all rounds as upstream counted them, as far as it said them."""
+        said = self.reported
+        if self.turn is not None or said is None:
+            return self.turn.spent if self.turn else Usage()
+        return Usage(
+            said.prompt,
+            said.completion,
+            said.cached or 0,
+            said.written or 0,
+            cache_told=said.cached is not None,
+            largest=said.prompt,
+        )
 
     def again(self, **changes: Any) -> Prepared:
         """Return the request before it was rendered, with these changes."""
@@ -152,6 +167,11 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     def compressed(self) -> int:
         """Messages that a snapshot replaces."""
         return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
+
+    @property
+    def pointed(self) -> bool:
+        """Whether answers of our tools became pointers at this request."""
+        return self.rendered is not None and _answers(self.rendered) is not None
 
     @property
     def unfollowed(self) -> bool:

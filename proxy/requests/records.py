@@ -102,6 +102,12 @@ class _Compacted(msgspec.Struct, frozen=True):
     text: str
 
 
+class _Paused(msgspec.Struct, frozen=True):
+    """The record of a pause before a request, after which upstream's cache had expired."""
+
+    seconds: int
+
+
 class Records:
     """The records of one namespace, for one request or one background task."""
 
@@ -139,8 +145,14 @@ class Records:
                 return winner
         return snapshot
 
-    async def _read_many(self, keys: Sequence[str], kind: type[RecordT], *, final: bool = True) -> list[RecordT | None]:
-        found = await self._visit.get_many(keys, final=final, intact=intact)
+    async def _read_many(
+        self, keys: Sequence[str], kind: type[RecordT], *, final: bool = False
+    ) -> list[RecordT | None]:
+        """Return the records with these keys. With `final`, one that is absent now stays so for this process."""
+        found = list[bytes | Missing]()
+        for at in range(0, len(keys), MOST_LOOKUPS):
+            found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
+            await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
         return [None if isinstance(value, Missing) else _decoded(value, kind) for value in found]
 
     async def compaction(self, digest: str) -> str:
@@ -152,6 +164,19 @@ class Records:
         """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""
         key, value = self.key("compactions", compacting.digest(text)), rawjson.encode({"text": text})
         return await self._visit.put(key, sealed(key, value), sure=True) is not Put.FAILED
+
+    async def pauses(self, asked: Sequence[bytes], model: str) -> dict[bytes, int]:
+        """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
+        record."""
+        keys = self._keys("pauses", [digest.hex() for digest in asked], model)
+        found = zip(asked, await self._read_many(keys, _Paused, final=True), strict=True)
+        return {digest: record.seconds for digest, record in found if record is not None}
+
+    async def keep_pause(self, asked: bytes, model: str, seconds: int) -> dict[bytes, int]:
+        """Store a pause, and return it as every later request finds it: nothing if it could not be stored in time."""
+        [key] = self._keys("pauses", [asked.hex()], model)
+        await self._visit.put(key, sealed(key, rawjson.encode({"seconds": seconds})), keep=False)
+        return await self.pauses([asked], model)
 
     async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, Hidden]:
         """Return the hidden rounds of these replies, by their indexes.
@@ -308,16 +333,16 @@ class Records:
         return None if ambiguous or not rounds or rounds[0].empty else rounds[0]
 
     async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Record | None]:
-        keys, found = self._round_keys(names, model), list[_Record | None]()
-        for at in range(0, len(keys), MOST_LOOKUPS):
-            found += await self._read_many(keys[at : at + MOST_LOOKUPS], _Record, final=final)
-            await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
-        return found
+        return await self._read_many(self._round_keys(names, model), _Record, final=final)
 
     def _round_keys(self, names: Sequence[str], model: str) -> list[str]:
-        """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
+        """Return the keys of rounds. Other models refuse a model's signatures."""
+        return self._keys("rounds", names, model)
+
+    def _keys(self, kind: str, names: Sequence[str], model: str) -> list[str]:
+        """Return the keys of records that hold for one model."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        return [self.key("rounds", f"{name}-{variant}") for name in names]
+        return [self.key(kind, f"{name}-{variant}") for name in names]
 
 
 def _joined(records: Sequence[_Record]) -> Hidden:

@@ -79,6 +79,8 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
     "store_expired_records": ("Records deleted after their retention.",),
     "learned_windows": ("Changes of what is known about a model's context window, by what taught it.", "lesson"),
     "policy_reloads": ("Reloads of the policies.", "result"),
+    "cache_misses": ("Requests of which upstream's cache lacked what was not new, by cause.", "tenant", "cause"),
+    "cache_missed_tokens": ("Tokens that it lacked.", "tenant", "cause"),
     "observed_requests": ("Observed requests that succeeded.", "tenant", "usage"),
 }  # fmt: skip
 """Each counter's help text and labels."""
@@ -189,6 +191,9 @@ class Metrics:
         for series, amount in compress(zip(self._sums_of(tenant), amounts, strict=True), amounts):
             if amount > 0:
                 growth[series] += min(amount, MOST)
+        if outcome.miss:
+            growth[self._series["cache_misses"](tenant, outcome.miss)] += 1
+            growth[self._series["cache_missed_tokens"](tenant, outcome.miss)] += min(outcome.missed_tokens, MOST)
         for irregular, times in outcome.left_alone.items():
             growth[self._series["messages_left_alone"](tenant, irregular)] += times
         for addition in outcome.refused:
@@ -198,6 +203,9 @@ class Metrics:
             growth[self._series["retrieved_tokens"](tenant, use.tool)] += use.tokens
         for error, times in outcome.store_errors.items():
             growth[self._series["store_errors"](*error.split(":"))] += times
+        self._time(outcome)
+
+    def _time(self, outcome: Outcome) -> None:
         self._series["added_seconds"](outcome.kind).observe(outcome.added_seconds)
         self._series["request_seconds"](outcome.kind).observe(outcome.seconds)
         if outcome.first_byte_seconds is not None:

@@ -61,6 +61,22 @@ class Basis(StrEnum):
     """It did not, or not of all rounds: everything that the request before this one had counts as cached."""
 
 
+class Miss(StrEnum):
+    """Why upstream's cache lacked what it could have had of a prompt."""
+
+    NONE = ""
+    FIRST = "first"
+    """It was the first request of this conversation that this process saw."""
+    CLIENT = "client"
+    """The client changed its own history, or went on from an earlier request of it."""
+    EXPIRED = "expired"
+    """Too much time had passed since the request before."""
+    EVENT = "event"
+    """We changed what is sent: an event, or an answer of our tools that became a pointer."""
+    OTHER = "other"
+    """None of these: upstream lost it earlier, or caches no prompt of this kind."""
+
+
 class StoreOperation(StrEnum):
     GET = "get"
     PUT = "put"
@@ -156,6 +172,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int = 0
     written_tokens: int = 0
     """Those of the input tokens that upstream wrote to its cache."""
+    miss: Miss = Miss.NONE
+    """Why upstream's cache lacked a part of the prompt that was not new."""
+    missed_tokens: int = 0
+    """That part, as upstream counted it."""
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
     again_tools: int = 0
@@ -176,6 +196,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_byte_seconds: float | None = None
     """From the request's first byte to the reply's first."""
     cause: str = ""
-    """Why something newly moved: `early`, `total`, `window`, `learned` or `unseen`; see `forecast.CAUSES`."""
+    """Why something newly moved: one of `forecast.CAUSES`."""
     words: str = ""
     """What the plan did at this very request, and why, in sentences with figures; or what it waits for."""

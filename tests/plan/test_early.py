@@ -107,6 +107,47 @@ def test_a_plan_says_how_far_the_next_event_is() -> None:
     assert now.pays_after == -(-1.15 * behind // (0.1 * 850)) > PAYBACK
 
 
+# -- an expired cache -------------------------------------------------------------------------------------------------
+
+
+def paused(text: str, offload: Offload, at: dict[int, int], tools: int = 0) -> Plan:
+    """The plan of a history in which upstream's cache had expired at these points, after so many seconds."""
+    items, state = history(text), Fold(offload, Room(), tools)
+    for index, one in enumerate(items):
+        state.add(one, at.get(index, 0))
+    return state.plan(at.get(len(items), 0))
+
+
+EXPIRED: dict[str, tuple[str, Offload, int, list[int]]] = {
+    "an old result leaves however much comes after it": ("u a t:900 a:9000 u", rules(), 0, [2]),
+    "all of them leave together": ("u a t:900 a:9000 t:300 a:9000 u", rules(), 0, [2, 4]),
+    "what has not been answered stays": ("u a t:900 a:9000 t:900", rules(), 0, [2]),
+    "what was answered too rarely stays": ("u a t:900 a:9000 t:10 a t:10", rules(keep_views=3), 0, []),
+    "the newest messages stay": ("u a t:900 a:9000 u", rules(keep_recent_count=3), 0, []),
+    "small results stay": ("u a t:200 a:9000 u", rules(), 0, []),
+    "nothing leaves where reads are free": ("u a t:900 a:9000 u", rules(cached_read=0.0), 0, []),
+    "what would not pay for our tools stays": ("u a t:300 a:9000 u", rules(), 400, []),
+    "what pays for them leaves": ("u a t:900 a:9000 u", rules(), 400, [2]),
+}
+
+
+@pytest.mark.parametrize(("text", "offload", "tools", "moved"), EXPIRED.values(), ids=EXPIRED.keys())
+def test_old_results_leave_where_the_cache_has_expired(
+    text: str, offload: Offload, tools: int, moved: list[int]
+) -> None:
+    end = len(history(text))
+    plan = paused(text, offload, {end: 720}, tools)
+    assert sorted(plan.moves) == moved
+    assert [(event.cause, event.pause) for event in plan.events] == [(Cause.EXPIRED, 720)] * bool(moved)
+    assert paused(text, offload, {}, tools).moves == {}
+
+
+def test_what_moved_after_a_pause_stays_moved() -> None:
+    text = "u a t:900 a:9000 u a t:300 a:9000 u a u"
+    at = {5: 720}
+    assert [sorted(paused(" ".join(text.split()[:end]), rules(), at).moves) for end in (5, 7, 9, 11)] == [[2]] * 4
+
+
 # -- properties -------------------------------------------------------------------------------------------------------
 
 paying = st.builds(
@@ -163,12 +204,18 @@ def test_early_moves_pay_within_seven_requests(items: list[Item], offload: Offlo
         assert PAYBACK * offload.cached_read * freed >= (offload.cache_write - offload.cached_read) * again - 1e-6
 
 
-@given(histories(), paying)
-def test_requests_only_grow_between_two_events(items: list[Item], offload: Offload) -> None:
-    """O4, in sizes."""
-    earlier, events = [], 0
-    for point in points(items):
-        plan = fold(items[:point], offload, Room())
+@given(histories(), paying, st.sets(st.integers(0, 40)))
+def test_requests_only_grow_between_two_events(items: list[Item], offload: Offload, expired: set[int]) -> None:
+    """O4, in sizes; also where the cache had expired at some points."""
+    earlier: list[tuple[int, int]] = []
+    events, state = 0, Fold(offload, Room())
+    asked = set(points(items))
+    for point, one in enumerate(items):
+        pause = int(point in expired)
+        plan = state.plan(pause)
+        state.add(one, pause)
+        if point not in asked:
+            continue
         sent = segments(items[:point], plan)
         if len(plan.events) == events:
             assert sent[: len(earlier)] == earlier

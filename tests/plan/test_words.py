@@ -83,6 +83,15 @@ def test_every_cause_has_its_sentence(text: str, offload: Offload, window: int |
     assert said(text, offload, window) == words
 
 
+def test_an_expired_cache_has_its_sentence() -> None:
+    state, items = Fold(rules(), Room()), history("u a t:900 a:9000 u")
+    for one in items:
+        state.add(one)
+    assert told(items, state.plan(720), rules(), None) == (
+        "Moved 1 result (900 tokens, 50 stay) because the cache at upstream had expired after 12 minutes."
+    )
+
+
 def test_a_full_window_has_its_sentence() -> None:
     offload, items = rules(keep_views=9), history("u a t:900 a:10 t:900")
     plan = fold(items, offload, Room(3500, aside=1300))

@@ -8,7 +8,7 @@ export async function savings(page, [period = "month"], me) {
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Savings"), choice("savings", period)),
     element("p", {}, `The sums ${fleet(me)}. `, "Costs are of the input, in plain input tokens at the policy's prices. What was expected is the cost of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
       element("strong", {}, "Whether tasks succeed as often is not measured here.")),
-    perModel(found.models), ...observed(found.models), ...holdout(found.groups));
+    perModel(found.models), ...misses(found.misses), ...observed(found.models), ...holdout(found.groups));
 }
 
 const perModel = (models) => table("Per tenant and model. Losses have a minus sign; each percentage is of the expected cost in its row.", [
@@ -25,6 +25,24 @@ const perModel = (models) => table("Per tenant and model. Losses have a minus si
   figure("Summaries", (row) => row.summaries),
   figure("Requests that cost more", (row) => row.losses),
 ], models, "nothing in this period");
+
+const causes = {
+  first: "first request that this process saw",
+  client: "the client changed its own history",
+  expired: "the cache at upstream had expired",
+  event: "the proxy moved something",
+  other: "not known",
+};
+
+function misses(rows) {
+  if (!rows.length) return [];
+  return [element("h2", {}, "Missing in upstream's cache"), table("Tokens that were not new, and that upstream's cache lacked, by cause.", [
+    tenant, model,
+    column("Cause", (row) => causes[row.miss] ?? plain(row.miss), { phone: 1 }),
+    figure("Requests", (row) => row.requests),
+    figure("Tokens", (row) => row.missed_tokens, { phone: 1 }),
+  ], rows)];
+}
 
 function observed(models) {
   const rows = models.filter((row) => row.observed);

@@ -1,0 +1,98 @@
+"""What one process remembers of each conversation's last request: when it was, and what of it upstream may have cached.
+
+    a request ──its history goes on from the last one's──> the pause between the two ──> has upstream's cache expired?
+              └──it has ended, and upstream said what it read from its cache──> what was missing there, and why
+
+The pause is exact, because another replica's request in between would have left another end of the history.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.lru import Lru
+from proxy.plan.history import beginning
+from proxy.telemetry.outcome import Miss
+
+if TYPE_CHECKING:
+    from proxy.requests.planned import Planned
+    from proxy.requests.prepared import Prepared
+
+CONVERSATIONS = 20_000
+LEAST = 1_024
+"""The fewest tokens that count as missing: no provider caches a shorter prompt, and each rounds to a block."""
+SHORTEST = 300
+"""Seconds before which no provider's cache expires."""
+
+
+class _Last(msgspec.Struct, frozen=True, gc=False):
+    """The last request of a conversation."""
+
+    at: float
+    """When it ended, in seconds since the epoch: a machine that slept has had a pause."""
+    asked: bytes
+    """The digest of its history; see `history.asked`."""
+    sent: int
+    """Stands for what was changed of it."""
+    prompt: int
+    """Its tokens as upstream counted them; 0 if it did not say."""
+
+
+class Pauses:
+    """The last requests that this process served. `clock` returns seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._last: Lru[tuple[str, str, str, bytes], _Last] = Lru(CONVERSATIONS)
+
+    def expired(self, namespace: str, planned: Planned) -> int:
+        """Return the seconds since this history's request before, if upstream's cache has expired since; else 0."""
+        last, lifetime = self._last.get(_key(namespace, planned)), planned.cache_lifetime
+        if last is None or lifetime is None or last.asked not in planned.asked[-2:-1]:
+            return 0
+        pause = int(self._clock() - last.at)
+        return pause if pause > lifetime else 0
+
+    def ended(self, namespace: str, prepared: Prepared) -> tuple[Miss, int]:
+        """Take in a request that upstream has answered. Returns why its cache lacked what was not new, and how many
+        tokens that was."""
+        planned, spent = prepared.planned, prepared.spent
+        if planned is None or planned.tokens < LEAST or not planned.asked:
+            return Miss.NONE, 0
+        key, now = _key(namespace, planned), self._clock()
+        last = self._last.get(key)
+        self._last.put(key, _Last(now, planned.asked[-1], _sent(prepared, len(planned.history)), spent.largest))
+        if not spent.cache_told or (last is not None and not last.prompt):
+            return Miss.NONE, 0
+        new = max(spent.largest - last.prompt, 0) if last else 0
+        missed = spent.prompt - spent.cached - new
+        return (self._cause(last, prepared, planned, now), missed) if missed >= LEAST else (Miss.NONE, 0)
+
+    def _cause(self, last: _Last | None, prepared: Prepared, planned: Planned, now: float) -> Miss:
+        if last is None:
+            return Miss.FIRST
+        if last.asked not in planned.asked[-2:]:
+            return Miss.CLIENT
+        lifetime, pause = planned.cache_lifetime, now - last.at
+        if lifetime is not None and pause > lifetime:
+            return Miss.EXPIRED
+        if last.sent != _sent(prepared, planned.plan.used) or prepared.pointed:
+            return Miss.EVENT
+        return Miss.EXPIRED if lifetime is None and pause > SHORTEST else Miss.OTHER
+
+
+def _key(namespace: str, planned: Planned) -> tuple[str, str, str, bytes]:
+    return namespace, planned.policy.upstream.base_url, planned.request.model, beginning(planned.history.measured)
+
+
+def _sent(prepared: Prepared, end: int) -> int:
+    """Stands for what is changed of the first `end` messages, and before them."""
+    rendered = prepared.rendered
+    if rendered is None:
+        return 0
+    moves = frozenset((index, move.event > 0) for index, move in rendered.plan.moves.items() if index < end)
+    return hash((moves, rendered.shown.boundary.end if rendered.shown else 0, rendered.injecting))
