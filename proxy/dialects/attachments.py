@@ -41,12 +41,6 @@ _PDF = (b'"JVBERi0', b",JVBERi0")
 _DATA = (b"data:text", b"data:application")
 _TEXT = re.compile(rb"\bdata:(?:text\\?/|application\\?/(?:json|xml|yaml))[^,\"]{0,100};base64,")
 _PAGE = re.compile(rb"/Type\s{0,4}/Page(?![A-Za-z])")
-_LINEAR = re.compile(rb"/Linearized[^>]{0,300}?/N (\d{1,6})")
-"""The dictionary at the head of a PDF for the web, which gives the number of its pages."""
-
-_OVERLAP = 20
-"""Bytes of one slice that are looked at again with the next. No pattern for a page is longer."""
-
 
 KINDS = {
     "image_url": "image",
@@ -114,30 +108,18 @@ def tokens(part: bytes) -> int:
 
 
 def _pages(part: bytes, start: int) -> int:
-    """Return the pages of a PDF. They cannot be seen where its objects are compressed; then its size must do."""
-    pages, tail = 0, b""
-    for decoded in _decoded(part, start):
-        if not tail and (linear := _LINEAR.search(decoded[:1_024])):
-            return min(max(int(linear[1]), 1), MOST_PAGES)
-        looked_at = tail + decoded
-        pages += sum(match.end() > len(tail) for match in _PAGE.finditer(looked_at))
-        if pages >= MOST_PAGES:
-            return MOST_PAGES
-        tail = looked_at[-_OVERLAP:]
-    return pages or min(max((_end(part, start) - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES)
-
-
-def _decoded(part: bytes, start: int) -> Iterator[bytes]:
-    """Yield the bytes that the base64 stands for, as far as it is valid. JSON may write its slashes as `\\/`."""
-    end, rest = _end(part, start), b""
+    """Return the pages of a PDF whose base64, as far as it is valid, begins at `start`. They cannot be seen where its
+    objects are compressed; then its size must do. JSON may write slashes as `\\/`."""
+    end, pages, rest = _end(part, start), 0, b""
     for at in range(start, end, SLICE):
         rest += part[at : min(at + SLICE, end)].replace(b"\\", b"")
         whole = len(rest) // 4 * 4
         try:
-            yield binascii.a2b_base64(rest[:whole])
+            pages += len(_PAGE.findall(binascii.a2b_base64(rest[:whole])))
         except binascii.Error:
-            return
+            break
         rest = rest[whole:]
+    return min(max(pages or (end - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES)
 
 
 def _end(part: bytes, start: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter
 
@@ -38,15 +38,15 @@ class Files(Mapping[str, str]):
         loaders: Mapping[str, Callable[[], str]],
         labels: Mapping[str, Label],
         store_dir: str,
-        entries: EntryTexts | None = None,
+        forget: Callable[[], None] = lambda: None,
         media: Mapping[str, str] = {},
         takes: Collection[str] = (),
     ) -> None:
-        """`entries`: where the loaders read. `media`: what the images and files among them are, by path. `takes`: the
-        types of parts that this API's results can hold."""
+        """`forget` frees what the loaders keep. `media`: what the images and files among them are, by path. `takes`:
+        the types of parts that this API's results can hold."""
         self._loaders = loaders
         self._labels = labels
-        self._entries = entries
+        self._forget = forget
         self._media = media
         self._takes = takes
         self.index = Index(loaders, labels, store_dir)
@@ -86,48 +86,19 @@ class Files(Mapping[str, str]):
         others = {path: one for path, one in others.items() if path not in self}
         loaders = {path: partial(data.decode, "utf-8", "surrogatepass") for path, (_, data) in others.items()}
         labels = {path: replace(EARLIER, about=f"{about}, {EARLIER.about}") for path, (about, _) in others.items()}
-        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir, self._entries)
+        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir, self._forget)
 
     def forget(self) -> None:
         """Free the memory of the opened texts."""
         self._opened.clear()
         self._size = 0
-        if self._entries is not None:
-            self._entries.forget()
+        self._forget()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaders)
 
     def __len__(self) -> int:
         return len(self._loaders)
-
-
-class EntryTexts:
-    """Reads the texts of a history's entries. The entry that was read last is kept if it has several texts.
-
-    An entry can have thousands of them, and without this, reading all would take quadratic time.
-    """
-
-    def __init__(self, dialect: Dialect, transcript: Transcript) -> None:
-        self._dialect = dialect
-        self._transcript = transcript
-        self._last: tuple[int, dict[int | None, str]] | None = None
-
-    def loader(self, index: int, part: int | None) -> Callable[[], str]:
-        """Return a function that returns the text of an entry, or of the given part of it."""
-        return partial(self._read, index, part)
-
-    def forget(self) -> None:
-        """Free the memory of the entry that was read last."""
-        self._last = None
-
-    def _read(self, index: int, part: int | None) -> str:
-        last = self._last
-        if last is not None and last[0] == index:
-            return last[1][part]
-        texts = dict(self._dialect.texts(self._transcript.raws[index]))
-        self._last = (index, texts) if len(texts) > 1 else None
-        return texts[part]
 
 
 def moved_files(
@@ -144,7 +115,11 @@ def moved_files(
     each snapshot's file holds what it took out of the context since the one before, and no text is in two files. An
     image or a file has a file of its own wherever it was.
     """
-    entries = EntryTexts(dialect, transcript)
+
+    @lru_cache(maxsize=1)  # an entry can have thousands of texts
+    def texts(index: int) -> dict[int | None, str]:
+        return dict(dialect.texts(transcript.raws[index]))
+
     loaders: dict[str, Callable[[], str]] = {}
     labels: dict[str, Label] = {}
     said: dict[str, dict[str, None]] = {}
@@ -153,7 +128,7 @@ def moved_files(
 
     def add(index: int, piece: Piece) -> None:
         path = f"{store_dir}/{piece.name}"
-        loaders[path] = entries.loader(index, piece.part)
+        loaders[path] = lambda: texts(index)[piece.part]
         labels[path] = piece.label
         # Equal results of several calls are one file, which each of these calls names.
         said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
@@ -182,7 +157,7 @@ def moved_files(
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
         loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
         labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, elsewhere))
-    return Files(loaders, labels, store_dir, entries, media, dialect.takes)
+    return Files(loaders, labels, store_dir, texts.cache_clear, media, dialect.takes)
 
 
 def _said(transcript: Transcript, indexes: Sequence[int], elsewhere: Collection[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from proxy.dialects.base import Dialect
-from proxy.dialects.messages import blocks, compaction, render, reply, request
+from proxy.dialects.messages import blocks, render, reply, request
 from proxy.plan.compacting import Compacting
 from proxy.plan.turn import Request
 
@@ -45,16 +45,16 @@ class MessagesDialect(Dialect):
     error_body = staticmethod(reply.error_body)
     error_event = staticmethod(reply.error_event)
 
-    uncompacted = staticmethod(compaction.without)
-    references = staticmethod(compaction.references)
-    restored = staticmethod(compaction.restored)
-    compacted = staticmethod(compaction.reply)
+    uncompacted = staticmethod(render.uncompacted)
+    references = staticmethod(render.references)
+    restored = staticmethod(render.restored)
+    compacted = staticmethod(render.compacted)
 
     counting: Dialect
     """The one of requests that only ask how many tokens they have."""
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
-        return compaction.asked(path, request)
+        return render.compaction_asked(path, request)
 
 
 class CountingDialect(MessagesDialect):
@@ -64,7 +64,7 @@ class CountingDialect(MessagesDialect):
     counts = True
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
-        kind = compaction.asked(path, request)
+        kind = render.compaction_asked(path, request)
         return None if kind is Compacting.WHOLE else kind
 
 

@@ -1,8 +1,11 @@
-"""Entries for upstream and for readers: a snapshot added, a hidden round put back, an entry as readable sections."""
+"""Entries for upstream and for readers: a snapshot added, an entry as readable sections, summaries, compaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 from msgspec import Raw
 
@@ -17,10 +20,12 @@ from proxy.dialects.messages.blocks import (
     spoken,
     text_message,
 )
+from proxy.dialects.messages.reply import DELTA, START, STOP, ReplyEvent, as_events
 from proxy.dialects.messages.request import (
     FRAME,
     LIMITS,
     RESULT,
+    THINKING_EDITS,
     Entry,
     assembled,
     blocks_in,
@@ -31,12 +36,13 @@ from proxy.dialects.messages.request import (
     user_message,
 )
 from proxy.dialects.request import read_summary, summary_members, summary_task, uncalled
+from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
-from proxy.rawjson import Members, object_of, text_of, whole
+from proxy.rawjson import Members, elements_of, object_of, string, text_of, whole
 
 
 def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
@@ -105,7 +111,7 @@ def _sections(block: Members, title: str, role: Role) -> list[Section]:
         return [Section(f"{title} reasoning", thought, role)] if thought else []
     if kind == RESULT:
         content = block.get("content")
-        if content is None or not rawjson.is_array(content):
+        if not rawjson.is_array(content):
             return [Section(title, text_of(content), role)]
         return [made for raw in rawjson.elements(content) for made in _sections(rawjson.members(raw), title, role)]
     if kind.endswith("tool_use"):
@@ -158,3 +164,85 @@ def summary_answer(status: int, body: bytes) -> SummaryAnswer:
 def _summary(reply: Members) -> tuple[str, bool]:
     text, _ = spoken(map(rawjson.members, rawjson.elements(reply["content"])))
     return text, text_of(reply.get("stop_reason")) in FINISHED
+
+
+# -- compaction that a client asks for: `compaction` of the whole history, or edits in `context_management` ------------
+
+WHOLE, MANAGED = "compaction", "context_management"
+"""The client gets a block `compaction` with the snapshot, whose `signature` is our reference, and sends it back in the
+place of its history. Upstream then gets the snapshot as the user's text. Blocks of upstream's own are left alone."""
+
+
+def compaction_asked(path: bytes, request: Request) -> Compacting | None:
+    return {WHOLE: Compacting.WHOLE, MANAGED: Compacting.MANAGED}.get(request.obstacle)
+
+
+def uncompacted(request: Request) -> bytes:
+    """Edits that clear thinking stay."""
+    members = {name: raw for name, raw in request.members.items() if name not in (WHOLE, MANAGED)}
+    edits = elements_of(object_of(request.members.get(MANAGED)).get("edits"))
+    kept = [edit for edit in edits if text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
+    if kept:
+        members[MANAGED] = Raw(rawjson.encode({"edits": kept}))
+    return rawjson.encode(members)
+
+
+def references(request: Request) -> list[str]:
+    messages = elements_of(request.members.get("messages"))
+    return [found for message in messages for block in _marked_blocks(message) if (found := _reference(block))]
+
+
+def restored(request: Request, texts: Mapping[str, str]) -> bytes:
+    messages = elements_of(request.members.get("messages"))
+    made = [one for message in messages for one in _restored(message, texts)]
+    return rawjson.encode(request.members | {"messages": Raw(rawjson.array(made))})
+
+
+def compacted(path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    """The reply is a message, or the events of one if the client streams."""
+    id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    block = {"type": WHOLE, "content": text, "signature": reference(text)}
+    made: dict[str, Any] = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": request.model}
+    made |= {"content": [block], "stop_reason": WHOLE, "stop_sequence": None}
+    made |= {"usage": dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))}
+    if not request.stream:
+        return rawjson.encode(made)
+    first, *_, closing, end = as_events(rawjson.members(rawjson.encode(made | {"content": []})))
+    events = (
+        first,
+        ReplyEvent.made(START, index=0, content_block=block | {"content": None}),
+        ReplyEvent.made(DELTA, index=0, delta={"type": "compaction_delta", "content": text}),
+        ReplyEvent.made(STOP, index=0),
+        closing,
+        end,
+    )
+    return b"".join(event.encoded({}) for event in events)
+
+
+def _marked_blocks(message: Raw) -> Sequence[Raw]:
+    """Return the blocks of a message that may have references."""
+    return elements_of(object_of(message).get("content")) if MARK in bytes(message) else []
+
+
+def _reference(block: Raw) -> str:
+    """Return the digest in our reference, if this is a block that has one."""
+    members = object_of(block)
+    return referred(text_of(members.get("signature"))) if text_of(members.get("type")) == WHOLE else ""
+
+
+def _restored(message: Raw, texts: Mapping[str, str]) -> Iterator[bytes | Raw]:
+    """Yield the message with texts in the place of references, as messages of the user."""
+    runs = [(ours, list(run)) for ours, run in groupby(_marked_blocks(message), lambda one: _reference(one) in texts)]
+    if not any(ours for ours, _ in runs):
+        yield message
+        return
+    members = object_of(message)
+    for ours, blocks in runs:
+        said = [_text_block(block, texts[_reference(block)]) for block in blocks] if ours else blocks
+        role = {"role": string("user")} if ours else {}
+        yield rawjson.encode(members | role | {"content": Raw(rawjson.array(said))})
+
+
+def _text_block(block: Raw, text: str) -> bytes:
+    marks = {key: raw for key, raw in object_of(block).items() if key == "cache_control"}
+    return rawjson.encode({"type": "text", "text": text, **marks})

@@ -6,7 +6,7 @@ import re
 from urllib.parse import unquote
 
 from proxy.dialects.base import Dialect
-from proxy.dialects.responses import compaction, items, render, reply, request
+from proxy.dialects.responses import items, render, reply, request
 from proxy.dialects.responses.talk import Talk
 
 _KEPT = re.compile(rb".*/responses/([^/]+)")
@@ -39,12 +39,12 @@ class ResponsesDialect(Dialect):
     summary_answer = staticmethod(render.summary_answer)
     error_event = staticmethod(reply.error_event)
 
-    compaction_asked = staticmethod(compaction.asked)
-    target = staticmethod(compaction.target)
-    uncompacted = staticmethod(compaction.without)
-    references = staticmethod(compaction.references)
-    restored = staticmethod(compaction.restored)
-    compacted = staticmethod(compaction.reply)
+    compaction_asked = staticmethod(render.compaction_asked)
+    target = staticmethod(render.target)
+    uncompacted = staticmethod(render.uncompacted)
+    references = staticmethod(render.references)
+    restored = staticmethod(render.restored)
+    compacted = staticmethod(render.compacted)
 
     def kept(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""

@@ -1,8 +1,11 @@
-"""Entries for upstream and for readers: a snapshot added, a hidden round put back, an entry as readable sections."""
+"""Entries for upstream and for readers: a snapshot added, an entry as readable sections, summaries, compaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Raw
 
@@ -10,14 +13,25 @@ from proxy import rawjson
 from proxy.dialects.entries import appended, call_section, media_section, sources, title
 from proxy.dialects.request import read_summary, summary_members, uncalled
 from proxy.dialects.responses import items
+from proxy.dialects.responses.events import as_events
 from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message
-from proxy.dialects.responses.request import COMPACTIONS, LIMITS, function_tool, items_of, joined, kind, members_of
+from proxy.dialects.responses.request import (
+    COMPACTIONS,
+    LIMITS,
+    TRIGGER,
+    function_tool,
+    items_of,
+    joined,
+    kind,
+    members_of,
+)
+from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.message import Message
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
-from proxy.rawjson import Members, object_of, text_of
+from proxy.rawjson import Members, elements_of, object_of, text_of
 
 Entry = bytes | Raw
 
@@ -85,29 +99,17 @@ def summary_on_prefix(
     text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
 ) -> bytes:
     """The instructions and the tools are part of what is cached. Upstream keeps the call as it keeps the client's
-    request if an entry names what it has kept, because it finds that only then."""
+    requests, because only then it finds what entries name by an id."""
     members = _asking(request.model, request, most)
-    if any(map(_names_kept, entries)):
-        members["store"] = request.members.get("store", Raw(b"true"))
+    members["store"] = request.members.get("store", Raw(b"true"))
     if "instructions" in request.members:
         members["instructions"] = request.members["instructions"]
     members |= uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
     return rawjson.encode(members | {"input": joined([*entries, text_message("user", text)])})
 
 
-def _names_kept(entry: Entry) -> bool:
-    """Whether an item of this entry is found by its id alone: a reference, or reasoning that is not in the item."""
-    if not any(name in bytes(entry) for name in (b'"reasoning"', b'"item_reference"')):
-        return False
-    for item in map(members_of, items_of(entry)):
-        kind = text_of(item.get("type"))
-        if kind == "item_reference" or (kind == "reasoning" and not text_of(item.get("encrypted_content"))):
-            return True
-    return False
-
-
 def _asking(model: str, request: Request | None, most: int) -> Members:
-    """Return all members except input, instructions and tools. Upstream stores nothing of a call."""
+    """Return all members except input, instructions and tools. Upstream keeps nothing of a call."""
     limit = {LIMITS[0]: Raw(b"%d" % most)} if most else {}
     return summary_members(model, request, WHO, HOW) | {"store": Raw(b"false")} | limit
 
@@ -118,3 +120,75 @@ def summary_answer(status: int, body: bytes) -> SummaryAnswer:
 
 def _summary(reply: Members) -> tuple[str, bool]:
     return spoken(rawjson.elements(reply["output"]))[0], text_of(reply.get("status")) == "completed"
+
+
+# -- compaction that a client asks for: `POST .../responses/compact`, `compaction_trigger`, `context_management` -------
+
+ENDPOINT = re.compile(rb".*/responses/compact")
+MANAGED = "context_management"
+"""The client gets an item `compaction` whose `encrypted_content` is our reference, and sends it back in the place of
+its history. Upstream then gets the snapshot as a user message. Items of upstream's own are left alone."""
+
+
+def compaction_asked(path: bytes, request: Request) -> Compacting | None:
+    if ENDPOINT.fullmatch(path) or request.obstacle == TRIGGER:
+        return Compacting.WHOLE
+    return Compacting.MANAGED if request.obstacle == MANAGED else None
+
+
+def target(target: bytes) -> bytes:
+    return re.sub(rb"(/responses)/compact(?=\?|\Z)", rb"\1", target)
+
+
+def uncompacted(request: Request) -> bytes:
+    members = {name: raw for name, raw in request.members.items() if name != MANAGED}
+    if rawjson.is_array(members.get("input")):
+        kept = [item for item in _items(request) if kind(item).type != TRIGGER]
+        members["input"] = Raw(rawjson.array(kept))
+    return rawjson.encode(members)
+
+
+def references(request: Request) -> list[str]:
+    return [found for item in elements_of(request.members.get("input")) if (found := _reference(item))]
+
+
+def restored(request: Request, texts: Mapping[str, str]) -> bytes:
+    items = (_message(texts[name]) if (name := _reference(item)) in texts else item for item in _items(request))
+    return rawjson.encode(request.members | {"input": Raw(rawjson.array(items))})
+
+
+def compacted(path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    """The reply is an object, or the events of one if the client streams."""
+    id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    item = {"id": f"cmp_{id}", "type": "compaction", "encrypted_content": reference(text)}
+    before, after = tokens
+    usage: dict[str, Any] = {"input_tokens": before, "output_tokens": after, "total_tokens": before + after}
+    usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    made: dict[str, Any] = {"id": f"resp_{id}", "created_at": now, "usage": usage}
+    if ENDPOINT.fullmatch(path):
+        said = [item for item in _items(request) if text_of(members_of(item).get("role")) == "user"]
+        output = Raw(rawjson.array([*said, rawjson.encode(item)]))
+        return rawjson.encode(made | {"object": "response.compaction", "output": output})
+    made |= {"object": "response", "status": "completed", "model": request.model, "output": [item], "error": None}
+    made |= {"incomplete_details": None, "metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto"}
+    whole = rawjson.encode(made | {"tools": []})
+    if not request.stream:
+        return whole
+    events = enumerate(as_events(rawjson.members(whole)))
+    return b"".join(event.encoded({"sequence_number": Raw(b"%d" % number)}) for number, event in events)
+
+
+def _items(request: Request) -> Iterable[Raw]:
+    given = request.members["input"]
+    return rawjson.elements(given) if rawjson.is_array(given) else [given]
+
+
+def _reference(item: Raw) -> str:
+    """Return the digest in our reference, if this is an item that has one."""
+    if kind(item).type not in COMPACTIONS:
+        return ""
+    return referred(text_of(members_of(item).get("encrypted_content")))
+
+
+def _message(text: str) -> bytes:
+    return rawjson.encode({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]})
