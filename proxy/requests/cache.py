@@ -131,33 +131,23 @@ class MessageCache:
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
         variant = _variant(dialect.name, reading, model)
-        keys, found = await self.pool.run(caller, partial(self._known, raws, variant), _size(raws))
-        unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
-        if unread:
-            read = partial(dialect.read, reading=reading, count=self.counter(model))
-            fresh = await self._fresh(read, unread, model, caller)
-            found = [message or fresh[key] for key, message in zip(keys, found, strict=True)]
-        return [message for message in found if message is not None]
+        read = partial(dialect.read, reading=reading, count=self.counter(model))
+        loaded, messages = self._tokens.loaded(model), list[Message]()
+        for batch in _batches(raws):
+            size = NEW * sum([len(memoryview(raw)) for raw in batch]) if loaded else math.inf
+            messages += await self.pool.run(caller, partial(self._read, read, batch, variant), size)
+        return messages
 
-    def _known(self, raws: Sequence[Raw], variant: bytes) -> tuple[list[Key], list[Message | None]]:
-        keys = [digest(raw) + variant for raw in raws]
-        return keys, [self._messages.get(key) for key in keys]
-
-    async def _fresh(
-        self, read: Callable[[Raw], Message], unread: dict[Key, Raw], model: str, caller: str
-    ) -> dict[Key, Message]:
-        new = sum([len(memoryview(raw)) for raw in unread.values()])
-        size = NEW * new if self._tokens.loaded(model) else math.inf
-        fresh: dict[Key, Message] = {}
-        for batch in _batches(unread):
-            fresh |= await self.pool.run(caller, partial(self._read, read, batch), size)
-        return fresh
-
-    def _read(self, read: Callable[[Raw], Message], batch: Sequence[tuple[Key, Raw]]) -> dict[Key, Message]:
-        fresh = {key: read(raw) for key, raw in batch}
-        for key, message in fresh.items():
-            self._messages.put(key, message, KEY_BYTES + message.size())
-        return fresh
+    def _read(self, read: Callable[[Raw], Message], batch: Sequence[Raw], variant: bytes) -> list[Message]:
+        found = list[Message]()
+        for raw in batch:
+            key = digest(raw) + variant
+            message = self._messages.get(key)
+            if message is None:
+                message = read(raw)
+                self._messages.put(key, message, KEY_BYTES + message.size())
+            found.append(message)
+        return found
 
     def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:
         """Return a function that returns messages with previews and references, from the cache if possible."""
@@ -195,12 +185,12 @@ class MessageCache:
         return lambda text: self._tokens.count(text, model)
 
 
-def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
+def _batches(raws: Sequence[Raw]) -> Iterator[list[Raw]]:
     """Yield batches, each for one turn in the pool. A message larger than a batch ends its batch."""
-    batch: list[tuple[Key, Raw]] = []
+    batch: list[Raw] = []
     size = 0
-    for key, raw in unread.items():
-        batch.append((key, raw))
+    for raw in raws:
+        batch.append(raw)
         size += len(memoryview(raw)) + MESSAGE
         if size > BATCH_BYTES:
             yield batch

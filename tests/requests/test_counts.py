@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 TOKENS = Tokens()
 MODEL = "gpt-4o"
-WITHIN = 0.01
+WITHIN = 0.03
 """The share by which a count may differ."""
 MESSAGE = 4
 """Tokens of a message's frame."""
