@@ -285,36 +285,11 @@ _final = re.compile(
 
 _usage = re.compile(r"stream_options|stream\ options|include_usage", re.IGNORECASE)
 
-_TOOL = r"""(?<![\w-])(?:tools?(?!\ results?\b)|tool_choice|functions?|(?:tool|function)[_\ -]?call(?:s|ing)?)
-    (?![\w-]|:\w)"""
-"""No part of a longer name: many a model is called `my-tools-7b`."""
-
-_NOT = r"""(?:\bnot\b|n't|\bno\b|\bcannot\b|un(?:support|known|recogni|expected|available)\w*|forbidden|disabled
-    |incompatible|\brequires?\b|value_error\.extra)"""
-_tools = re.compile(
-    rf"""
-      {_TOOL}.{{0,120}}?{_NOT} | {_NOT}.{{0,80}}?{_TOOL}
-    | tool[_-]call[_-]parser                                                # SGLang, vLLM
-    | built-in\ tools\ with\ function                                       # Gemini
-    """,
-    re.IGNORECASE | re.VERBOSE,
+_ours = re.compile(
+    r"(?<![\w-])(?:tools?|(?:tool|function)[ _-]?call\w*)(?![\w-]|:\w)|\broles?\b|template|jinja|system message",
+    re.IGNORECASE,
 )
-
-_pairing = re.compile(
-    r"""
-      no\ tool\ (output|call)s?\ found\ for                                  # OpenAI's Responses
-    | must\ be\ followed\ by\ tool\ messages                                # OpenAI
-    | (tool|messages?\ with\ role)\ .{0,40}must\ be\ a\ response\ to          # OpenAI
-    | tool\ call\ and\ result\ not\ match | tool\ result's\ tool\ id          # MiniMax
-    | \btool_use_id\b | `?tool_use`?\ ids?\b | tool_call_ids?\b              # Anthropic, OpenAI
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-"""Calls and results that do not belong together. Such a history says nothing about tools as such."""
-
-_names_ours = re.compile(
-    r"(?<![\w-])(?:tools?|function[ _-]?call\w*)(?![\w-]|:\w)|\broles?\b|template|jinja|system message", re.IGNORECASE
-)
+"""What a server's fault says if our version of the request provoked it. Many a model is called `my-tools-7b`."""
 
 
 def complaint(status: int, body: bytes) -> Complaint:
@@ -329,11 +304,9 @@ def complaint(status: int, body: bytes) -> Complaint:
         return Verdict.GENERATION
     if _usage.search(said):
         return Addition.USAGE
-    if status in _REFUSING and _final.search(said) and not _tools.search(said):
+    if status in _REFUSING and _final.search(said):
         return Verdict.FINAL
-    if _tools.search(said) and not _pairing.search(said):
-        return Addition.TOOLS
-    return Addition.ANY if status in _REFUSING or _names_ours.search(said) else Verdict.FINAL
+    return Addition.ANY if status in _REFUSING or _ours.search(said) else Verdict.FINAL
 
 
 def is_error(body: bytes) -> bool:
@@ -357,9 +330,8 @@ def error_status(body: bytes) -> int:
     for name in ("code", "status_code", "status") if isinstance(error, dict) else ():
         if re.fullmatch("[45][0-9][0-9]", str(error.get(name))):
             return int(str(error[name]))
-    return (
-        500 if re.search("server|internal|overload|timeout|unavailable", error_text(body).told, re.IGNORECASE) else 400
-    )
+    passing = re.search("server|internal|overload|timeout|unavailable", error_text(body).told, re.IGNORECASE)
+    return 500 if passing else 400
 
 
 def _error_in(reply: Mapping[str, Any]) -> Any:

@@ -123,16 +123,13 @@ class Reason(StrEnum):
     """The client has its history summarised, and the model gets all of it."""
     BUSY = "busy"
     """It was only to be observed, and the proxy had too much to do to plan it."""
-    TOOLS_REFUSED = "tools_refused"
-    """Upstream refuses our tools for this model."""
     REFUSED = "refused"
-    """Upstream refused the request as we changed it, for another reason."""
+    """Upstream refused the request as we changed it."""
 
 
 class Addition(StrEnum):
     """What we add to a client's request. Metrics and the log show these values."""
 
-    TOOLS = "tools"
     USAGE = "usage"
     """The wish to have the usage of a stream reported."""
     PLACE = "place"
@@ -170,7 +167,7 @@ class Form(msgspec.Struct, frozen=True):
     """How a request is sent, and what was tried for it before."""
 
     without: frozenset[Addition] = frozenset()
-    """What it is sent without. Without `TOOLS` or `ANY`, it is sent as the client sent it."""
+    """What it is sent without. Without `ANY`, it is sent as the client sent it."""
     blamed: frozenset[Addition] = frozenset()
     """Those that were left out because upstream refused this very request with them."""
     replanned: int = 0
@@ -184,8 +181,6 @@ class Form(msgspec.Struct, frozen=True):
     @property
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, or `Reason.NONE`."""
-        if Addition.TOOLS in self.without:
-            return Reason.TOOLS_REFUSED
         return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
 
     def after(self, complaint: Complaint, carried: frozenset[Addition], *, concerned: bool = True) -> Form | None:
@@ -213,12 +208,7 @@ class Form(msgspec.Struct, frozen=True):
             tried = replace(tried, without=self.without | {named}, blamed=self.blamed | {named})
             if named in REMOVABLE:
                 return tried
-        return None if self.bare_refused else replace(tried, without=tried.without | _whole(tried.without))
-
-
-def _whole(without: frozenset[Addition]) -> frozenset[Addition]:
-    """Return what more to leave out, so that nothing is added."""
-    return frozenset() if without & {Addition.TOOLS, Addition.ANY} else frozenset((Addition.ANY,))
+        return None if self.bare_refused else replace(tried, without=tried.without | {Addition.ANY})
 
 
 # -- the client's request ----------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Ladder:
         planned = prepared.planned
         if planned is None or not planned.concerns_us or not self._known.has_refusals(self._namespace):
             return replace(form, without=frozenset())
-        possible = [Addition.TOOLS, Addition.ANY, Addition.THINKING]
+        possible = [Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
         refused = (one for one in possible if self._known.refuses(planned.refusable(self._namespace, one)))

@@ -123,7 +123,6 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         in_system = planned.role is SnapshotRole.AUTO and planned.transcript.leading > 0
         carried = {
             Addition.ANY: True,
-            Addition.TOOLS: rendered.injecting,
             Addition.USAGE: turn.asks_usage,
             Addition.PLACE: rendered.shown is not None and in_system,
         }

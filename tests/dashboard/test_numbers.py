@@ -105,7 +105,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
     for api in APIS:
         of_api = [row for row in rows if row["dialect"] == api]
         assert {row["kind"] for row in of_api} == {"offloaded", "untouched", "observed", "summary"}
-        assert {"", "header", "invalid", "tools_refused"} <= {row["reason"] for row in of_api}
+        assert {"", "header", "invalid", "refused"} <= {row["reason"] for row in of_api}
         assert {"", "kept", "planned"} == {row["holdout"] for row in of_api}
         assert {True, False} == {row["stream"] for row in of_api if row["new_event"] and row["kind"] == "offloaded"}
         for wanted in ("rounds", "reinserted", "compressed", "compacted", "fault", "words", "refused"):

@@ -15,7 +15,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.turn import Addition, Complaint, Verdict
 
-OVERFLOW, FINAL, ANY, TOOLS = Verdict.OVERFLOW, Verdict.FINAL, Addition.ANY, Addition.TOOLS
+OVERFLOW, FINAL, ANY = Verdict.OVERFLOW, Verdict.FINAL, Addition.ANY
 INVALID = "invalid_request_error"
 
 # fmt: off
@@ -35,7 +35,7 @@ ANTHROPIC: list[tuple[str, int, str, str, Complaint]] = [
     ("anthropics/claude-code/issues/10627", 400, INVALID, "messages.1.content.0: Invalid `signature` in `thinking` block", ANY),
     ("anthropics/claude-code/issues/1237", 400, INVALID, "messages.9: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_01. Each `tool_use` block must have a corresponding `tool_result` block in the next message.", ANY),
     ("anthropics/claude-code/issues/13460", 400, INVALID, "messages.4.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_01. Each `tool_result` block must have a corresponding `tool_use` block in the previous message.", ANY),
-    ("a server without tools", 400, INVALID, "tools: this model does not support tool use", TOOLS),
+    ("a server without tools", 400, INVALID, "tools: this model does not support tool use", ANY),
 ]
 OPENAI: list[tuple[str, int, str | None, str, Complaint]] = [
     ("docs: errors", 400, "context_length_exceeded", "Your input exceeds the context window of this model. Please adjust your input and try again.", OVERFLOW),
@@ -50,7 +50,7 @@ OPENAI: list[tuple[str, int, str | None, str, Complaint]] = [
     ("continuedev/continue/issues/12620", 400, None, "Item 'msg_1' of type 'message' was provided without its required 'reasoning' item: 'rs_1'.", ANY),
     ("openai/codex/issues/8132", 400, "invalid_encrypted_content", "The encrypted content gAAA...Rg== could not be verified.", ANY),
     ("docs: conversation state", 404, None, "Item with id 'rs_1' not found. Items are not persisted when `store` is set to false.", ANY),
-    ("a model without tools", 400, "unsupported_parameter", "Unsupported parameter: 'tools' is not supported with this model.", TOOLS),
+    ("a model without tools", 400, "unsupported_parameter", "Unsupported parameter: 'tools' is not supported with this model.", ANY),
 ]
 # fmt: on
 

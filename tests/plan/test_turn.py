@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from proxy.plan.turn import FORGIVING, Addition, Complaint, Form, Reason, Verdict
 
-TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY
+USAGE, PLACE, ANY = Addition.USAGE, Addition.PLACE, Addition.ANY
 THINKING = Addition.THINKING
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
-ALL = frozenset((TOOLS, USAGE, PLACE, ANY))
+ALL = frozenset((USAGE, PLACE, ANY))
 
 
 def course(*complaints: Complaint, carried: frozenset[Addition] = ALL) -> list[str]:
@@ -30,15 +30,14 @@ def course(*complaints: Complaint, carried: frozenset[Addition] = ALL) -> list[s
 @pytest.mark.parametrize(
     ("complaints", "sent"),
     [
-        ([TOOLS], ["any+place+tools+usage", "own"]),
-        ([ANY, ANY, ANY], ["any+place+tools+usage", "any+tools+usage", "own", "end"]),
-        ([USAGE, ANY, ANY, TOOLS], ["any+place+tools+usage", "any+place+tools", "any+tools", "own", "end"]),
-        ([USAGE, USAGE], ["any+place+tools+usage", "any+place+tools", "own"]),
-        ([ANY, USAGE, TOOLS], ["any+place+tools+usage", "any+tools+usage", "any+tools", "own"]),
-        ([FINAL], ["any+place+tools+usage", "end"]),
-        ([GENERATION, GENERATION, GENERATION], ["any+place+tools+usage"] * 2 + ["own", "end"]),
-        ([OVERFLOW, OVERFLOW, OVERFLOW, OVERFLOW], ["any+place+tools+usage"] * 3 + ["own", "end"]),
-        ([OVERFLOW, FINAL], ["any+place+tools+usage"] * 2 + ["end"]),
+        ([ANY, ANY, ANY], ["any+place+usage", "any+usage", "own", "end"]),
+        ([USAGE, ANY, ANY, ANY], ["any+place+usage", "any+place", "any", "own", "end"]),
+        ([USAGE, USAGE], ["any+place+usage", "any+place", "own"]),
+        ([ANY, USAGE, ANY], ["any+place+usage", "any+usage", "any", "own"]),
+        ([FINAL], ["any+place+usage", "end"]),
+        ([GENERATION, GENERATION, GENERATION], ["any+place+usage"] * 2 + ["own", "end"]),
+        ([OVERFLOW, OVERFLOW, OVERFLOW, OVERFLOW], ["any+place+usage"] * 3 + ["own", "end"]),
+        ([OVERFLOW, FINAL], ["any+place+usage"] * 2 + ["end"]),
     ],
 )
 def test_what_follows_a_refusal(complaints: list[Complaint], sent: list[str]) -> None:
@@ -46,13 +45,13 @@ def test_what_follows_a_refusal(complaints: list[Complaint], sent: list[str]) ->
 
 
 def test_what_is_not_in_the_request_is_not_left_out() -> None:
-    assert course(USAGE, carried=frozenset((ANY, TOOLS))) == ["any+tools", "own"]
+    assert course(USAGE, carried=frozenset((ANY,))) == ["any", "own"]
 
 
 def test_overflow_of_the_clients_own_bytes_is_planned_anew_and_they_are_not_sent_again() -> None:
     tries = Form().after(OVERFLOW, frozenset())
     assert tries is not None and tries.replanned == 1
-    assert tries.after(TOOLS, ALL) is None
+    assert tries.after(ANY, ALL - {PLACE}) is None
     assert tries.after(FINAL, ALL) is None
     without = tries.after(USAGE, ALL)
     assert without is not None and without.without == {USAGE}
@@ -93,7 +92,7 @@ def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
     assert tries is not None and tries.reason is Reason.REFUSED and tries.blamed == frozenset()
 
 
-@given(st.lists(st.sampled_from([*ALL, THINKING, *Verdict])), st.sets(st.sampled_from([TOOLS, USAGE, PLACE])))
+@given(st.lists(st.sampled_from([*ALL, THINKING, *Verdict])), st.sets(st.sampled_from([USAGE, PLACE])))
 def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_would_help(
     complaints: list[Complaint], carried: set[Addition]
 ) -> None:

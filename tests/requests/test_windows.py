@@ -133,8 +133,8 @@ async def test_oldest_model_of_a_caller_is_forgotten_above_the_limit(
 
 # -- additions that upstream refuses ----------------------------------------------------------------------------------
 
-TOOLS, USAGE = Addition.TOOLS, Addition.USAGE
-ONE = Refusable(ME, URL, "m", TOOLS, "json_object stream")
+PLACE, USAGE = Addition.PLACE, Addition.USAGE
+ONE = Refusable(ME, URL, "m", PLACE, "json_object stream")
 
 
 def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
@@ -182,9 +182,9 @@ async def test_after_ten_minutes_it_is_tried_again(one: Process) -> None:
 async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) -> None:
     refuse(one)
     for number in range(2 * windows.REFUSALS):
-        refuse(one, Refusable("mallory", URL, f"m{number}", TOOLS, ""))
+        refuse(one, Refusable("mallory", URL, f"m{number}", PLACE, ""))
     assert one.known.refuses(ONE)
-    assert not one.known.refuses(Refusable("mallory", URL, "m0", TOOLS, ""))
+    assert not one.known.refuses(Refusable("mallory", URL, "m0", PLACE, ""))
 
 
 # -- lists of models --------------------------------------------------------------------------------------------------

@@ -188,7 +188,6 @@ const REASONS = {
   too_many_members: "left alone: too many members",
   field: "left alone: our tools do not go with the field",
   busy: "not observed: the proxy had too much to do",
-  tools_refused: "sent as it came: upstream refuses our tools",
   refused: "sent as it came: upstream refused the request as we changed it",
 };
 

@@ -311,7 +311,8 @@ https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-
 
 def complaint(status: int, body: bytes) -> Complaint:
     found = refusals.complaint(status, body)
-    bound = isinstance(found, Addition) and "bound to a different conversation" in refusals.error_text(body).text
+    said = " ".join(part for part in refusals.parts(body) if isinstance(part, str))
+    bound = isinstance(found, Addition) and "bound to a different conversation" in said
     return Addition.THINKING if bound else found
 
 
