@@ -31,11 +31,6 @@ _COUNT = re.compile(rb'(?<!\\)"(%b)"\s*:\s*(\d{1,11})(?![\d.eE])' % "|".join(_NA
 _SEARCHES = re.compile(rb'(?<!\\)"web_(?:search|fetch)_requests"\s*:\s*[1-9]')
 """Upstream's own tools ask the model several times, and the usage covers them all."""
 
-DEPTH = 3
-"""How deep the objects are nested in which numbers are added up."""
-PLACES = 12
-"""Decimal places of sums of money."""
-
 
 class Reported(msgspec.Struct, frozen=True):
     """What a reply says of its cost. `cached` and `written` are None if it does not say them."""
@@ -141,17 +136,16 @@ def _places(usage: Members) -> list[Members]:
     return [usage, *(object_of(usage.get(details)) for details in _DETAILS)]
 
 
-def added(earlier: Members, later: Members, depth: int = DEPTH) -> Members:
-    """Return the later members with the earlier ones added: numbers, and those within objects. Of anything else, the
-    later one is kept, unless it is null."""
+def added(earlier: Members, later: Members, depth: int = 3) -> Members:
+    """Return the later members with the earlier ones added: numbers, and those within objects of this `depth`. Of
+    anything else, the later one is kept, unless it is null."""
     sums = dict(later)
     for key, raw in earlier.items():
         other = later.get(key, NULL)
         if rawjson.is_null(other):
             sums[key] = raw
         elif (one := number(raw)) is not None and (two := number(other)) is not None:
-            total = one + two
-            sums[key] = Raw(rawjson.encode(round(total, PLACES) if isinstance(total, float) else total))
+            sums[key] = Raw(rawjson.encode(round(one + two, 12)))  # some are sums of money
         elif depth and object_of(raw) and object_of(other):
             sums[key] = Raw(rawjson.encode(added(object_of(raw), object_of(other), depth - 1)))
     return sums

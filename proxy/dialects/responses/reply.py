@@ -20,11 +20,11 @@ from proxy.dialects.responses.events import ADDED, BEGINNINGS, DONE, ENDINGS, It
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.turn import Turn
-from proxy.dialects.usage import RESPONSES, UsageLedger, added
+from proxy.dialects.usage import RESPONSES, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Continuation, State
-from proxy.rawjson import NULL, Members, NotJson, object_of, on_one_line, place, string, text_of, whole
+from proxy.rawjson import NULL, Members, object_of, on_one_line, place, string, text_of, whole
 
 FRAME = (
     "id",
@@ -37,9 +37,6 @@ FRAME = (
     "tools",
 )
 """Members of the response that are the same at its beginning and at its end."""
-
-USED = ("tool_usage",)
-"""Members of the response that every round adds to."""
 
 ECHOED = ("caller", "agent")
 """Members of a call that its result repeats: the program or the agent that made it."""
@@ -112,8 +109,6 @@ class ResponsesRound(Round[OutputItem]):
 
     def __init__(self, asked: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(asked, names, reply)
-        self.response: Members = {}
-        """The response as it is at the end."""
         self._status = ""  # how the reply ended; empty until it is known
         self._stored = asked.stores
         self._by_index: dict[int, OutputItem] = {}
@@ -218,32 +213,13 @@ class ResponsesRound(Round[OutputItem]):
     def _ended(self, event: ItemEvent) -> list[Part]:
         self._status = ENDINGS[event.type]
         self.over = True
-        self.response = object_of(event.head.response)
-        self.usage = self.response.get("usage")
-        self.id = text_of(self.response.get("id")) or self.id
-        parts = self._complete()
+        response = object_of(event.head.response)
+        self.usage = response.get("usage")
+        self.id = text_of(response.get("id")) or self.id
+        parts = self.settle()
         if self._status == "failed":
             return [*parts, *self.fail(event, len(event.raw))]
         return [*parts, *self.put(event, self.closing, len(event.raw))]
-
-    def _complete(self) -> list[Part]:
-        """Take the items as they are listed at the end, because some servers sent no events for some of them."""
-        parts = self.settle()
-        output = self.response.get("output", NULL)
-        try:
-            listed = rawjson.elements(output) if rawjson.is_array(output) else []
-        except NotJson:
-            return parts
-        for index, raw in enumerate(listed):
-            id = text_of(object_of(raw).get("id"))
-            item = self._by_id.get(id) or self._by_index.get(index)
-            if item is None:
-                item = self._begin(index, raw)
-                self._decide(item, sure=True)
-                parts += self.put(None, item, 0)
-            if item.final is None:
-                item.complete(raw)
-        return parts
 
 
 class ResponsesReply(ClientReply):
@@ -256,17 +232,12 @@ class ResponsesReply(ClientReply):
         super().__init__(asked, ledger, streamed=streamed)
         self.id = ""
         self._frame: Members = {}
-        self._used: Members = {}
         self._end: Members = {}
         self._number = -1
 
     @property
     def next_number(self) -> int:
         return self._number + 1
-
-    def go_on(self, ending: ResponsesRound) -> None:  # type: ignore[override]
-        super().go_on(ending)
-        self._used = added(self._used, {key: ending.response[key] for key in USED if key in ending.response})
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
@@ -275,11 +246,9 @@ class ResponsesReply(ClientReply):
     def _finals(self) -> list[Raw]:
         return [item.final for item in self.blocks if item.final is not None]
 
-    def _put(self, event: ItemEvent | None, block: Block) -> bytes:
+    def _put(self, event: ItemEvent, block: Block) -> bytes:
         if block.place is None and isinstance(block, OutputItem):
             self._adopt(block)
-        if event is None:
-            return b""
         changed = self._changes(event, block)
         if event.type in ENDINGS:
             self._end = object_of(changed.get("response", event.head.response))
@@ -316,8 +285,6 @@ class ResponsesReply(ClientReply):
             changed |= {key: raw for key, raw in self._frame.items() if response.get(key) != raw}
             if not rawjson.is_null(response.get("usage")):
                 changed["usage"] = self._ledger.total(response["usage"])
-            if self._used:
-                changed |= added(self._used, {key: response[key] for key in USED if key in response})
         return changed
 
     def _without_ours(self, response: Members) -> Members:

@@ -96,18 +96,6 @@ def test_our_tools_are_left_out_where_upstream_repeats_the_request() -> None:
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_what_upstreams_own_tools_did_is_added_up(whole: bool) -> None:
-    replies = [
-        {**reply, "tool_usage": {"image_gen": {"total_tokens": 7}, "web_search": {"num_requests": requests}}}
-        for reply, requests in ((LOOKS, 2), (ANSWERS, 1))
-    ]
-    raw = [json.dumps(reply).encode() if whole else stream(reply) for reply in replies]
-    out, _ = run(turn(stream=not whole), *raw)
-    final = json.loads(out) if whole else accumulated(out)
-    assert final["tool_usage"] == {"image_gen": {"total_tokens": 14}, "web_search": {"num_requests": 3}}
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_a_server_may_stream_one_round_and_not_the_next(first: bool) -> None:
     whole = json.dumps(ANSWERS).encode()
@@ -238,17 +226,13 @@ def test_a_failed_reply_is_passed_on() -> None:
 
 
 def test_upstreams_of_few_words_are_understood() -> None:
-    """Codex's own test server sends only the last event of each item, others none at all."""
+    """Codex's own test server sends only the last event of each item."""
     whole = [event for event in events_of(LOOKS) if event["type"] in ("response.created", "response.output_item.done")]
-    end = list(events_of(LOOKS))[-1]
-    for sent in ([*whole, end], [whole[0], end]):
-        one = turn()
-        raw = b"".join(map(encoded, sent))
-        out, asked = run(one, raw, stream(ANSWERS))
-        assert asked[1]["input"][1:4] == LOOKS["output"]
-        assert b'"grep"' not in out
-        assert types(events(out)[-1]["response"]["output"])[-1] == "message"
-        assert one.state is State.DONE
+    one = turn()
+    out, asked = run(one, b"".join(map(encoded, [*whole, list(events_of(LOOKS))[-1]])), stream(ANSWERS))
+    assert asked[1]["input"][1:4] == LOOKS["output"]
+    assert b'"grep"' not in out
+    assert types(events(out)[-1]["response"]["output"])[-1] == "message"
 
 
 def test_a_call_without_an_id_gets_one() -> None:
