@@ -231,12 +231,10 @@ def test_many_calls_of_one_reply_take_linear_time(api: Api, tool: str, stream: b
         turn = api.turn(stream=stream)
         turn.request()
         receive(turn, replies[number])
-        assert turn.pieces == number
         turn.end()
         if tool == "grep":
             turn.answer(["none"] * number)
             assert turn.request().count(b'"none"') == number
-            assert turn.pieces > number
         else:
             turn.close()
             assert len(turn.visible[1]) == number
