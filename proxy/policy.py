@@ -99,7 +99,6 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
     ] = None
     connect_timeout: ClassVar[float] = 5
-    """Seconds to connect; who cannot connect by then is told so."""
     idle_timeout: Annotated[
         Seconds, Meta(description="seconds without a byte of the reply or of an upload, and for one summary")
     ] = 300
@@ -231,7 +230,6 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return max(limit, self.max_tool_message_tokens)
 
     def keep_recent(self) -> int:
-        """How many of the last messages stay."""
         if self.keep_recent_count is not None:
             return self.keep_recent_count
         return 1 if self.mode is Mode.COMPACT else 2
@@ -246,11 +244,9 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def asking(self) -> tuple[str, ...]:
-        """The tools whose results are the user's answers."""
         return (*texts.TOOLS, *filter(texts.is_tool, self.said)) if self.said else texts.TOOLS
 
     def excludes(self, tool: str) -> bool:
-        """Whether this tool's results are never moved."""
         return any(fnmatchcase(tool, glob) for glob in self.exclude_tools)
 
     def factor(self, prompt: int) -> float:
@@ -374,7 +370,6 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
 
     tenant: str = "default"
     by_api: tuple[tuple[str, Policy], ...] = ()
-    """The policy for each API with an upstream of its own, by the API's name."""
     retention: float | None = 30 * 86_400
     rules: tuple[Rule, ...] = ()
     listed: frozenset[str] = frozenset()
@@ -399,7 +394,6 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
         return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
 
     def for_api(self, name: str) -> Policy:
-        """The policy for requests of this API."""
         for api, policy in self.by_api:
             if api == name:
                 return policy
@@ -407,7 +401,6 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
-        """Every upstream of the policy, with those of its rules."""
         own = (self.upstream, *(rule.upstream for rule in self.rules))
         return own + tuple(upstream for _, policy in self.by_api for upstream in policy.upstreams)
 

@@ -188,7 +188,6 @@ def _names(text: str) -> list[str]:
 
 
 def _networks(text: str) -> list[str]:
-    """Networks in their usual form. Raises ValueError."""
     return [str(ip_network(name.strip(), strict=False)) for name in text.split(",") if name.strip()]
 
 

@@ -31,7 +31,6 @@ OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
     _open_streams()
     made = parser()
     chosen, unknown = made.parse_known_args(arguments)

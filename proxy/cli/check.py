@@ -92,7 +92,6 @@ def offloads(policy: Policy) -> str:
 
 
 def prices(policy: Policy) -> str:
-    """Return the prices in force, and where they come from."""
     offload, listed = policy.offload, price_of(policy.upstream.base_url)
     same = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)
     source = f"{listed.models}: {listed.source}" if same else "this policy"

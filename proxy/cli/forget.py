@@ -6,28 +6,37 @@ import asyncio
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import closing
-
-import msgspec
+from typing import NamedTuple
 
 from proxy.cli import store
-from proxy.cli.words import in_units, several
+from proxy.cli.words import several
 from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
 from proxy.requests import capture
 from proxy.settings import Settings
-from proxy.stores import Entry, Store, is_part
+from proxy.stores import Store, is_part
 
 AT_ONCE = 32
 """Records that are deleted at once."""
-
-RECENT = 60.0
-"""Seconds since a record was written within which a proxy may still be writing others."""
-
 SETTLED = 2.0
 """Seconds until a second look for what a proxy was still writing."""
+
+
+class Kept(NamedTuple):
+    """How much is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
+
+    records: int
+    files: int
+    rows: int | None
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.files or self.rows is not None)
+
+    def __str__(self) -> str:
+        rows = "" if self.rows is None else f", {several(self.rows, 'row')} of the dashboard and their sums"
+        return f"{several(self.records, 'record')}, {several(self.files, 'file')} of captured requests{rows}"
 
 
 def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
@@ -40,95 +49,46 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
     if not is_part(namespace):
         raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
     kept = _kept(settings, namespace, delete=False)
-    if kept.lines() and not sure and not _confirmed(namespace, kept.lines()):
+    if kept and not sure and not _confirmed(namespace, kept):
         return 1
     gone = _kept(settings, namespace, delete=True)  # also where there is nothing here: another replica may have rows
-    if not gone.lines():
+    if not gone:
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
-    late = _Kept()
-    if gone.recent:
-        time.sleep(SETTLED)
-        late = _kept(settings, namespace, delete=True)
-    sys.stdout.write("".join(f"deleted {one}\n" for one in (*gone.lines(), *late.lines())))
-    if late.lines():
+    sys.stdout.write(f"deleted {gone}\n")
+    time.sleep(SETTLED)
+    if late := _kept(settings, namespace, delete=True):
+        sys.stdout.write(f"deleted {late}\n")
         sys.stderr.write(f"more of {namespace} may come: end its conversations, then run this again\n")
-    return 1 if late.lines() else 0
+    return 1 if late else 0
 
 
-class _Kept(msgspec.Struct):
-    """What is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
+def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
+    keys: list[str] = []
 
-    entries: Sequence[Entry] = ()
-    files: int = 0
-    size: int = 0
-    rows: int | None = None
-
-    def lines(self) -> list[str]:
-        """Return a line for each sort of what is kept."""
-        lines = list[str]()
-        if self.files:
-            files = several(self.files, "file of captured requests", "files of captured requests")
-            lines.append(f"{files}, {in_units(self.size)}")
-        if self.rows is not None:
-            lines.append(f"{several(self.rows, 'row')} of the dashboard, and their sums")
-        return [*lines, *_records(self.entries)]
-
-    @property
-    def recent(self) -> bool:
-        """Whether a proxy may be writing right now. How old captures are is not asked: there is one more look."""
-        since = time.time() - RECENT
-        return self.files > 0 or any(entry.modified > since for entry in self.entries)
-
-
-def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
-    """Return what is kept, and delete it if wanted."""
-    kept = _Kept()
-
-    async def look(engine: Store) -> int:
-        kept.entries = [entry async for entry in engine.list(f"{namespace}/")]
-        return 0
-
-    async def delete_all(engine: Store) -> int:
-        await look(engine)
-        if settings.dashboard is not None:  # for the dashboards of other replicas
+    async def in_store(engine: Store) -> int:
+        keys.extend([entry.key async for entry in engine.list(f"{namespace}/")])
+        if delete and settings.dashboard is not None:  # for the dashboards of other replicas
             await engine.put(fleet.forgotten(namespace, time.time()), b"")
-        keys = [entry.key for entry in kept.entries]
-        for start in range(0, len(keys), AT_ONCE):
+        for start in range(0, len(keys) if delete else 0, AT_ONCE):
             await asyncio.gather(*map(engine.delete, keys[start : start + AT_ONCE]))
         return 0
 
-    kept.files, kept.size = _captures(settings, namespace, delete=delete)
-    kept.rows = _rows(settings, namespace, delete=delete)
-    store.run(settings, delete_all if delete else look)
-    return kept
-
-
-def _records(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield what there is in the store, for each kind."""
-    for kind in sorted({entry.key.split("/")[1] for entry in entries}):
-        sizes = [entry.size for entry in entries if entry.key.split("/")[1] == kind]
-        yield f"{several(len(sizes), f'record of kind {kind}', f'records of kind {kind}')}, {in_units(sum(sizes))}"
-
-
-def _captures(settings: Settings, namespace: str, *, delete: bool) -> tuple[int, int]:
-    """Return the files of captures and their bytes, if the settings name their folder, and delete them if wanted."""
-    if settings.capture is None:
-        return 0, 0
-    try:
-        return capture.kept(settings.capture, namespace, delete=delete)
-    except OSError as error:
-        raise UserMistake(f"--capture {settings.capture}: {error.strerror}") from error
+    files, rows = 0, None
+    if settings.capture is not None:
+        try:
+            files, _ = capture.kept(settings.capture, namespace, delete=delete)
+        except OSError as error:
+            raise UserMistake(f"--capture {settings.capture}: {error.strerror}") from error
+    if settings.dashboard is not None:
+        rows = _rows(settings, namespace, delete=delete)
+    store.run(settings, in_store)
+    return Kept(len(keys), files, rows)
 
 
 def _rows(settings: Settings, namespace: str, *, delete: bool) -> int | None:
-    """Return how many rows the dashboard has, if the settings name its file, and delete them if wanted.
-
-    None means that it has no sums either: these stay when the rows have left a full file.
-    """
-    if settings.dashboard is None:
-        return None
-    if not settings.dashboard.is_file():
+    """Return how many rows the dashboard has; None if it has no sums either, which stay when rows leave a full file."""
+    if settings.dashboard is None or not settings.dashboard.is_file():
         raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
     try:
         with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
@@ -140,11 +100,10 @@ def _rows(settings: Settings, namespace: str, *, delete: bool) -> int | None:
     return count
 
 
-def _confirmed(namespace: str, kept: list[str]) -> bool:
+def _confirmed(namespace: str, kept: Kept) -> bool:
     """Ask on the terminal. Raises UserMistake if there is none."""
     if not sys.stdin.isatty():
-        raise UserMistake(f"this would delete {'; '.join(kept)}: give --yes, as there is no terminal to ask")
-    sys.stdout.write("".join(f"{one}\n" for one in kept))
-    sys.stdout.write(f"Delete all of this of {namespace} for good? [y/N] ")
+        raise UserMistake(f"this would delete {kept}: give --yes, as there is no terminal to ask")
+    sys.stdout.write(f"{kept}\nDelete all of this of {namespace} for good? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -133,7 +133,6 @@ STORED = Export(
 
 
 def exported(record: Json, shape: Export) -> Iterator[Exported]:
-    """The request in a record of this shape."""
     if shape.wanted and str(record.get(shape.wanted[0])).upper() != shape.wanted[1]:
         return
     found = (loaded(inside(record, *path)) for path in shape.body)
@@ -264,8 +263,6 @@ def _parts(message: Json) -> Iterator[Json]:
 
 
 class Format(NamedTuple):
-    """A format that we recognise."""
-
     name: str
     """As `replay` names it."""
     sees: Callable[[Json], bool]

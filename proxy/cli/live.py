@@ -105,7 +105,6 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
 
 
 def _windows(policy: Policy, models: list[str], found: ModelList) -> Iterator[str]:
-    """Yield the context windows of the models that the policy names, or of all models if there are few."""
     for name, window in found.windows.items():
         if len(found.windows) <= FEW or any(fnmatchcase(name, model) for model in models):
             written = policy.for_model(name).upstream.context_window

@@ -50,7 +50,6 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     chat: Request | None = None
     reason: str = Reason.NONE
     said: Reported | None = None
-    """What upstream said about the cost."""
     caller: str = ""
     """Who asked: in a capture, the namespace."""
     source: str = BODY
@@ -121,7 +120,6 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
 
 
 def _dialect(api: str | None) -> Dialect | None:
-    """Return the dialect of this name. Raises UserMistake."""
     known = {one.name: one for one in DIALECTS if not one.counts}
     if api is not None and api not in known:
         raise UserMistake(f"--dialect {api}: expected one of {', '.join(sorted(known))}")

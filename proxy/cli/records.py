@@ -15,8 +15,6 @@ CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 
 
 class Exported(NamedTuple):
-    """One request in a record."""
-
     body: Json | bytes | None
     """None: there is none, and `why` says so."""
     api: str = ""
@@ -34,7 +32,6 @@ class RecordReader:
         raise NotImplementedError
 
     def end(self) -> Iterator[Exported]:
-        """Yield what is left at the file's end."""
         yield from ()
 
 
@@ -57,7 +54,6 @@ def loaded(value: Any) -> Any:
 
 
 def inside(value: Any, *names: str) -> Any:
-    """Return the member at this path of names, or None."""
     for name in names:
         value = loaded(value)
         value = value.get(name) if isinstance(value, dict) else None

@@ -77,7 +77,9 @@ def page(
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a table whose first column has titles, and the others numbers."""
     yield f'<div class="scroll"><table><caption>{escape(caption)}</caption><thead><tr>'
-    yield "".join(f'<th scope="col">{escape(cell)}</th>' if cell else "<td></td>" for cell in head)
+    title, *cells = head
+    yield f'<th scope="col">{escape(title)}</th>' if title else "<td></td>"
+    yield "".join(f'<th scope="col" class="number">{escape(cell)}</th>' for cell in cells)
     yield "</tr></thead><tbody>"
     for title, *cells in rows:
         numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)

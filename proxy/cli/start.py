@@ -50,7 +50,6 @@ def _warnings(settings: Settings, fault: str | None) -> Iterator[str]:
 
 
 def _is_named(variable: str, policies: Path | None) -> bool:
-    """Whether a policy takes something from this variable."""
     files = policies.glob("*.yaml") if policies else ()
     return any(variable in file.read_text(errors="replace") for file in files if file.is_file())
 

@@ -21,8 +21,6 @@ WORDS = 100
 
 
 class SessionKey(NamedTuple):
-    """What all requests of a session share."""
-
     api: str
     model: str
     beginning: bytes
@@ -39,7 +37,6 @@ class Course:
     before: int = 0
     """The sum of its requests' costs as they came."""
     after: int = 0
-    """The same as planned."""
     events: int = 0
     told: list[tuple[int, str]] = field(default_factory=list)
     """What the plan does at requests, counted from 0, and why."""
@@ -60,7 +57,6 @@ class Tally:
     """Planned requests that would have differed from what was sent."""
     events: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    """The events by their cause."""
     tokens_before: int = 0
     tokens_after: int = 0
     cost_before: int = 0
@@ -80,7 +76,6 @@ class Tally:
     """The sums of costs after each planned request, as they came and as planned."""
 
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
-        """Plan one request and count what comes of it."""
         self.sources[recorded.source] += 1
         self.expanded += recorded.expanded
         planned, reason = await self._plan(recorded, reader)
@@ -116,7 +111,6 @@ class Tally:
         course.after += seen.after
 
     async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[Planned | None, str]:
-        """Return the plan, or why there is none."""
         dialect, chat = recorded.dialect, recorded.chat
         if dialect is None or chat is None:
             return None, recorded.reason or "other API"
@@ -131,7 +125,6 @@ class Tally:
 
     @property
     def losses(self) -> int:
-        """Sessions that would have cost more."""
         return sum(course.after > course.before for course in self.sessions.values())
 
     @property
@@ -140,7 +133,6 @@ class Tally:
         return max((course.after / course.before for course in self.sessions.values() if course.before), default=None)
 
     def figures(self) -> dict[str, object]:
-        """Return everything as JSON has it."""
         figures: dict[str, object] = {name: getattr(self, name) for name in _FIGURES}
         figures |= {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
         return figures | {name: dict(getattr(self, name)) for name in ("causes", "sources", "unplanned")}

@@ -16,7 +16,6 @@ def several(count: int, noun: str, plural: str = "") -> str:
 
 
 def in_units(size: float) -> str:
-    """Return a number of bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

@@ -131,7 +131,6 @@ class ScriptedUpstream:
 
     @contextmanager
     def serving(self) -> Iterator[ScriptedUpstream]:
-        """Serve in a thread for the block."""
         app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
         with socket.create_server(("127.0.0.1", 0)) as listener:

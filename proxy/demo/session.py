@@ -100,7 +100,6 @@ class Agent:
             self.answers.append((asked, text_of(self.messages[-1]).strip()))
 
     def work(self, request: str) -> Iterator[Row]:
-        """The turns until the model calls no more tools."""
         self.messages.append({"role": "user", "content": request})
         calls: Any = True
         while calls:
@@ -157,7 +156,6 @@ def _result(function: Json) -> str:
 
 
 def show(agent: Agent) -> None:
-    """Let the agent work, and show each turn."""
     sys.stdout.write(INTRODUCTION + _LINE.format(*_COLUMNS))
     for row in agent.run():
         sys.stdout.write(str(row))
@@ -165,7 +163,6 @@ def show(agent: Agent) -> None:
 
 
 def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
-    """The failed checks, in words; empty on success."""
     client = agent.rows[-1].client
     missing = ", ".join(sorted(name for name, gone in lost.items() if gone))
     checks = [

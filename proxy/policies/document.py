@@ -69,8 +69,6 @@ def _malformed(text: str, name: str, error: yaml.MarkedYAMLError) -> PolicyError
 
 
 class _Reader:
-    """Turns nodes into values and collects their lines."""
-
     def __init__(self, name: str, loader: yaml.SafeLoader, environment: Mapping[str, str]) -> None:
         self._name, self._loader, self._environment = name, loader, environment
         self._lines: dict[Path, int] = {}

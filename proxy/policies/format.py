@@ -101,13 +101,11 @@ def duration(text: str) -> float | None:
 
 @cache
 def definitions() -> Mapping[str, Any]:
-    """The schema of each type, by the type's name."""
     found: dict[str, Any] = msgspec.json.schema(PolicyFile)["$defs"]
     return found
 
 
 def schema() -> bytes:
-    """The JSON Schema of a policy file, for editors."""
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(PolicyFile)}
     return msgspec.json.format(msgspec.json.encode(_for_editors(whole)), indent=2) + b"\n"
 

@@ -39,7 +39,6 @@ class Policies(msgspec.Struct, frozen=True):
         return f"Policies({', '.join(policy.tenant for policy in self.all())})"
 
     def all(self) -> tuple[Policy, ...]:
-        """Return every policy, the default first."""
         return self.named if self.default is None else (self.default, *self.named)
 
     def tenant_for_key(self, key: bytes | None) -> Policy | None:
@@ -58,7 +57,6 @@ def builtin(base_url: str | None = None) -> Policies:
 
 
 def defaults(base_url: str | None = None) -> Policy:
-    """Return the policy of a file that says nothing."""
     return parse("{}", "built-in", "default", {}, base_url).policy
 
 
@@ -181,7 +179,6 @@ def _text(path: pathlib.Path) -> str:
 
 
 def _parsed(files: _Files, environment: Mapping[str, str], base_url: str | None) -> Policies:
-    """Raises PolicyError with a line for each fault."""
     sources, faults = list[PolicySource](), [*files.faults]
     for path, text in files.texts.items():
         try:
@@ -200,7 +197,6 @@ def _parsed(files: _Files, environment: Mapping[str, str], base_url: str | None)
 
 
 def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
-    """Yield an error for each tenant or key that two places name."""
     tenants: dict[str, str] = {}
     keys: dict[bytes, str] = {}
     for source in sources:

@@ -50,7 +50,6 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def name(self) -> str:
-        """The tenant's name."""
         return self.policy.tenant
 
     @cached_property
@@ -59,7 +58,6 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
         return any(upstream.api_key is not None for upstream in self.policy.upstreams)
 
     def for_api(self, name: str) -> Tenant:
-        """Return the tenant with the policy for requests of this API."""
         policy = self.policy.for_api(name)
         return self if policy is self.policy else msgspec.structs.replace(self, policy=policy)
 
@@ -104,7 +102,6 @@ def namespace(policy: Policy, key: bytes | None) -> str:
 
 
 def tenant_of(namespace: str) -> str:
-    """Return the name of the tenant whose caller has this namespace."""
     return _CALLER.sub("", namespace)
 
 

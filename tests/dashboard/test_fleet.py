@@ -205,7 +205,7 @@ def test_who_is_forgotten_on_one_replica_is_forgotten_on_all(
         with closing(replica.rows()) as rows:
             assert (rows.count(CALLER), rows.count(OTHER)) == (None, 4)
             assert CALLER not in rows.namespaces()
-    assert "deleted 3 rows of the dashboard" in capsys.readouterr().out
+    assert "3 rows of the dashboard" in capsys.readouterr().out
 
 
 def _shows(proxy: Proxy, period: str, count: int) -> bool:
