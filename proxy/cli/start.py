@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proxy.cli.check import offloads, prices
 from proxy.cli.live import answers
-from proxy.policies import Policies, builtin, load
+from proxy.policies import Policies, load
 from proxy.settings import Settings, strange_variables
 from proxy.stores import describe, folder_of, open_store
 from proxy.stores.guarded import Guarded
@@ -24,11 +24,7 @@ MOST = 20
 
 def say(settings: Settings, *, terminal: bool) -> None:
     """Write to standard error what the caller should know. Raises UserMistake if the policies are bad."""
-    policies = (
-        load(settings.policies, settings.environment, settings.upstream)
-        if settings.policies
-        else builtin(settings.upstream)
-    )
+    policies = load(settings.policies, settings.environment, settings.upstream)
     fault = asyncio.run(_store_fault(settings))
     lines = [f"warning: {text}" for text in _warnings(settings, fault)]
     if terminal:

@@ -14,7 +14,7 @@ from proxy import policies, regex
 from proxy.cli.words import duration, harmless, in_units, table
 from proxy.errors import UserMistake
 from proxy.operations.names import name_of
-from proxy.policies import Policies, builtin, load
+from proxy.policies import load
 from proxy.policies.tenants import identify, retention
 from proxy.settings import Settings
 from proxy.stores import (
@@ -150,15 +150,11 @@ def _retention(settings: Settings, older_than: str | None) -> Retention:
 def namespace_of_key(settings: Settings, key: bytes) -> str:
     """Return the namespace of the caller with this key, or of callers without one. Raises Unauthorized."""
     sent = [(b"authorization", b"Bearer " + key)] if key else []
-    return identify(sent, _loaded(settings)).namespace
-
-
-def _loaded(settings: Settings) -> Policies:
-    return load(settings.policies, settings.environment) if settings.policies else builtin()
+    return identify(sent, load(settings.policies, settings.environment)).namespace
 
 
 def _policies(settings: Settings) -> Retention:
-    loaded = _loaded(settings)
+    loaded = load(settings.policies, settings.environment)
     return lambda namespace: retention(namespace, loaded)
 
 

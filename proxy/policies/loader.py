@@ -60,12 +60,12 @@ def defaults(base_url: str | None = None) -> Policy:
     return parse("{}", "built-in", "default", {}, base_url).policy
 
 
-def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
-    """Load every `*.yaml` in `directory`. `base_url` is used if a file has none.
+def load(directory: pathlib.Path | None, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
+    """Load every `*.yaml` in `directory`, or without one what is built in. `base_url` is used if a file has none.
 
     Raises PolicyError with a line for each bad file.
     """
-    return _parsed(_read(directory), environment, base_url)
+    return _parsed(_read(directory), environment, base_url) if directory else builtin(base_url)
 
 
 def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
