@@ -24,9 +24,6 @@ THINKING = ("think", "thinking", "thought", "reasoning")
 MAX_ARGUMENTS = 256 << 10
 """Most characters of arguments that are parsed. Larger ones are compared as they are written."""
 
-MAX_VALUES = 2_000
-"""Most values of arguments among which nulls are left out. Looking at so many takes half a millisecond."""
-
 MAX_ID = 200
 """Most characters of an id that are looked at."""
 MAX_LEAVES = 100
@@ -174,20 +171,29 @@ def _paired(
     seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...], same_text: bool
 ) -> list[tuple[ToolCall, ToolCall]] | None:
     """Pair each sent call with a call that was seen. Returns None if one has no counterpart."""
-    if len(sent) > len(seen):
-        return None
     left = list(seen)
     pairs: list[tuple[ToolCall, ToolCall]] = []
     for call in sent:
-        equal = (one for one in left if one.id == call.id and one.name == call.name)
-        others = (one for one in left if one.id != call.id and one.name == call.name)
-        match = next((one for one in equal if _same_call(one, call)), None)
-        match = match or next((one for one in others if _renumbered(one, call, same_text)), None)
+        likely = sorted((one for one in left if one.name == call.name), key=lambda one: one.id != call.id)
+        match = next((one for one in likely if _counterparts(one, call, same_text)), None)
         if match is None:
             return None
         left.remove(match)
         pairs.append((match, call))
     return pairs
+
+
+def _counterparts(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:
+    """Whether a call with the same name may be the same call, perhaps with a new id.
+
+    A second sample of the same history has other ids, too, but ids that look like those of the first.
+    """
+    if seen.id == sent.id:
+        return _same_call(seen, sent)
+    arguments = _given(seen.arguments)
+    if arguments != _given(sent.arguments):
+        return False
+    return same_text or (bool(arguments) and _style(seen.id) != _style(sent.id))
 
 
 def _same_call(seen: ToolCall, sent: ToolCall) -> bool:
@@ -201,17 +207,6 @@ def _same_call(seen: ToolCall, sent: ToolCall) -> bool:
         return True
     added = [after[key] for key in after.keys() - before.keys()]
     return before.keys() <= after.keys() and all(_like_a_default(value) or value == seen.name for value in added)
-
-
-def _renumbered(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:
-    """Whether a call may be the same call with a new id.
-
-    A second sample of the same history has other ids, too, but ids that look like those of the first.
-    """
-    arguments = _given(seen.arguments)
-    if arguments != _given(sent.arguments):
-        return False
-    return same_text or (bool(arguments) and _style(seen.id) != _style(sent.id))
 
 
 def _like_a_default(value: Any) -> bool:
@@ -230,28 +225,16 @@ def _style(id: str) -> str:
 
 def _given(text: str) -> Any:
     """Return arguments without members that are null: a client may leave them out, or write all that its types have."""
-    value = _arguments(text)
-    if "null" not in text or sum(map(text.count, ",[{")) > MAX_VALUES:
-        return value
-    try:
-        return _without_nulls(value)
-    except RecursionError:
-        return value
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return list(map(_without_nulls, value)) if isinstance(value, list) else value
-
-
-def _arguments(text: str) -> Any:
     if len(text) > MAX_ARGUMENTS:
         return text.strip()
     try:
-        return json.loads(text or "{}")
+        return json.loads(text or "{}", object_hook=_without_nulls)
     except (ValueError, RecursionError):
         return text.strip()
+
+
+def _without_nulls(members: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if value is not None}
 
 
 # -- calls that a client renders as text ------------------------------------------------------------------------------
@@ -265,7 +248,7 @@ def _rendered(call: ToolCall, text: str, text_kept: bool) -> bool:
         return False
     if not (text_kept or _distinctive(call.id)):
         return False
-    return all(_written(leaf, text) for leaf in islice(_leaves(_arguments(call.arguments)), MAX_LEAVES))
+    return all(_written(leaf, text) for leaf in islice(_leaves(_given(call.arguments)), MAX_LEAVES))
 
 
 def _leaves(value: Any) -> Iterator[Any]:
