@@ -1,7 +1,7 @@
 """The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
 
-    python -m bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--competitors] [--png-dir DIR]
-                                   [--dialect chat|responses|messages] [--json FILE]
+    python -m bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--png-dir DIR]
+                                   [--dialect chat|responses|messages]
 
 Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
 input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
@@ -18,13 +18,11 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-import msgspec
-
-from bench import as_data, chart, profiles
+from bench import chart, profiles
 from bench.caches import BREAKPOINTS, MODELS
 from bench.outcomes import Bench, Figures, percentile
 from bench.replay import Kind, Proxied, Recorded, Strategy, plainly, recorded
-from bench.strategies import COMPETITORS, awecompress, headroom, missing, redeciding, window
+from bench.strategies import redeciding, window
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
@@ -51,8 +49,6 @@ STRATEGIES: dict[str, Strategy] = {
     "last 10 results": window(10),
     "decided at every request": redeciding(Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)),
 }
-LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
-"""Libraries that run without weights, at their own defaults."""
 DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 READ_BACK = (0.0, 0.05, 0.2)
 """Probabilities that a moved result is read back, once."""
@@ -175,18 +171,10 @@ def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Swe
             axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
 
 
-def report(
-    runs: Sequence[Recorded], folder: Path | None, competitors: bool = False, written: Path | None = None
-) -> None:
-    """Print every table and, given a folder, draw the charts. `competitors`: include other people's libraries.
-
-    `written`: the file for every figure as JSON.
-    """
+def report(runs: Sequence[Recorded], folder: Path | None) -> None:
+    """Print every table and, given a folder, draw the charts."""
     bench = Bench(runs)
     found = {name: bench.figures(strategy) for name, strategy in STRATEGIES.items()}
-    for name, competitor in (LIBRARIES if competitors else {}).items():
-        with competitor(Tokens()) as strategy:
-            found[name] = bench.figures(strategy)
     reading = bench.figures(Proxied(Offload(), reading=True))
     ours, sweep = found[OURS], swept(bench)
     tables = [
@@ -199,18 +187,7 @@ def report(
         sweep_table(bench, sweep),
     ]
     print("\n\n".join(tables))
-    compared = profiles.compared(runs)
-    print("\n" + profiles.report(compared))
-    if written:
-        data = {
-            "runs": [run.id for run in runs],
-            "strategies": {name: as_data.strategy(bench, rows) for name, rows in found.items()},
-            "default": as_data.default(bench, ours, reading),
-            "by_source": as_data.by_source(bench, ours),
-            "sweep": as_data.sweep(bench, sweep),
-            "profiles": compared,
-        }
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n")
+    print("\n" + profiles.report(profiles.compared(runs)))
     if folder:
         draw(folder, bench, found, sweep)
 
@@ -230,19 +207,15 @@ def main() -> int:
     parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
     parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
     parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
-    parser.add_argument("--competitors", action="store_true", help=f"include the libraries in {COMPETITORS} (minutes)")
     parser.add_argument("--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]")
-    parser.add_argument("--json", type=Path, help="the file to write every figure to")
     parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if absence(options.transcripts):
         print(absence(options.transcripts))
         return 0
-    if options.competitors and missing():
-        parser.error(f"not installed: {', '.join(missing())}; `make bench-competitors`")
     loaded = load(options.above, folder=options.transcripts)
     runs = plannable(loaded, DIALECTS[options.dialect])
-    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir, options.competitors, options.json)
+    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir)
     return 0
 
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from collections.abc import Hashable, Iterator
 
-from bench.caches import Prompt, Segment
+from bench.caches import Segment
 from bench.replay import (
     SUMMARY,
     SUMMARY_OUTPUT,
@@ -20,15 +13,11 @@ from bench.replay import (
     Kind,
     Recorded,
     Strategy,
-    content_blocks,
-    measured,
     prompt,
     whole,
 )
 from proxy.plan.plan import Role
 from proxy.policy import Offload
-from proxy.tokens import Tokens
-from tests.transcripts import Json
 
 PLACEHOLDER = 20
 """Tokens of the message that replaces an omitted result, its frame included."""
@@ -49,79 +38,6 @@ def window(results: int) -> Strategy:
             yield Call(prompt(run, messages))
 
     return calls
-
-
-COMPETITORS = Path(__file__).parents[1] / ".competitors"
-"""Where `make bench-competitors` installs them, each in an environment of its own."""
-
-
-def missing(competitors: Iterable[str] = ("headroom", "awecompress")) -> list[str]:
-    """The competitors that are not installed."""
-    return [competitor for competitor in competitors if not _interpreter(competitor).exists()]
-
-
-@contextmanager
-def headroom(tokens: Tokens) -> Iterator[Strategy]:
-    """headroom-ai's library, offline, as a client would call it: with its whole history before each request."""
-    settings = {"HEADROOM_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with _library("headroom", settings) as ask:
-        segment = _segments(tokens)
-
-        def calls(run: Recorded) -> Iterator[Call]:
-            for point in run.points:
-                yield Call(prompt(run, map(segment, ask(run.messages[:point]))))
-
-        yield calls
-
-
-@contextmanager
-def awecompress(tokens: Tokens) -> Iterator[Strategy]:
-    """awecompress's own plan at its defaults, with canned summaries.
-
-    A summary call consists of its own task and a transcript, so no prefix of it is cached.
-    """
-    with _library("awecompress", {}) as ask:
-        segment = _segments(tokens)
-
-        def calls(run: Recorded) -> Iterator[Call]:
-            for point in run.points:
-                answer = ask({"run": run.id, "messages": run.messages[:point]})
-                if answer["transcript"]:
-                    task = (("transcript", point), tokens.count(answer["transcript"], "gpt-4o"), 1)
-                    yield Call(Prompt([task], head=0), output=SUMMARY, kind=Kind.SUMMARY)
-                yield Call(prompt(run, map(segment, answer["messages"])))
-
-        yield calls
-
-
-def _segments(tokens: Tokens) -> Callable[[Json], Segment]:
-    @cache
-    def segment(raw: bytes) -> Segment:
-        return raw, measured(raw, tokens).tokens, content_blocks(json.loads(raw))
-
-    return lambda message: segment(json.dumps(message).encode())
-
-
-@contextmanager
-def _library(competitor: str, settings: dict[str, str]) -> Iterator[Callable[[Any], Any]]:
-    """A function that calls a competitor's library in a process of its own: JSON in, JSON out."""
-    with TemporaryDirectory(prefix="offload-competitor-") as home:
-        command = [str(_interpreter(competitor)), str(Path(__file__).with_name(f"{competitor}_library.py"))]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, env={"HOME": home, **settings}, text=True, **pipes) as process:
-            asked, answers = process.stdin, process.stdout
-            assert asked and answers
-
-            def ask(question: Any) -> Any:
-                asked.write(json.dumps(question) + "\n")
-                asked.flush()
-                return json.loads(answers.readline())
-
-            yield ask
-
-
-def _interpreter(competitor: str) -> Path:
-    return COMPETITORS / competitor / "bin/python"
 
 
 def redeciding(offload: Offload) -> Strategy:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
@@ -29,11 +27,10 @@ from bench.replay import (
     cost,
     plainly,
 )
-from bench.strategies import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
+from bench.strategies import PLACEHOLDER, redeciding, window
 from proxy.plan.plan import Item, Role
 from proxy.policy import Compress, Inject, Mode, Offload, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
-from proxy.tokens import Tokens
 from tests import written
 from tests.transcripts import load, needed
 
@@ -327,41 +324,12 @@ def test_long_runs_are_reduced_by_four_fifths() -> None:
 
 
 @needed
-@pytest.mark.skipif(bool(missing()), reason="libraries of others are not installed (make bench-competitors)")
-@pytest.mark.parametrize("library", [headroom, awecompress])
-def test_a_library_answers_every_request(library: Callable[[Tokens], AbstractContextManager[Strategy]]) -> None:
-    [short, *_] = (one for one in savings.plannable(load()) if 3 <= len(one.points) <= 6)
-    with library(Tokens()) as strategy:
-        calls = list(strategy(short))
-    assert len(calls) == len(short.points)
-    assert all(call.prompt.tokens > 0 for call in calls)
-
-
-@pytest.mark.skipif("awecompress" in missing(), reason="awecompress is not installed (make bench-competitors)")
-def test_awecompress_has_a_long_chat_summarised_once() -> None:
-    said = [{"role": role, "content": "word " * 9_000} for role in ("user", "assistant")]
-    messages = [message | {"content": f"{number} {message['content']}"} for number in range(6) for message in said]
-    run = Recorded("chat", "", [], [], 0, [*messages, {"role": "user", "content": "And?"}], [13, 13])
-    with awecompress(Tokens()) as strategy:
-        calls = list(strategy(run))
-    assert [call.kind for call in calls] == [Kind.SUMMARY, Kind.CLIENT, Kind.CLIENT]
-    assert calls[1].prompt.tokens == calls[2].prompt.tokens < 80_000
-
-
 @needed
 def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
-    savings.report(runs, tmp_path, written=tmp_path / "figures.json")
+    savings.report(runs, tmp_path)
     drawn = {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}
-    assert {path.name for path in tmp_path.iterdir()} == {*drawn, "figures.json"}
+    assert {path.name for path in tmp_path.iterdir()} == drawn
     printed = capsys.readouterr().out
     assert "goals on the reported half, and missed:" in printed
     assert all(row in printed for row in ("proxy: careful", "proxy: balanced", "proxy: frugal"))
-    data = json.loads((tmp_path / "figures.json").read_text())
-    assert data["strategies"].keys() >= savings.STRATEGIES.keys() and len(data["sweep"]) == 12
-    assert data["profiles"]["reported"]["proxy: frugal"]["costs"][THIRD_MARK].keys() == {
-        "mean",
-        "median",
-        "worst",
-        "dearer",
-    }

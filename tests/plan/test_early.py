@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.plan.plan import Cause, Item, Plan, Role, Room, live
-from proxy.plan.planner import PAYBACK, Fold, fold, least_freed
+from proxy.plan.planner import PAYBACK, fold, least_freed
 from proxy.policy import Mode, Offload
-from tests.plan.test_planner import histories, history, offloads, policy
+from tests.plan.test_planner import histories, history, policy
 
 
 def rules(**changes: object) -> Offload:
@@ -163,16 +163,6 @@ rooms = st.builds(Room, st.sampled_from([None, 500, 3000]))
 
 
 @given(histories(), paying, rooms)
-def test_the_history_exceeds_its_ceiling_only_where_an_event_would_free_too_little(
-    items: list[Item], offload: Offload, room: Room
-) -> None:
-    plan = fold(items, offload, room)
-    now = plan.standing
-    if plan.fits and now.total > now.ceiling and offload.mode is Mode.COMPACT and plan.waited:
-        assert now.free < least_freed(now.ceiling)
-
-
-@given(histories(), paying, rooms)
 def test_an_event_at_the_ceiling_frees_a_tenth_of_it_and_not_more_than_needed(
     items: list[Item], offload: Offload, room: Room
 ) -> None:
@@ -245,24 +235,7 @@ def test_early_results_were_answered_often_enough(items: list[Item], offload: Of
             assert over or len(replies) >= (offload.keep_views if event.cause is Cause.EARLY else 1)
 
 
-@given(histories(), offloads)
-def test_small_histories_need_no_plan(items: list[Item], offload: Offload) -> None:
-    least = min(offload.max_total_tokens, offload.max_tool_message_tokens, offload.unseen_limit(None))
-    if sum(one.tokens for one in items) <= least:
-        assert fold(items, offload, Room()).empty
-
-
 def test_the_newest_reply_keeps_its_answers_and_older_ones_shrink() -> None:
     items = history("u a t:10 a t:10 a a t:10")
     used = [fold(items[:size], rules(), Room()).used for size in range(len(items) + 1)]
     assert used == [0, 0, 0, 1, 1, 3, 3, 3, 5], "a prefill has not been answered yet"
-
-
-@given(histories(), paying)
-def test_folding_on_from_a_copy_changes_nothing(items: list[Item], offload: Offload) -> None:
-    state = Fold(offload, Room())
-    for one in items:
-        state.plan()
-        state = state.copy()
-        state.add(one)
-    assert state.plan() == fold(items, offload, Room())

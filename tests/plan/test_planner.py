@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -462,13 +460,3 @@ def test_planning_is_linear_in_the_history() -> None:
         state.add(one)
     assert len(state.plan().events) > 4000
     assert touched < 20 * len(items)
-
-
-def test_plans_do_not_depend_on_the_order_of_requests() -> None:
-    """Attached late or from the start, on any replica: the plan of a prefix is the same whoever computes it."""
-    items = history("s u " + "a:50 t:1500 " * 30 + "a u")
-    offload = policy(Mode.AUTO)
-    points = list(range(2, len(items), 2))
-    expected = {point: fold(items[:point], offload, Room()) for point in points}
-    random.Random(7).shuffle(points)
-    assert {point: fold(items[:point], offload, Room()) for point in points} == expected
