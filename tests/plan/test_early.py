@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.plan.plan import Cause, Item, Plan, Role, Room, live
-from proxy.plan.planner import PAYBACK, fold, least_freed
+from proxy.plan.planner import PAYBACK, Fold, fold, least_freed
 from proxy.policy import Mode, Offload
 from tests.plan.test_planner import histories, history, policy
 
