@@ -223,10 +223,10 @@ class _Request:
         it, so that every later request plans with it, on any replica; without the record, it counts for none."""
         model = planned.request.model
         found = await self._records.pauses(planned.asked, model)
-        if self._dialect.counts or not self._accepted or planned.asked[-1] in found:
+        if self._dialect.counts or not self._accepted or planned.last_asked[-1] in found:
             return found
         pause = self._services.pauses.expired(self._owner.namespace, planned)
-        return found | await self._records.keep_pause(planned.asked[-1], model, pause) if pause else found
+        return found | await self._records.keep_pause(planned.last_asked[-1], model, pause) if pause else found
 
     async def _render(self, prepared: Prepared) -> Prepared:
         """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -65,14 +66,24 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The history together with the bytes of its entries."""
         return self.history.transcript(self.request.entries)
 
-    @cached_property
+    @property
     def asked(self) -> list[bytes]:
         """The digest of the history at each request that the client made, this one last."""
+        return [self.history.asked(point) for point in self._points()][::-1]
+
+    @cached_property
+    def last_asked(self) -> list[bytes]:
+        """The same for this request and the one before it, if there was one."""
+        return [self.history.asked(point) for point in islice(self._points(), 2)][::-1]
+
+    def _points(self) -> Iterator[int]:
+        """Yield the places in the history where the client asked, the newest first."""
         items = self.history.items
-        points = [index for index in range(1, len(items)) if is_answer(items, index)]
         if items and items[-1].role is not Role.ASSISTANT:
-            points.append(len(items))
-        return list(map(self.history.asked, points))
+            yield len(items)
+        for index in range(len(items) - 1, 0, -1):
+            if items[index].role is Role.ASSISTANT and is_answer(items, index):
+                yield index
 
     @cached_property
     def cache_lifetime(self) -> int | None:
@@ -297,7 +308,7 @@ async def plan(
         plan = history.plan()
         planned = Planned(dialect, asked, policy, history, plan, room, names, refused and not plan.empty, quoted)
         _ = planned.sent_whole  # reads a message that may be long
-        _ = planned.asked
+        _ = planned.last_asked
         return planned
 
     read = partial(reader.history, dialect, asked.entries, caller=caller, size=asked.size)
