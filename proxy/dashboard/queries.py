@@ -127,10 +127,6 @@ class Reader:
     def close(self) -> None:
         self._connection.close()
 
-    def stop(self) -> None:
-        """End the query that another thread makes. Thread-safe."""
-        self._connection.interrupt()
-
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
         newest = f"SELECT namespace FROM sessions ORDER BY last DESC LIMIT {PAGE}"
@@ -207,13 +203,10 @@ class Reader:
         """Return the sums of each span since then, without what was only observed. Costs of untouched requests are only
         compared with those of a holdout."""
         own, values = _own(namespace)
-        costs = (
-            f"sum(CASE kind WHEN '{Kind.UNTOUCHED}' THEN 0 ELSE {name} END) AS {name}"
-            for name in ("cost_before", "cost_after")
-        )
         return self._rows(
             f"""SELECT start AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
-            sum(tokens_after) AS tokens_after, {", ".join(costs)} FROM {ALL_SUMS}
+            sum(tokens_after) AS tokens_after, sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_before)) AS cost_before,
+            sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_after)) AS cost_after FROM {ALL_SUMS}
             WHERE span = ? AND start >= ? AND kind != '{Kind.OBSERVED}' {own} GROUP BY start ORDER BY start""",
             span, since // span * span, *values,
         )  # fmt: skip
@@ -245,12 +238,9 @@ class Reader:
         own, values = _own(namespace)
         query = f"""SELECT *, {SAVED} AS saved FROM sessions
             WHERE last >= ? AND kind != '{Kind.OBSERVED}' {own} AND saved"""
-        found = [
-            self._rows(f"{query} {order} LIMIT {most}", since, *values)
-            for order in ("> 0 ORDER BY saved DESC", "< 0 ORDER BY saved")
-        ]
-        best, worst = ([*map(_named, rows)] for rows in found)
-        return best, worst
+        best = self._rows(f"{query} > 0 ORDER BY saved DESC LIMIT {most}", since, *values)
+        worst = self._rows(f"{query} < 0 ORDER BY saved LIMIT {most}", since, *values)
+        return [*map(_named, best)], [*map(_named, worst)]
 
     def sessions(self, namespace: str | None = None, wanted: Wanted = ANY) -> list[Row]:
         """Return the sessions with the newest requests."""
@@ -284,7 +274,6 @@ class Queries:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._pool = ThreadPoolExecutor(1, "dashboard-reader")
-        self._reader: Reader | None = None
         self._waiting = Counter[str]()
 
     async def run(self, query: Callable[[Reader], T], viewer: str = "") -> T:
@@ -301,15 +290,12 @@ class Queries:
             self._waiting += Counter()  # drops those that are at 0
 
     def close(self) -> None:
-        """End what runs and what waits."""
-        with suppress(sqlite3.ProgrammingError):  # it has ended
-            if self._reader is not None:
-                self._reader.stop()
+        """End what waits. What runs ends within `SECONDS`."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, query: Callable[[Reader], T]) -> T:
         try:
-            reader = self._reader = Reader(self._path)
+            reader = Reader(self._path)
         except sqlite3.Error as error:
             raise unreadable(error) from error
         with closing(reader):

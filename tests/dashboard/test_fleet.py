@@ -89,20 +89,6 @@ async def test_each_shows_what_all_have_seen_and_a_change_replaces_what_was_ther
         assert group["sessions"] == 0 and reader.course(NOW - DAY, DAY)[0]["requests"] == 40
 
 
-async def test_nothing_is_put_while_nothing_changes_and_workers_take_turns(pair: list[Replica]) -> None:
-    one, _ = pair
-    one.write(3)
-    await one.exchange()
-    before = await one.keys()
-    await one.exchange()
-    assert await one.keys() == before and len(before) == 1
-    one.write(1, start=50)
-    await one.exchange(later=EVERY / 4)
-    assert await one.keys() == before, "another worker has just done it"
-    await one.exchange()
-    assert len(after := await one.keys()) == 1 and after != before
-
-
 async def test_sessions_and_their_losses_are_summed(pair: list[Replica]) -> None:
     one, two = pair
     lost = {"cost_before": 10, "cost_after": 12, "compacted": 4, "holdout": "planned"}

@@ -10,9 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from tests import transcripts
 from tests.clock import wait_until
-from tests.dashboard.speaking import APIS, BOTH, NO_TOOLS, READ, Model, ask, body_of, play, step
+from tests.dashboard.speaking import APIS, BOTH, READ, Model, ask, body_of, play, step
 from tests.dashboard.traffic import RESULT, TOOL, begin, dashboard
 from tests.fake_upstream import Recorded, StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
@@ -113,18 +112,6 @@ def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model)
     assert {row["dialect"] for row in summaries()} == {api}
 
 
-def test_requests_without_a_plan_have_no_list(proxy: Proxy, model: Model) -> None:
-    play(proxy, model, "chat", 5, task="Refused.", model="refused", moves={4: NO_TOOLS})
-    ask(proxy, "chat", begin("Left alone."), model="refused", headers={"x-offload": "off"})
-
-    def rows() -> list[Row]:
-        return [row for row in dashboard(proxy, "requests") if row["model"] == "refused" and row["reason"]]
-
-    wait_until(lambda: len(rows()) == 2)
-    for row in rows():
-        assert dashboard(proxy, f"requests/{row['id']}")["detail"] is None
-
-
 def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
     """The bytes of such a message are not those that came."""
     history = begin("Mark it.")
@@ -157,26 +144,3 @@ def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, mode
     [restored] = [one for one in last["detail"]["messages"] if one["rule"] == "restored"]
     assert (restored["index"], restored["kind"]) == (len(history) - 2, "assistant")
     assert restored["hidden"] > 0 and restored["sent_digest"] not in ("", restored["digest"])
-
-
-@transcripts.needed
-def test_a_recorded_run_looks_alike_in_each_api(proxy: Proxy, upstream: StrictUpstream, model: Model) -> None:
-    """The same run through all three: the pages show the same kinds, events, rules and words."""
-    run = next(transcripts.load(20_000, "sweagent-claude35"))
-    histories = [history for history, _ in transcripts.requests_of(run)][-12:]
-    found: dict[str, list[Row]] = {}
-    for api in APIS:
-        for history in histories:
-            assert ask(proxy, api, history, tools=run.tools, model=f"run-{api}").status_code == 200
-        found[api] = requests_of(proxy, f"run-{api}", len(histories))
-    for chat, *others in zip(*(found[api] for api in APIS), strict=True):
-        for other in others:
-            assert other["kind"] == chat["kind"] and other["events"] == chat["events"]
-            for mine, theirs in zip(other["kinds"], chat["kinds"], strict=True):
-                assert mine == pytest.approx(theirs, rel=0.1, abs=60)
-            rules = [
-                [one["rule"] for one in row["detail"]["messages"] if one["kind"] != "system"] for row in (chat, other)
-            ]
-            assert rules[0] == rules[1]
-            assert other["words"].split("(")[0] == chat["words"].split("(")[0]
-    assert any(row["words"] for row in found["chat"])

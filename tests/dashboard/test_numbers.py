@@ -19,8 +19,8 @@ from proxy.dashboard.savings import compared
 from proxy.telemetry.metrics import SUMS
 from proxy.telemetry.outcome import Outcome
 from tests.clock import wait_until
-from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, SAY, Model, ask, play, step
-from tests.dashboard.traffic import RESULT, begin, dashboard, recorded, session
+from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, Model, ask, play
+from tests.dashboard.traffic import begin, dashboard, recorded, session
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -171,28 +171,6 @@ def test_costs_are_those_that_upstream_billed(tmp_path: Path, stream: bool) -> N
             assert (row["cost_before"], row["cost_after"]) == (0, 0)
     assert rewritten[0]["cost_before"] < rewritten[0]["cost_after"], "the tools' definitions: a loss is shown as one"
     assert rewritten[-1]["cost_before"] > rewritten[-1]["cost_after"]
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_a_request_whose_last_round_broke_off_is_not_counted(tmp_path: Path, api: str) -> None:
-    """Only the hidden round before it was billed, which is a part of what the request cost."""
-    with StrictUpstream(expect_refusals=True) as upstream:
-        upstream.respond(model := Model())
-        with served({"default": tight(upstream.url)}, dashboard=tmp_path / "rows.db") as proxy:
-            history = begin()
-            for number in range(6):
-                history += step(number, RESULT.format(turn=number))
-            for moves in ([READ, SAY], [READ, *[HANG_UP] * 4]):
-                model.next.extend(moves)
-                ask(proxy, api, history)
-                model.next.clear()
-            broken, whole = recorded(proxy, 2)
-            found = dashboard(proxy, "savings")
-    assert (whole["kind"], whole["usage"], whole["rounds"]) == ("offloaded", "billed", 1)
-    assert (broken["kind"], broken["usage"], broken["rounds"]) == ("offloaded", "unknown", 1)
-    assert broken["prompt_tokens"] and not broken["cost_before"] and not broken["cost_after"]
-    [row] = found["models"]
-    assert (row["rewritten"], row["billed"], row["expected"]) == (2, 1, whole["cost_before"])
 
 
 def test_summaries_of_another_model_count_in_the_planned_group() -> None:

@@ -333,26 +333,6 @@ async def test_a_chart_is_read_by_keyboard(proxy: Proxy, page: Page) -> None:
         assert (await page.evaluate("document.querySelector('.readout').textContent")).startswith(said)
 
 
-@pytest.mark.parametrize("api", ["responses", "messages"])
-async def test_sessions_of_other_apis_look_alike(api: str, proxy: Proxy, page: Page) -> None:
-    await page.size(400, 800)
-    await page.open(address(proxy), ADMIN)
-    for place in ("#live", "#savings", "#sessions"):
-        assert f"model-of-{api}" in await page.show(place)
-    shown = await page.show(await find(page, f"model-of-{api}"))
-    assert f"default, model-of-{api}, {api}; 6 requests" in shown
-    assert "because" in shown and "event 1: " in shown and "put back" in shown
-    for place, said in ((0, "as it came"), (-1, "a reference, since event 1")):
-        links = "[...document.querySelectorAll('td a')].filter((one) => one.hash.startsWith('#request'))"
-        shown = await page.show(await page.evaluate(f"{links}.at({place}).hash"))
-        assert said in shown
-        assert await page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert await page.evaluate("scrollY") == 0
-        await page.call("Page.navigateToHistoryEntry", **await back(page))
-        await page.until(f"document.querySelectorAll('td a').length > 5 && {SHOWN}?.startsWith('#session/')")
-    assert_clean(page, proxy)
-
-
 async def back(page: Page) -> dict[str, int]:
     history = await page.call("Page.getNavigationHistory")
     return {"entryId": history["entries"][history["currentIndex"] - 1]["id"]}

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
-import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
-from proxy.dashboard import MISSING, Dashboard
+from proxy.dashboard import MISSING
 from proxy.dashboard import rows as rows_module
 from proxy.dashboard import writer as module
-from proxy.dashboard.access import Viewer
-from proxy.dashboard.queries import Reader, unreadable
+from proxy.dashboard.queries import Reader
 from proxy.dashboard.recorded import Recorded
 from proxy.dashboard.rows import Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
-from proxy.errors import DashboardFault
-from proxy.settings import Settings
 from tests.clock import wait_until
 from tests.dashboard.test_rows import SIZE, UNUSABLE
-from tests.dashboard.traffic import OPERATOR, begin, dashboard, ended, outcome, recorded, turn
+from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, served, spawned, tight
 
@@ -91,21 +86,6 @@ def test_a_file_that_is_damaged_later_is_named_and_begins_anew_once_it_is_delete
         assert len(recorded(proxy, 1)) == 1, "the row that waited"
 
 
-def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(path: Path) -> None:
-    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
-        upstream.respond(lambda request: text("Served."))
-        turn(proxy, begin(), 1, model="before")
-        recorded(proxy, 1)
-        path.unlink()
-        wait_until(path.exists)
-        turn(proxy, begin(), 2, model="after")
-        address = f"{proxy.root}/_offload/api/requests"
-        wait_until(lambda: httpx.get(address, headers=OPERATOR, verify=PLAIN).status_code == 200)
-        assert [row["model"] for row in recorded(proxy, 1)] == ["after"]
-        assert not dashboard(proxy, "me")["fault"]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
-
-
 def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
     with StrictUpstream() as upstream:
         upstream.respond(lambda request: text("Served."))
@@ -119,17 +99,6 @@ def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
             found = [dashboard(proxy, "savings")["models"][0]["requests"] for _ in range(8)]
             assert found == [40] * 8
             assert "dashboard" not in proxy.log()
-
-
-async def test_a_page_that_cannot_read_the_file_says_what_to_do(path: Path) -> None:
-    board = Dashboard(Settings(dashboard=path), MagicMock(), MagicMock())
-    with pytest.raises(DashboardFault, match="try again"):
-        await board.read(lambda reader: reader.requests(), Viewer())
-    board.close()
-    with pytest.raises(DashboardFault, match="ends"):
-        await board.read(lambda reader: reader.requests(), Viewer())
-    assert "try again" in str(unreadable(sqlite3.OperationalError("locked")))
-    assert "delete it" in str(unreadable(sqlite3.DatabaseError("malformed")))
 
 
 # -- rows wait --
@@ -196,15 +165,6 @@ def test_waiting_requests_do_not_fill_the_memory(path: Path) -> None:
     writer.close()
 
 
-def test_rows_that_come_before_the_end_are_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LATEST", 600.0)
-    writer = Writer(path, SIZE)
-    writer.start()
-    writer.record([outcome(0)])
-    writer.close()
-    assert writer.state.written == 1
-
-
 def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,39 +200,6 @@ def test_a_row_that_cannot_be_written_costs_no_other_row(path: Path, caplog: pyt
     assert "cannot be written" in caplog.text
     with closing(Reader(path)) as reader:
         assert [row["requests"] for row in reader.sums(0.0)] == [29], "each is added up once"
-
-
-def test_rows_that_wait_when_the_dashboard_is_given_up_count_as_dropped(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = Writer(path, SIZE)
-    writer.record([outcome(number) for number in range(3)])
-    writer.start()
-    monkeypatch.setattr(Writer, "_write", MagicMock(side_effect=RuntimeError("a bug")))
-    wait_until(lambda: not writer._thread.is_alive())
-    writer.record([outcome(3)])
-    writer.close()
-    assert (writer.state.off, writer.state.written, writer.state.dropped) == (True, 0, 4)
-    assert "before the end" not in caplog.text
-
-
-def test_a_file_that_is_replaced_is_gone_on_with(path: Path) -> None:
-    writer = Writer(path, SIZE)
-    writer.start()
-    writer.record([outcome(1)])
-    wait_until(lambda: writer.state.written)
-    other = path.with_name("other.db")
-    with closing(Rows(other, SIZE)) as theirs:
-        theirs.write(ended(3, namespace="theirs-1"))
-    other.rename(path)
-    writer.record([outcome(2)])
-    wait_until(lambda: writer.state.written == 2)
-    writer.close()
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*), namespace FROM requests GROUP BY 2 ORDER BY 2").fetchall() == [
-            (1, "acme-1"),
-            (3, "theirs-1"),
-        ]
 
 
 def test_all_who_write_go_on_in_one_new_file_when_theirs_is_removed(path: Path) -> None:
@@ -311,18 +238,6 @@ def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(pat
         wait_until(lambda number=number: writer.state.written == number + 1)
     with closing(Reader(path)) as reader:
         wait_until(lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9])
-    writer.close()
-
-
-def test_rows_that_are_too_old_leave_also_while_no_request_comes(path: Path) -> None:
-    now = [1.0e9]
-    writer = Writer(path, SIZE, lambda namespace: 60.0, lambda: now[0])
-    writer.start()
-    writer.record([outcome()])
-    wait_until(lambda: writer.state.written)
-    now[0] += 4_000
-    with closing(Reader(path)) as reader:
-        wait_until(lambda: not reader.requests())
     writer.close()
 
 

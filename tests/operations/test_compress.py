@@ -121,14 +121,6 @@ def test_a_policy_that_moves_nothing_moves_nothing_here(mode: str) -> None:
         assert (got["messages"], got["reason"]) == (messages, f"The policy's mode is {mode}.")
 
 
-@pytest.mark.parametrize("mode", ["compress", "auto"])
-def test_other_modes_move_results_only(mode: str) -> None:
-    offload = {**POLICY["offload"], "mode": mode}
-    with served({"default": {**POLICY, "offload": offload}}) as proxy:
-        got = asked(proxy, history(8))
-        assert got["ccr_hashes"] and len(got["messages"]) == len(history(8))
-
-
 @pytest.mark.parametrize(
     "method, path, body, status",
     [
@@ -146,13 +138,6 @@ def test_bad_calls_get_clear_errors(proxy: Proxy, method: str, path: str, body: 
     reply = httpx.request(method, f"{proxy.root}{path}", content=body, headers=bearer("gateway"), verify=PLAIN)
     assert reply.status_code == status, reply.text
     assert json.loads(reply.text)["answer"]
-
-
-def test_messages_that_cannot_be_read_stay_as_they_are(proxy: Proxy) -> None:
-    messages = [{"role": "assistant", "tool_calls": [{"id": None, "function": None}]}]
-    got = asked(proxy, messages)
-    assert got["messages"] == messages
-    assert got["reason"].startswith("The messages cannot be planned")
 
 
 def test_callers_without_a_key_are_refused(proxy: Proxy) -> None:

@@ -47,13 +47,6 @@ async def test_written_files_are_listed_by_name_and_read(shelf: CallerFiles) -> 
     assert list(await shelf.read_many([])) == []
 
 
-async def test_a_deleted_file_can_be_written_again(shelf: CallerFiles, root: Path) -> None:
-    await shelf.put_all({"f": b"1"})
-    (root / "acme" / "files" / key_part("f")).unlink()
-    await shelf.put_all({"f": b"1"})
-    assert await shelf.read("f") == b"1"
-
-
 async def test_numbers_continue_after_the_highest(shelf: CallerFiles) -> None:
     await shelf.put_all({"g_0.json": b"", "g_7.json": b"", "g_x.json": b"", "g_9": b"", "g_1_8.json": b""})
     assert await shelf.put_next("g_", ".json", b"a") == "g_10.json"
@@ -171,16 +164,3 @@ async def test_a_damaged_file_gives_way_to_the_same_text(found: Found) -> None:
     found.damage(MOVED, flipped)
     await asyncio.gather(*(found.shelf().put_all({MOVED: b"moved text"}) for _ in range(4)))
     assert await found.shelf().read(MOVED) == b"moved text"
-
-
-async def test_an_intact_original_replaces_a_damaged_file(found: Found) -> None:
-    name = f"context_store/{MOVED.removeprefix('s/')}"
-    await found.shelf().put_all({name: b"moved text"})
-    found.damage(name, flipped)
-    original = found.folder / "acme" / "originals" / MOVED.removeprefix("s/")
-    original.parent.mkdir()
-    original.write_bytes(b"moved text")
-    assert await found.shelf().read(name) == b"moved text"
-    original.write_bytes(b"moved test")
-    assert await found.shelf().read(name) is None
-    assert found.counted == ["files", "files", "originals"]

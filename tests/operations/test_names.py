@@ -60,31 +60,11 @@ def test_a_path_comes_back_as_its_directory_was_spelled(directory: str, path: st
     assert names.joined(directory, "f") == path
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("workspace/tool_call_1-a.txt", "_workspace.2Ftool_call_1-a.2Etxt"),
-        ("~/x", "_.7E.2Fx"),
-        (".hidden", "_.2Ehidden"),
-        ("é", "_.C3.A9"),
-        ("a.-b", "_a.2E-b"),
-    ],
-)
-def test_names_are_escaped_in_a_key(name: str, part: str) -> None:
-    assert names.key_part(name) == part
-    assert names.name_of(part) == name
-
-
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=20))
 def test_every_name_goes_into_a_key_and_comes_back(name: str) -> None:
     part = names.key_part(name)
     assert is_part(part)
     assert names.name_of(part) == name
-
-
-@given(st.text(st.characters(codec="utf-8"), max_size=10), st.text(st.characters(codec="utf-8"), max_size=10))
-def test_a_common_prefix_of_names_is_one_of_their_keys(head: str, tail: str) -> None:
-    assert names.key_part(head + tail).startswith(names.key_part(head))
 
 
 def test_names_too_long_for_a_key_are_refused() -> None:

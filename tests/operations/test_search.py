@@ -13,7 +13,7 @@ from proxy import regex
 from proxy.operations import search
 from proxy.operations.call import OperationCall
 from proxy.operations.files import CallerFiles, File
-from proxy.operations.search import BATCH_BYTES, BATCH_FILES, Found, _batches
+from proxy.operations.search import BATCH_BYTES, Found
 from proxy.policy import Policy
 from proxy.regex import Budget
 from proxy.stores import open_store
@@ -80,18 +80,6 @@ async def test_an_answer_is_bounded_even_without_a_limit(call: OperationCall, mo
     assert (len(found.matches), found.more) == (10, True)
 
 
-async def test_files_deleted_after_listing_are_skipped(call: OperationCall) -> None:
-    files = await stored(call, {"a": b"needle"})
-    found = await found_in(call, [File("gone", 6), *files], FIND, None)
-    assert [match.path for match in found.matches] == ["a"]
-
-
-async def test_half_a_surrogate_pair_is_shown_as_a_question_mark(call: OperationCall) -> None:
-    files = await stored(call, {"a": "x\ud83d needle".encode("utf-8", "surrogatepass")})
-    [match] = (await found_in(call, files, FIND, None)).matches
-    assert match.text.startswith("x?") and match.text.endswith(" needle")
-
-
 async def test_a_file_that_takes_too_long_ends_the_search(call: OperationCall) -> None:
     files = await stored(call, {"a": b"needle", "b": b"hay"})
     budget = Budget(1)
@@ -99,8 +87,3 @@ async def test_a_file_that_takes_too_long_ends_the_search(call: OperationCall) -
     budget.end()
     with pytest.raises(TooSlow):
         await found_in(call, files, find, None)
-
-
-def test_only_few_files_are_read_at_a_time() -> None:
-    sizes = [len(batch) for batch in _batches([File(f"{number}", 1) for number in range(2 * BATCH_FILES + 1)])]
-    assert sizes == [BATCH_FILES, BATCH_FILES, 1]

@@ -62,12 +62,6 @@ def test_lines_that_nobody_reads_are_held_and_come_in_order(pipe: Pipe) -> None:
     assert [line["message"] for line in pipe.lines()] == ["at once"]
 
 
-def test_a_line_longer_than_a_pipe_is_whole(pipe: Pipe) -> None:
-    pipe.log("long " * 50_000)
-    pipe.log("next")
-    assert [len(line["message"]) for line in pipe.lines()] == [250_000, 4]
-
-
 def test_beyond_the_bound_lines_are_dropped_and_counted(pipe: Pipe) -> None:
     for number in range(logs.WAITING * 3):
         pipe.log(f"{number} {'x' * 100}")
@@ -122,17 +116,3 @@ def test_the_end_waits_for_a_slow_reader_but_not_for_long(pipe: Pipe, monkeypatc
     for number in range(200):
         pipe.log(f"{number} {'x' * 4096}")
     pipe.handler.flush()  # nobody reads
-
-
-def test_nobody_waits_for_a_terminal_that_is_not_read() -> None:
-    """A stopped terminal (Ctrl-S) has room for less than a piece."""
-    reader, terminal = os.openpty()
-    handler = Lines(terminal)
-    record = logging.LogRecord("a", logging.INFO, "", 0, "x" * 700, None, None)
-    thread = threading.Thread(target=lambda: [handler.handle(record) for _ in range(300)], daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    waits = thread.is_alive()
-    os.close(reader)
-    os.close(terminal)
-    assert not waits

@@ -114,13 +114,6 @@ def test_half_a_surrogate_pair_costs_no_line(stream: io.StringIO, form: logs.For
     assert stream.getvalue().encode()
 
 
-def test_fields_of_a_log_event_cannot_forge_its_time(stream: io.StringIO) -> None:
-    logs.configure("json", stream)
-    logs.event(logging.getLogger("proxy.x"), "true", time="never")
-    [line] = lines(stream)
-    assert line["time"] != "never"
-
-
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_exception_is_logged_with_its_traceback(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)

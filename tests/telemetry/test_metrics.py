@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -13,9 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.errors import Fault
 from proxy.plan.pairing import Irregular
-from proxy.plan.turn import Reason
 from proxy.telemetry.metrics import STATUSES, TENANTS, Metrics, prepare_multiprocess
-from proxy.telemetry.outcome import Kind, Outcome, StoreMiss, StoreOperation, ToolUse
+from proxy.telemetry.outcome import Kind, Outcome, ToolUse
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -145,24 +143,6 @@ def test_labels_that_clients_choose_are_bounded(metrics: Metrics) -> None:
             labels.setdefault(name, set()).add(label)
     assert labels["status"] == {str(status) for status in STATUSES} | {"none", "other"}
     assert len(labels["tenant"]) == TENANTS + 1
-
-
-def test_unplanned_requests_by_reason(metrics: Metrics) -> None:
-    for reason in Reason:
-        metrics.record([replaced(kind=Kind.UNTOUCHED, reason=reason)])
-    found = samples(metrics)
-    counted = {
-        dict(labels)["reason"]: times
-        for (name, labels), times in found.items()
-        if name.endswith("unplanned_requests_total")
-    }
-    assert counted == {reason.value: 1 for reason in Reason if reason}
-
-
-@pytest.mark.parametrize(("operation", "miss"), [*product(StoreOperation, StoreMiss)])
-def test_store_errors_by_operation_and_fault(metrics: Metrics, operation: str, miss: str) -> None:
-    metrics.record([replaced(store_errors={f"{operation}:{miss}": 3})])
-    assert value(samples(metrics), "store_errors_total", operation=operation, fault=miss) == 3
 
 
 def test_impossible_token_counts_of_upstream_break_no_counter(metrics: Metrics) -> None:

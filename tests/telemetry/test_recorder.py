@@ -29,17 +29,6 @@ async def test_outcomes_are_recorded_in_order_and_soon(clock: Clock) -> None:
     assert one == other == [f"{number}" for number in range(6)]
 
 
-async def test_flush_records_all_that_wait_once(clock: Clock) -> None:
-    written: list[Outcome] = []
-    ledger = Recorder(written.extend)
-    ledger.record(outcome(0))
-    ledger.flush()
-    ledger.flush()
-    clock.move(LATEST)
-    await turns()
-    assert written == [outcome(0)]
-
-
 async def test_what_fails_in_one_sink_keeps_nothing_from_the_others(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
