@@ -147,7 +147,7 @@ def _cline_home(port: int) -> Mapping[str, str]:
     return {".cline/data/settings/providers.json": json.dumps(made)}
 
 
-def _codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *more: str) -> Agent:
+def codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *more: str) -> Agent:
     """Each prompt resumes the session of the one before."""
     program = next((HERE / "codex" / "node_modules").glob("@openai/*/vendor/*/bin/codex"), HERE / "codex" / "none")
     offline = ("--disable", "plugins", "-c", "analytics.enabled=false", "-c", "check_for_update_on_startup=false")
@@ -337,17 +337,17 @@ AGENTS = (
         home=_cline_home,
         unreachable=frozenset({"cline.bot"}),
     ),
-    _codex(
+    codex(
         "codex",
         {"gpt-5.5": "compact", "gpt-5.2": "compress", "gpt-5.1": "auto"},
         lambda path: ("exec_command", {"cmd": f"cat {path}"}),
     ),
-    _codex(
+    codex(
         "codex_code_mode",
         {"gpt-6.1-sol": "compact", "gpt-6-sol": "compress", "gpt-6-luna": "auto"},
         lambda path: ("exec", f"text(await tools.exec_command({{cmd: 'cat {path}'}}));"),
     ),
-    _codex(
+    codex(
         "codex_websocket",
         {"gpt-5.5": "compact", "gpt-5.2": "auto"},
         lambda path: ("exec_command", {"cmd": f"cat {path}"}),

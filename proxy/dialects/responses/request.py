@@ -49,7 +49,8 @@ KNOWN = frozenset(
 )
 """The top-level members with which a history means what it means without them, and those that `_obstacle` looks at."""
 
-ITEM = ("type", "id", "status")
+ITEM = ("type", "id", "status", "internal_chat_message_metadata_passthrough")
+"""The last one says when and in which turn of Codex an item was made; it sends it to a provider named OpenAI."""
 CALL = (*ITEM, "call_id", "caller", "name", "namespace")
 OUTPUT = (*CALL, "output")
 ITEMS = {
