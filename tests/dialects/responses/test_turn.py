@@ -195,11 +195,6 @@ def test_after_the_last_round_our_tools_are_gone() -> None:
     assert not {"tools", "tool_choice"} & set(asked[2])
 
 
-def test_each_round_has_the_clients_limit() -> None:
-    _, asked = run(turn(max_output_tokens=30), stream(LOOKS), stream(ANSWERS))
-    assert asked[1]["max_output_tokens"] == 30
-
-
 def test_a_tool_of_the_clients_whose_name_ends_like_ours_is_its_own() -> None:
     name = "functions.grep"
     out, _ = run(turn(tools=[FETCH | {"name": name}]), stream(response(call(name), tools=[])))
@@ -233,14 +228,6 @@ def test_upstreams_of_few_words_are_understood() -> None:
     assert asked[1]["input"][1:4] == LOOKS["output"]
     assert b'"grep"' not in out
     assert types(events(out)[-1]["response"]["output"])[-1] == "message"
-
-
-def test_a_call_without_an_id_gets_one() -> None:
-    nameless = response(call("grep", {"pattern": "x"}))
-    del nameless["output"][0]["call_id"]
-    _, asked = run(turn(), stream(nameless), stream(ANSWERS))
-    [called, result] = asked[1]["input"][1:]
-    assert called["call_id"] == result["call_id"] != ""
 
 
 def test_an_error_event_counts_on() -> None:
