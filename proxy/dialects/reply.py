@@ -44,6 +44,15 @@ def check_arguments(size: int) -> None:
         raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
 
 
+def is_object(arguments: str) -> bool:
+    """Whether a call's arguments are a complete JSON object."""
+    try:
+        rawjson.members(arguments.encode("utf-8", "replace"))
+    except rawjson.NotJson:
+        return False
+    return True
+
+
 class Block:
     """A piece of a reply."""
 

@@ -19,10 +19,10 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.chat.chunks import CallDelta, signature
-from proxy.dialects.reply import MAX_REPLY, Call, ToolNames
+from proxy.dialects.reply import MAX_REPLY, Call, ToolNames, is_object
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken
-from proxy.rawjson import NULL, Members, NotJson, join, place, string, text_of
+from proxy.rawjson import NULL, Members, join, place, string, text_of
 
 CALL_SIZE = 1024
 """Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""
@@ -85,11 +85,7 @@ class PartialCall(Call):
     @property
     def whole(self) -> bool:
         """Whether the arguments are a complete JSON object."""
-        try:
-            rawjson.members(self.arguments.encode("utf-8", "replace"))
-        except NotJson:
-            return False
-        return True
+        return is_object(self.arguments)
 
     def rename(self, name: str) -> None:
         """Use this name from now on, in place of the one that the model wrote."""

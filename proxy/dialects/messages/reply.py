@@ -17,12 +17,12 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
-from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
+from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments, is_object
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
-from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, object_of, on_one_line, place, string, text_of
+from proxy.rawjson import EMPTY, NULL, Members, join, object_of, on_one_line, place, string, text_of
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
 BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"
@@ -50,9 +50,6 @@ class _Head(msgspec.Struct, frozen=True):
     content_block: Raw = NULL
     delta: Raw = NULL
     usage: Raw = NULL
-
-
-_anything = msgspec.json.Decoder(Raw)
 
 
 class ReplyEvent(Event):
@@ -96,7 +93,7 @@ class ReplyBlock(Call):
     @property
     def whole(self) -> bool:
         """Whether this call is complete: upstream ends a block even if the model was stopped within it."""
-        return self.ended and _is_object(self.arguments)
+        return self.ended and is_object(self.arguments)
 
     def call(self) -> ToolCall:
         return ToolCall(text_of(self.members.get("id")), self.ours or text_of(self.members.get("name")), self.arguments)
@@ -111,7 +108,7 @@ class ReplyBlock(Call):
             if key != "partial_json":
                 made[key] = string(text_of(self.members.get(key)) + join(pieces))
         if self._pieces["partial_json"]:
-            made["input"] = Raw(self.arguments.encode("utf-8", "replace")) if _is_object(self.arguments) else EMPTY
+            made["input"] = Raw(self.arguments.encode("utf-8", "replace")) if is_object(self.arguments) else EMPTY
         if self._cited:
             made["citations"] = Raw(rawjson.array(self._cited))
         return made | ({"name": string(self.ours)} if self.ours else {})
@@ -310,13 +307,11 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-OTHER_REQUEST, OTHER = "invalid_request_error", "api_error"
-"""What every other error of the client, and every other error, is called."""
 
 
 def error_body(fault: ProxyError) -> bytes:
     """`code` is ours, as in the other APIs."""
-    kind = TYPES.get(fault.status, OTHER_REQUEST if fault.status < 500 else OTHER)
+    kind = TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "api_error")
     code = {} if fault.code is None else {"code": fault.code}
     return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
 
@@ -364,11 +359,3 @@ def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
     for delta in deltas:
         yield ReplyEvent.made(DELTA, index=index, delta=delta)
     yield ReplyEvent.made(STOP, index=index)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        raw, _ = rawjson.decode(_anything, text.encode("utf-8", "replace") or b"{}")
-    except NotJson:
-        return False
-    return bytes(raw).lstrip().startswith(b"{")

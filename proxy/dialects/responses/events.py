@@ -21,7 +21,6 @@ class _Head(msgspec.Struct, frozen=True):
     type: str
     sequence_number: Raw = NULL
     output_index: Raw = NULL
-    item_id: Raw = NULL
     item: Raw = NULL
     response: Raw = NULL
     delta: Raw = NULL

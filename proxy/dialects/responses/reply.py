@@ -48,11 +48,9 @@ NOT_ANSWERED = "(not answered: the turn ended with this call)"
 class OutputItem(Call):
     """One item of a reply."""
 
-    def __init__(self, index: int, raw: Raw) -> None:
+    def __init__(self, raw: Raw) -> None:
         super().__init__()
         self.members = object_of(raw)
-        self.index = index
-        """Its place among upstream's items."""
         self.ours = None
         self.final: Raw | None = None
         """The complete item."""
@@ -64,10 +62,6 @@ class OutputItem(Call):
     @property
     def type(self) -> str:
         return text_of(self.members.get("type"))
-
-    @property
-    def id(self) -> str:
-        return text_of(self.members.get("id"))
 
     @property
     def call_id(self) -> str:
@@ -112,7 +106,6 @@ class ResponsesRound(Round[OutputItem]):
         self._status = ""  # how the reply ended; empty until it is known
         self._stored = asked.stores
         self._by_index: dict[int, OutputItem] = {}
-        self._by_id: dict[str, OutputItem] = {}
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
     @property
@@ -180,18 +173,13 @@ class ResponsesRound(Round[OutputItem]):
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
         index = place(event.head.output_index)
-        if index is None:
-            return self._by_id.get(text_of(event.head.item_id))
-        item = self._by_index.get(index)
-        if item is None and event.type in (ADDED, DONE):
-            item = self._begin(index, event.head.item)
-        return item
+        if index is not None and index not in self._by_index and event.type in (ADDED, DONE):
+            return self._begin(index, event.head.item)
+        return self._by_index.get(-1 if index is None else index)
 
     def _begin(self, index: int, raw: Raw) -> OutputItem:
-        item = self._by_index[index] = OutputItem(index, raw)
+        item = self._by_index[index] = OutputItem(raw)
         self.blocks.append(item)
-        if item.id:
-            self._by_id[item.id] = item
         if item.type == "reasoning":
             self._reasoning.append(item)
         else:

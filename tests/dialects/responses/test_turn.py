@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy import sse
-from proxy.dialects.responses.events import ItemEvent
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import State
-from proxy.rawjson import object_of, text_of
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
     FETCH,
@@ -279,10 +277,3 @@ def test_nothing_is_continued_where_nothing_is_stored() -> None:
     assert one.continuation is None
     assert types(asked[1]["input"][1:]) == ["message", "function_call", "function_call_output"]
     assert not any("id" in item for item in asked[1]["input"])
-
-
-def test_half_a_surrogate_pair_in_an_id_does_not_part_an_item_from_its_events() -> None:
-    item = ItemEvent(b'{"type":"response.output_item.added","output_index":0,"item":{"id":"\\ud83d"}}')
-    event = ItemEvent(b'{"type":"response.output_text.delta","item_id":"\\ud83d","delta":"\\ud83d"}')
-    assert text_of(event.head.item_id) == text_of(object_of(item.head.item)["id"]) == "\ud83d"
-    assert bytes(event.head.delta) == b'"\\ud83d"'
