@@ -330,16 +330,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"the claim {self.jwt} of its token" if self.jwt else f"{self.body} in the body"
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy's sections for models that match `model` (a glob), with every key filled in."""
-
-    model: str
-    upstream: Upstream
-    offload: Offload
-    tools: Tools
-    listed: frozenset[str] = frozenset()
-
-
 class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a policy says in its file as in force."""
 
@@ -369,9 +359,11 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
     """One tenant's valid policy. `retention` is in seconds; None keeps records forever."""
 
     tenant: str = "default"
+    model: str = ""
+    """Of one of the `rules`: the models that it is for (a glob)."""
     by_api: tuple[tuple[str, Policy], ...] = ()
     retention: float | None = 30 * 86_400
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Policy, ...] = ()
     listed: frozenset[str] = frozenset()
     """The prices that it leaves to the upstream's list. Those in `offload` are of the list's newest models."""
 
@@ -405,27 +397,19 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
         return own + tuple(upstream for _, policy in self.by_api for upstream in policy.upstreams)
 
     def for_model(self, model: str) -> Policy:
-        """The policy with the sections of the first rule that matches this model, and with this model's prices."""
-        rule = next((rule for rule in self.rules if fnmatchcase(model, rule.model)), None)
-        part = rule or self
-        prices = price_of(part.upstream.base_url, model) if part.listed else None
-        if part is self and prices is None:
-            return self
-        key = (rule.model if rule else None, prices)
-        if (made := self._by_model.get(key)) is None:
-            offload = _with_prices(part.offload, part.listed, prices) if prices else part.offload
-            made = msgspec.structs.replace(
-                self, upstream=part.upstream, offload=offload, tools=part.tools, listed=frozenset()
-            )
-            self._by_model[key] = made
+        """The policy of the first rule that matches this model, or this one, with the model's prices."""
+        part = next((rule for rule in self.rules if fnmatchcase(model, rule.model)), self)
+        if not part.listed:
+            return part
+        prices = price_of(part.upstream.base_url, model)
+        if (made := part._by_prices.get(prices)) is None:
+            given = {name: getattr(part.offload, name) for name in part.offload.__struct_fields__}
+            given |= {name: getattr(prices, name) for name in part.listed}
+            made = msgspec.structs.replace(part, offload=ListedOffload(**given, prices=prices), listed=frozenset())
+            part._by_prices[prices] = made
         return made
 
     @cached_property
-    def _by_model(self) -> dict[tuple[str | None, Prices | None], Policy]:
-        """One for each rule and row of the price list that was asked for."""
+    def _by_prices(self) -> dict[Prices, Policy]:
+        """One for each row of the price list that was asked for."""
         return {}
-
-
-def _with_prices(offload: Offload, listed: frozenset[str], prices: Prices) -> ListedOffload:
-    given = {name: getattr(offload, name) for name in offload.__struct_fields__}
-    return ListedOffload(**given | {name: getattr(prices, name) for name in listed}, prices=prices)

@@ -19,7 +19,7 @@ from proxy.plan.profiles import presets
 from proxy.plan.texts import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.format import SECTIONS, PolicyFile, duration, explained
-from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Rule, Sections, Tools, Upstream
+from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Sections, Tools, Upstream
 
 _LISTS = {"relay", "exclude_tools", "results", "said", "members"}
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant"} | _LISTS
@@ -115,10 +115,10 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
         **{name: getattr(written, name) for name in Sections.__struct_fields__},
         tenant=written.tenant or stem,
         retention=None if written.retention is None else duration(written.retention),
-        rules=tuple(_rule(rule, value) for rule in value.get("rules", ())),
         listed=LISTED.difference(value.get("offload", {})),
     )
-    return replace(policy, by_api=tuple(_by_api(policy, value)))
+    rules = tuple(_with(policy, overlay(value, rule), rule["model"]) for rule in value.get("rules", ()))
+    return replace(policy, rules=rules, by_api=tuple(_by_api(policy, value)))
 
 
 def _by_api(policy: Policy, value: Mapping[str, Any]) -> Iterator[tuple[str, Policy]]:
@@ -126,28 +126,28 @@ def _by_api(policy: Policy, value: Mapping[str, Any]) -> Iterator[tuple[str, Pol
     for api, own in value.get("upstreams", {}).items():
         upstream = overlay(_without_address(shared) if "base_url" in own else shared, own)
         elsewhere = _without_address(upstream) | {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
+        made = _with(policy, {**value, "upstream": upstream})
         ruled = (
-            _rule(rule, {**value, "upstream": elsewhere if "base_url" in rule.get("upstream", {}) else upstream})
+            overlay({**value, "upstream": elsewhere if "base_url" in rule.get("upstream", {}) else upstream}, rule)
             for rule in rules
         )
-        offload = msgspec.convert(_preset({**value, "upstream": upstream}).get("offload", {}), Offload)
-        converted = msgspec.convert(upstream, Upstream)
-        yield api, replace(policy, upstream=converted, offload=offload, rules=tuple(ruled))
+        yield api, replace(made, rules=tuple(_with(policy, sections, sections["model"]) for sections in ruled))
 
 
 def _without_address(upstream: Mapping[str, Any]) -> dict[str, Any]:
     return {key: given for key, given in upstream.items() if key not in _OF_THE_ADDRESS}
 
 
-def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
-    own = {name: overlay(value.get(name, {}), rule.get(name, {})) for name in ("upstream", "offload", "tools")}
-    sections = _preset(own)
-    return Rule(
-        model=rule["model"],
-        upstream=msgspec.convert(sections["upstream"], Upstream),
-        offload=msgspec.convert(sections["offload"], Offload),
-        tools=msgspec.convert(sections["tools"], Tools),
-        listed=LISTED.difference(own["offload"]),
+def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
+    """Return the policy with these sections."""
+    sections = _preset(value)
+    return replace(
+        policy,
+        model=model,
+        upstream=msgspec.convert(sections.get("upstream", {}), Upstream),
+        offload=msgspec.convert(sections.get("offload", {}), Offload),
+        tools=msgspec.convert(sections.get("tools", {}), Tools),
+        listed=LISTED.difference(value.get("offload", {})),
     )
 
 
@@ -181,7 +181,7 @@ Said = tuple[Path, str]
 """The path of a key, and what is to be said about it."""
 
 
-def _parts(policy: Policy) -> Iterator[tuple[Path, Policy | Rule]]:
+def _parts(policy: Policy) -> Iterator[tuple[Path, Policy]]:
     """Yield everything that has the sections of a policy, with its path."""
     yield (), policy
     for index, rule in enumerate(policy.rules):
@@ -229,7 +229,7 @@ def section_faults(policy: Policy) -> Iterator[Said]:
             yield from (((*path, "offload", *key), text) for key, text in _offload_faults(part))
 
 
-def _offload_faults(part: Policy | Rule) -> Iterator[Said]:
+def _offload_faults(part: Policy) -> Iterator[Said]:
     offload, window = part.offload, part.upstream.context_window
     if offload.cache_write < offload.cached_read:
         yield ("cache_write",), "expected at least `cached_read`: no cache is cheaper to write than read"
@@ -265,7 +265,7 @@ def _at(value: Any, key: str) -> Any:
     return value
 
 
-def _pairs(part: Policy | Rule) -> Iterator[tuple[str, ...]]:
+def _pairs(part: Policy) -> Iterator[tuple[str, ...]]:
     """Yield what is to be said of a key, the key, and another one that it may be written about instead."""
     offload, window = part.offload, part.upstream.context_window
     ceiling = Room(window).ceiling(offload.max_total_tokens)

@@ -21,7 +21,6 @@ from proxy.policy import (
     Offload,
     Policy,
     Profile,
-    Rule,
     Tools,
     Upstream,
     Wait,
@@ -129,15 +128,6 @@ def test_every_key_is_taken() -> None:
         context_window=128_000,
     )
     tools = Tools(inject=Inject.ALWAYS, max_rounds=9, max_retrieved_tokens=18_001)
-    rule = Rule(
-        model="gpt-4.1*",
-        upstream=upstream,
-        offload=msgspec.structs.replace(
-            offload, max_total_tokens=100_000, compress=msgspec.structs.replace(compress, wait=Wait.NEVER)
-        ),
-        tools=msgspec.structs.replace(tools, max_rounds=2),
-        listed=frozenset({"input_price"}),
-    )
     policy = Policy(
         tenant="acme",
         upstream=upstream,
@@ -151,8 +141,15 @@ def test_every_key_is_taken() -> None:
         share_namespace=True,
         compaction=Compaction.SERVE,
         relay=("/files/*",),
-        rules=(rule,),
         listed=frozenset({"input_price"}),
+    )
+    rule = msgspec.structs.replace(
+        policy,
+        model="gpt-4.1*",
+        offload=msgspec.structs.replace(
+            offload, max_total_tokens=100_000, compress=msgspec.structs.replace(compress, wait=Wait.NEVER)
+        ),
+        tools=msgspec.structs.replace(tools, max_rounds=2),
     )
     other = Upstream(
         base_url="https://api.anthropic.com",
@@ -161,7 +158,7 @@ def test_every_key_is_taken() -> None:
     )
     rules = (msgspec.structs.replace(rule, upstream=other),)
     messages = msgspec.structs.replace(policy, upstream=other, rules=rules)
-    assert taken(WHOLE) == msgspec.structs.replace(policy, by_api=(("messages", messages),))
+    assert taken(WHOLE) == msgspec.structs.replace(policy, rules=(rule,), by_api=(("messages", messages),))
 
 
 def test_an_api_of_another_address_gets_neither_key_nor_window() -> None:
