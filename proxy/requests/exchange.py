@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -129,6 +130,14 @@ class Exchange:
         """Whether the client says how this request is to be treated."""
         self._send = send
         self.charge, self.hold = self._inflow.charge, self._inflow.hold
+
+    def unheard(self) -> Exchange:
+        """Return the same request, already sent once, with a reply that goes nowhere."""
+        made = copy(self)
+        made._send, made.error_event = _nowhere, None
+        made.status, made.gone, made.replied = 0, False, False
+        made.sent = time.perf_counter()
+        return made
 
     def close(self) -> None:
         """Drop the body: the request is over."""
@@ -385,6 +394,10 @@ class ReplyWriter:
                 await asyncio.sleep(self._heartbeat)
             else:
                 await self.write(sse.comment(b"working"))
+
+
+async def _nowhere(message: Message) -> None:
+    """Send nothing."""
 
 
 def _check_size(size: int, limit: int) -> None:

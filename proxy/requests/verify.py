@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -26,12 +25,10 @@ from proxy.plan.forecast import OUTPUT_PRICE
 from proxy.plan.prices import FREE, price_of
 from proxy.plan.turn import Addition
 from proxy.requests import conversation
-from proxy.requests.exchange import RAW, Exchange
+from proxy.requests.exchange import Exchange
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 
 if TYPE_CHECKING:
-    from starlette.types import Message
-
     from proxy.dialects.turn import Turn
     from proxy.policy import Policy
     from proxy.requests.conversation import Services
@@ -67,7 +64,7 @@ def consider(services: Services, client: Exchange, prepared: Prepared, records: 
     if not spending.take(tenant, expected, most):
         return
     seen = _action(turn)
-    asking = _Asking(services, _unheard(client), replace(prepared, uses=[]), rendered, records)
+    asking = _Asking(services, client.unheard(), replace(prepared, uses=[]), rendered, records)
     work = partial(_verify, asking, seen, outcome, expected, price)
     if not services.background.start(f"verify {tenant}", work, 3 * planned.request.size):  # one at a time
         spending.correct(tenant, -expected)
@@ -166,35 +163,3 @@ def _price(policy: Policy, model: str) -> float | None:
     listed = price_of(policy.upstream.base_url, model)
     said = policy.offload.input_price if policy.offload.input_price is not None else listed.input_price
     return 0.0 if said is None and listed is FREE else None if said is None else said / 1_000_000
-
-
-class _Unlimited:
-    """What our server tells of a request, for one that no client waits for."""
-
-    fault = None
-
-    def __init__(self, target: bytes) -> None:
-        self.target = target
-
-    def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
-        return lambda: None
-
-    def charge(self, tenant: str) -> None: ...
-    def hold(self, size: int) -> None: ...
-    def release(self, size: int) -> None: ...
-    def let_go(self) -> None: ...
-
-
-def _unheard(client: Exchange) -> Exchange:
-    """Return an exchange with the same request, whose reply goes nowhere."""
-
-    async def send(message: Message) -> None: ...
-
-    def forever() -> Awaitable[Any]:
-        return asyncio.get_running_loop().create_future()
-
-    scope = {**client.scope, "extensions": {RAW: _Unlimited(client.written_target)}}
-    made = Exchange(scope, forever, send)
-    made.sent = time.perf_counter()  # so that headers which are for one body only are left out
-    made.api, made.dialect = client.api, client.dialect
-    return made

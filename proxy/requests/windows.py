@@ -81,6 +81,11 @@ class Window(msgspec.Struct, frozen=True):
     window: int
 
 
+_Source = tuple[str, str]
+"""An upstream, and whose credential it gets: that of a caller, named by the namespace, or a tenant's, of which only
+Python's salted hash is kept."""
+
+
 class _PerNamespace(Generic[K, V]):
     """A bounded mapping in which no namespace can push out another's keys."""
 
@@ -120,18 +125,15 @@ class Known:
         count: Callable[[str], None] = lambda lesson: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lists = _Lists(upstream, background, reading, partial(count, "listed"), clock)
+        self._upstream = upstream
+        self._background = background
+        self._reading = reading
         self._count = count
         self._clock = clock
         self._shown: _PerNamespace[tuple[str, str], int] = _PerNamespace(MODELS)
         self._refusals: _PerNamespace[Refusable, _Refused] = _PerNamespace(REFUSALS)
-
-    def ask(self, tenant: Tenant, headers: Headers) -> None:
-        """Fetch the list of models in the background, unless that was done or the policy needs none.
-
-        `tenant` has the policy for the request's model, and `headers` are the request's.
-        """
-        self._lists.ask(tenant, headers)
+        self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
+        self._listed: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
 
     # -- windows --
 
@@ -141,7 +143,7 @@ class Known:
         The policy's comes before that in the list of models. A smaller one that a refusal showed still counts.
         """
         upstream = policy.upstream
-        given = upstream.context_window or self._lists.window(namespace, policy, model)
+        given = upstream.context_window or self._listed_window(namespace, policy, model)
         shown = self._shown.of(namespace).get((upstream.base_url, model))
         return min((window for window in (given, shown) if window), default=None)
 
@@ -213,65 +215,42 @@ class Known:
         """Note that a request with the addition was taken."""
         self._refusals.discard(what.namespace, what)
 
-
-# -- lists of models ---------------------------------------------------------------------------------------------------
-
-_Source = tuple[str, str]
-"""An upstream, and whose credential it gets: that of a caller, named by the namespace, or a tenant's, of which only
-Python's salted hash is kept."""
-
-
-class _Lists:
-    """The windows in upstreams' lists of models. A list is asked for once with each credential, in the background."""
-
-    def __init__(
-        self,
-        upstream: UpstreamClient,
-        background: Background,
-        reading: WorkPool,
-        learned: Callable[[], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._upstream = upstream
-        self._background = background
-        self._reading = reading
-        self._learned = learned
-        self._clock = clock
-        self._again: Lru[_Source, float] = Lru(CREDENTIALS)
-        self._windows: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
+    # -- lists of models --
 
     def ask(self, tenant: Tenant, headers: Headers) -> None:
-        upstream = tenant.policy.upstream
-        if upstream.context_window is not None:
+        """Fetch the list of models in the background, unless that was done or the policy needs none.
+
+        `tenant` has the policy for the request's model, and `headers` are the request's.
+        """
+        if tenant.policy.upstream.context_window is not None:
             return
         source = _source(tenant.namespace, tenant.policy)
-        again = self._again.get(source)
-        if again is not None and self._clock() < again:
+        if self._clock() < (self._asked_until.get(source) or 0.0):
             return
         fetch = partial(self._fetch, source, tenant, headers)
         if self._background.start(f"models of {source[0]} for {source[1]}", fetch):
-            self._again.put(source, self._clock() + LIST_AGAIN)
+            self._asked_until.put(source, self._clock() + LIST_AGAIN)
 
-    def window(self, namespace: str, policy: Policy, model: str) -> int | None:
-        return (self._windows.get(_source(namespace, policy)) or {}).get(model)
+    def _listed_window(self, namespace: str, policy: Policy, model: str) -> int | None:
+        return (self._listed.get(_source(namespace, policy)) or {}).get(model)
 
     async def _fetch(self, source: _Source, tenant: Tenant, headers: Headers) -> None:
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                body = await self._body(tenant, headers)
+                body = await self._list(tenant, headers)
         except (ProxyError, TimeoutError) as error:
             logs.event(log, "no list of models", upstream=source[0], tenant=tenant.name, reason=str(error) or "silence")
             return
-        self._again.put(source, math.inf)
+        self._asked_until.put(source, math.inf)
         listed = await self._reading.run(tenant.namespace, partial(models.windows, body), NEW * len(body))
         windows = {model: window for model, window in listed.items() if window is not None}
-        self._windows.put(source, windows, len(windows) + 1)
+        self._listed.put(source, windows, len(windows) + 1)
         found = {"models": len(listed), "windows": len(windows)}
         logs.event(log, "list of models", upstream=source[0], tenant=tenant.name, **found)
         if windows:
-            self._learned()
+            self._count("listed")
 
-    async def _body(self, tenant: Tenant, headers: Headers) -> bytes:
+    async def _list(self, tenant: Tenant, headers: Headers) -> bytes:
         """Return the list's bytes, or none if upstream has no list for us. Raises ProxyError."""
         async with aclosing(await self._upstream.send(_question(tenant, headers))) as reply:
             if reply.status >= 500 or reply.status in (408, 429):  # it may have a list for us later
