@@ -10,8 +10,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,10 @@ import httpx
 import pytest
 
 from proxy.plan import summary
-from proxy.plan.plan import PATIENCE
-from proxy.policy import Compress
 from proxy.requests.summaries import UNUSED_LIMIT
 from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
-from tests.serving import PLAIN, Proxy, listens, stop, tight
+from tests.serving import PLAIN, Proxy, stop, tight
 from tests.tools.paging import undone
 
 Json = dict[str, Any]
@@ -186,37 +182,6 @@ def test_every_process_uses_the_stored_snapshot(up: StrictUpstream, serve: Any, 
     assert len(summaries(up)) == made + 1
 
 
-def test_one_of_two_racing_processes_stores_the_snapshot(
-    up: StrictUpstream, model: Model, serve: Any, tmp_path: Path
-) -> None:
-    history = _long()
-    texts = iter([SNAPSHOT.replace("ship it", "this"), SNAPSHOT.replace("ship it", "that")])
-    model.summary = lambda: text(next(texts))
-    model.gate.clear()
-    proxies = [serve({"default": policy(up)}, store=tmp_path) for _ in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(Talk(proxy, history).post) for proxy in proxies]
-        wait_until(lambda: len(summaries(up)) == 2)
-        model.gate.set()
-        assert [one.result().status_code for one in asked] == [200, 200]
-    one, other = turns(up)
-    assert one.body == other.body
-    assert shows(one, RECORD.replace("ship it", "this")) or shows(one, RECORD.replace("ship it", "that"))
-    assert len([path for path in proxies[0].stored() if path.parent.name == "snapshots"]) == 1
-
-
-def test_concurrent_requests_of_a_process_share_one_summary_call(up: StrictUpstream, model: Model, serve: Any) -> None:
-    proxy, history = serve({"default": policy(up)}), _long()
-    model.gate.clear()
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(Talk(proxy, history).post) for _ in range(4)]
-        wait_until(lambda: metric(proxy, "requests_in_flight") >= 4 and len(summaries(up)) == 1)
-        model.gate.set()
-        assert [one.result().status_code for one in asked] == [200] * 4
-    assert len(summaries(up)) == 1
-    assert len({request.body for request in turns(up)}) == 1
-
-
 def test_requests_do_not_depend_on_order_or_store(up: StrictUpstream, serve: Any, tmp_path: Path) -> None:
     """O3 with `wait: always`: in order from cold, again while warm, from another's store, shuffled from cold."""
     cold = serve({"default": policy(up, "auto")}, store=tmp_path / "one")
@@ -306,66 +271,6 @@ def test_a_summary_call_includes_hidden_rounds(up: StrictUpstream, model: Model,
     assert last.json["tools"] == before[-1].json["tools"]
 
 
-def test_another_summary_model_gets_originals_in_a_fence(up: StrictUpstream, serve: Any) -> None:
-    members: Json = {"user": "u7", "max_tokens": 9, "tools": [TOOL]}
-    Talk(serve({"default": policy(up, compress={"model": "small"})}), _long(), **members).post()
-    [call] = summaries(up)
-    assert set(call.json) == {"model", "messages", "user", "max_tokens"}
-    assert (call.json["model"], call.json["user"], len(call.messages)) == ("small", "u7", 1)
-    content = call.messages[0]["content"]
-    assert content.index("### 3 assistant") < content.rindex("\n===\n") < content.index("Stop working")
-    assert shows(turns(up)[-1])
-
-
-def test_a_history_too_long_for_one_call_is_summarised_in_parts(up: StrictUpstream, model: Model, serve: Any) -> None:
-    history = _long(9)
-    too_long = {"error": {"message": "This model's maximum context length is 1200 tokens.", "code": "x"}}
-    refuse = lambda request: len(request.body) > 4_000 and is_summary(request)  # noqa: E731
-    up.respond(lambda request: error(400, too_long) if refuse(request) else model(request))
-    assert Talk(serve({"default": policy(up, max_total_tokens=300)}), history).post().status_code == 200
-    accepted = [request for request in summaries(up) if not refuse(request)]
-    assert len(accepted) > 1
-    assert "The record so far" not in accepted[0].messages[0]["content"]
-    assert all(RECORD in request.messages[0]["content"] for request in accepted[1:])
-    parts = "".join(request.messages[0]["content"] for request in accepted)
-    shown = str(turns(up)[-1].messages)
-    assert all((f"answer {number} " in parts) != (f"answer {number} " in shown) for number in range(9))
-    assert shows(turns(up)[-1])
-
-
-def test_in_a_small_window_a_long_history_costs_few_calls(up: StrictUpstream, serve: Any) -> None:
-    """60,000 tokens for a model of 8,192: what four calls have no room for is shortened, tool results first."""
-    small = policy(up, compress={"snapshot_tokens": 1500})
-    proxy = serve({"default": {**small, "upstream": {"base_url": up.url, "context_window": 8_192}}})
-    talk = Talk(proxy, tools=[TOOL])
-    for number in range(30):
-        talk.step(number, f"beginning {number} " + WORDS * 10 + f" end {number}")
-        talk.messages.append({"role": "assistant", "content": f"Step {number} is done."})
-        talk.messages.append({"role": "user", "content": f"Then remember codeword-{number} and go on."})
-    reply = talk.post()
-    assert reply.status_code == 200
-    assert 2 <= len(summaries(up)) <= 4
-    assert all(request.prompt_tokens + 1_500 < 8_192 for request in summaries(up))
-    recorded = "".join(request.messages[0]["content"] for request in summaries(up))
-    shown = turns(up)[-1]
-    assert shows(shown) and shown.prompt_tokens < 8_192
-    assert all(f"codeword-{number} " in recorded + str(shown.messages) for number in range(30))
-    assert "characters are left out here; the whole text is in /context_store/ …]" in recorded
-
-
-def test_a_model_without_usable_summaries_costs_few_calls(
-    up: StrictUpstream, model: Model, serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too long, then unusable: tries that fail are calls as well."""
-    monkeypatch.setattr(Compress, "max_calls", 2)
-    replies = iter(
-        [error(400, {"error": {"message": "prompt is too long", "code": "x"}}), *[text("<think>" * 8_000)] * 9]
-    )
-    model.summary = lambda: next(replies)
-    assert Talk(serve({"default": policy(up)}), _long()).post().status_code == 200
-    assert len(summaries(up)) == 2
-
-
 # -- what stays -------------------------------------------------------------------------------------------------------
 
 
@@ -434,28 +339,6 @@ def test_the_originals_of_a_snapshot_can_be_searched_and_read(up: StrictUpstream
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", [1, 4, 8])
-def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Model, serve: Any, late: int) -> None:
-    """No request waits for it, a planned cut costs at most one, and nothing that was moved comes back."""
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_300)})
-    talk = Talk(proxy, tools=[TOOL])
-    model.gate.clear()
-    for number in range(14):
-        talk.step(number, f"result {number} {WORDS}")
-        if len(turns(up)) and not len(turns(up)) % late:
-            model.gate.set()
-            stored(proxy, len(summaries(up)))
-            model.gate.clear()
-        talk.go()
-    model.gate.set()
-    assert 1 <= len(summaries(up)) == len({request.body for request in summaries(up)}) <= 8
-    sent = [str(request.messages) for request in turns(up)]
-    for number in range(14):
-        there = [f"result {number} {WORDS}" in one for one in sent]
-        assert there[number:] == sorted(there[number:], reverse=True)
-    assert any(shows(request) for request in turns(up))
-
-
 def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     """Until then the client's own bytes go on, and upstream's cached prefix breaks once."""
     proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_300)})
@@ -473,21 +356,6 @@ def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve
     *_, before, shown, after = turns(up)
     assert not is_prefix(before, shown) and shows(shown)
     assert is_prefix(shown, after)
-
-
-def test_an_event_stops_waiting_for_a_late_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
-    model.summary = lambda: error(500)
-    limits = {"max_total_tokens": 1_500}
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, **limits)})
-    talk = Talk(proxy, tools=[TOOL])
-    talk.step(0, f"result {WORDS}")
-    # Moving the result leaves too much at the third request, and what comes after it is short.
-    model.answer = lambda request: text(f"{len(request.messages)} {WORDS * 3}" if len(request.messages) < 8 else "ok")
-    talk.go_until_due()
-    talk.go(PATIENCE)
-    assert turns(up)[-1].messages == talk.messages[:-2], "as the client sent it"
-    talk.go()
-    assert "stored in /context_store" in str(turns(up)[-1].messages)
 
 
 def test_an_event_that_waits_again_leaves_its_calls_their_tools(up: StrictUpstream, model: Model, serve: Any) -> None:
@@ -532,43 +400,6 @@ def test_a_request_that_does_not_fit_waits(up: StrictUpstream, model: Model, ser
     assert len(turns(up)) == 1 and shows(turns(up)[0])
 
 
-def test_a_client_that_leaves_while_it_waits_takes_no_summary_along(
-    up: StrictUpstream, model: Model, serve: Any
-) -> None:
-    """It is paid for, so it is stored. The request has one outcome, and the summary another."""
-    proxy = serve({"default": policy(up)})
-    model.gate.clear()
-    body = json.dumps({"model": "m", "messages": _long()}).encode()
-    with closing(HTTPConnection("127.0.0.1", proxy.port)) as client:
-        client.request("POST", "/v1/chat/completions", body, {"authorization": "Bearer k"})
-        wait_until(lambda: summaries(up))
-    wait_until(lambda: metric(proxy, "request_errors_total", 'fault="client_gone"') == 1)
-    assert len(summaries(up)) == 1 and not turns(up)
-    model.gate.set()
-    wait_until(lambda: metric(proxy, "requests_total", 'kind="summary"') == 1)
-    assert Talk(proxy, _long()).post().status_code == 200
-    assert shows(turns(up)[-1]) and len(summaries(up)) == 1
-    wait_until(lambda: metric(proxy, "requests_total") == 3)
-    assert metric(proxy, "request_errors_total", 'fault="client_gone"') == 1
-
-
-def test_shutting_down_waits_for_a_summary_under_way(
-    up: StrictUpstream, model: Model, spawn: Any, tmp_path: Path
-) -> None:
-    proxy = spawn({"default": policy(up, compress={"wait": "never"})}, store=tmp_path)
-    model.gate.clear()
-    assert Talk(proxy, _long()).post().status_code == 200
-    wait_until(lambda: len(summaries(up)) == 1)
-    proxy.process.terminate()
-    wait_until(lambda: not listens(proxy.port))
-    model.gate.set()
-    proxy.process.wait(60)
-    assert [path for path in proxy.stored() if path.parent.name == "snapshots"]
-    Talk(spawn({"default": policy(up)}, store=tmp_path), _long()).post()
-    assert shows(turns(up)[-1])
-    assert len(summaries(up)) == 1
-
-
 # -- what can go wrong costs nothing ----------------------------------------------------------------------------------
 
 LARGE = "many words " * 450
@@ -610,14 +441,6 @@ def test_a_failing_summarizer_does_not_fail_the_request(
     assert len(summaries(up)) == asked, "the second request finds that it has to back off"
     assert turns(up)[-1].messages == talk.messages, "a cut without a record is not shown"
     assert metric(proxy, "request_errors_total", 'fault="summary"') == 1
-
-
-def test_a_second_summary_call_names_the_fault_of_the_first(up: StrictUpstream, model: Model, serve: Any) -> None:
-    replies = iter([text("Hello!"), text(SNAPSHOT)])
-    model.summary = lambda: next(replies)
-    Talk(serve({"default": policy(up)}), _long()).post()
-    assert "no closed" in summaries(up)[1].messages[-1]["content"]
-    assert shows(turns(up)[-1])
 
 
 def test_a_client_that_rewrites_its_history_does_not_pay_at_every_turn(up: StrictUpstream, serve: Any) -> None:
@@ -674,22 +497,6 @@ def test_any_vendors_context_overflow_error_makes_the_proxy_offload_more(
     assert 1 <= refused <= 2
     talk.go(2)
     assert sum(len(request.body) > 10_000 for request in turns(up)) == refused
-
-
-def test_a_second_context_overflow_error_reaches_the_client(up: StrictUpstream, serve: Any) -> None:
-    asked: list[Recorded] = []
-
-    def refuses(request: Recorded) -> Reply:
-        asked.append(request)
-        body = b'{"error": {"message": "prompt is too long: %d > 1500", "type": "x"}}' % (3000 - len(asked))
-        return whole(body, 400, {"x-request-id": f"upstream-{len(asked)}"})
-
-    up.respond(refuses)
-    reply = Talk(serve({"default": policy(up, "compact", max_total_tokens=100_000)}), _long(12)).post()
-    assert len(asked) == 3
-    assert reply.status_code == 400
-    assert reply.content == b'{"error": {"message": "prompt is too long: 2999 > 1500", "type": "x"}}'
-    assert reply.headers["x-request-id"] == "upstream-1"
 
 
 def test_a_context_overflow_in_a_hidden_round(up: StrictUpstream, model: Model, serve: Any) -> None:

@@ -113,55 +113,7 @@ def fold(message: Json, delta: Json) -> None:
             message.setdefault(key, value)
 
 
-def untouched(up: StrictUpstream, reply: Reply) -> bool:
-    """Whether the one request went upstream as the very bytes that the client sent."""
-    [request] = up.chats
-    return request.body == reply.raw.request.content
-
-
 # -- what our tools do not go with ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"n": 2},
-        {"logprobs": True},
-        {"functions": [{"name": "f", "parameters": {}}]},
-        {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
-        {"web_search_options": {}},
-        {"prediction": {"type": "content", "content": "x"}},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_requests_that_our_tools_do_not_fit_go_as_they_came(up: StrictUpstream, ask: Ask, fields: Json) -> None:
-    up.script(text("Yes."))
-    reply = ask(**fields)
-    assert untouched(up, reply)
-    assert reply.message["content"] == "Yes."
-
-
-def test_a_request_without_room_for_our_tools_goes_as_it_came(up: StrictUpstream, ask: Ask) -> None:
-    function = TOOL["function"]
-    tools = [{"type": "function", "function": function | {"name": f"fetch_{n}"}} for n in range(127)]
-    up.script(text("Yes."), text("Yes."))
-    assert untouched(up, ask(tools=tools))
-    ask(tools=tools[1:])
-    assert up.chats[1].tool_names[126:] == OURS
-
-
-def test_a_request_with_both_our_tool_names_taken_goes_as_it_came(up: StrictUpstream, ask: Ask) -> None:
-    function = TOOL["function"]
-    tools = [{"type": "function", "function": function | {"name": name}} for name in ("grep", "offload_read_file")]
-    up.script(text("Yes."))
-    assert untouched(up, ask(tools=tools))
-
-
-def test_x_offload_off_sends_the_request_as_it_came(up: StrictUpstream, ask: Ask) -> None:
-    up.script(text("Yes."))
-    reply = ask(headers={"x-offload": "off"})
-    assert untouched(up, reply)
-    assert up.chats[0].header("x-offload") is None
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fake_upstream import StrictUpstream, calls, error, text
+from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, served, tight
 
 Json = dict[str, Any]
@@ -122,13 +122,6 @@ def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, clien
     assert [request.header("idempotency-key") for request in up.chats] == ["one", None]
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_tool_choice_is_kept_in_the_first_round(up: StrictUpstream, client: httpx.Client, choice: Any) -> None:
-    post(client, {**BASE, "tool_choice": choice, "messages": history()})
-    assert up.chats[-1].json["tool_choice"] == choice
-    assert up.chats[-1].tool_names == ["fetch", "grep", "read_file"]
-
-
 def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) -> None:
     reply = post(
         client, gzip.compress(json.dumps({**BASE, "messages": history()}).encode()), **{"content-encoding": "gzip"}
@@ -138,17 +131,6 @@ def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) 
     short = gzip.compress(json.dumps({**BASE, "messages": history("small")}).encode())
     post(client, short, **{"content-encoding": "gzip"})
     assert up.requests[-1].body == short
-
-
-def test_an_upstream_that_refuses_our_tools_gets_the_clients_bytes(up: StrictUpstream) -> None:
-    """This test has its own proxy, because the proxy remembers the refusal."""
-    body = json.dumps({**BASE, "messages": history()}).encode()
-    refusal = error(400, {"error": {"message": "tools: too many", "type": "invalid_request_error"}})
-    up.script(refusal, text("ok"), refusal, text("ok"), text("ok"))
-    with served({"default": tight(up.url)}) as proxy, asking(proxy) as client:
-        for _ in range(3):
-            assert post(client, body).status_code == 200
-    assert [request.body == body for request in up.requests] == [False, True, False, True, True]
 
 
 HOSTILE = (

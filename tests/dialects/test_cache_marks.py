@@ -114,13 +114,6 @@ async def test_without_marks_of_the_client_or_room_there_is_none(dialect: Dialec
     assert json.dumps(await sent(dialect, full)).count("cache_control") == 4
 
 
-@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
-async def test_with_room_for_one_it_is_before_what_moved(dialect: Dialect, body: Any, first: int) -> None:
-    request = body(SIZES)
-    request["tools"] = [{"name": "t", "input_schema": {}, "cache_control": MARK}]
-    assert marks(await sent(dialect, request))[-2:] == [(first + 3, MARK), (first + 7, MARK)]
-
-
 @pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
 async def test_it_stays_where_it_is_until_the_next_event(dialect: Dialect, body: Any) -> None:
     earlier, later = [(await sent(dialect, body(sizes)))["messages"] for sizes in (SIZES, [*SIZES, 200, 200])]
@@ -131,13 +124,6 @@ async def test_a_mark_of_the_clients_at_that_place_stays_as_it_is() -> None:
     request = anthropic(SIZES)
     request["messages"][4]["content"][0]["cache_control"] = HOUR
     assert marks(await sent(MESSAGES, request)) == [(4, HOUR), (6, MARK), (8, MARK)]
-
-
-async def test_an_empty_text_carries_none_and_keeps_its_bytes() -> None:
-    request = anthropic(SIZES)
-    request["messages"][4]["content"].append({"type": "text", "text": ""})
-    made = await sent(MESSAGES, request)
-    assert marks(made) == [(6, MARK), (8, MARK)] and made["messages"][4] == request["messages"][4]
 
 
 @pytest.mark.parametrize("content", [{"a": 1}, 7, True, None, "", [], [{"type": "thinking", "thinking": "hm"}]])
@@ -152,12 +138,6 @@ async def test_content_that_can_carry_none_keeps_its_bytes(
     made = await sent(dialect, request)
     assert made["messages"][first + 4] == odd
     assert marks(made)[-2:] == [(first + 6, MARK), (first + 8, MARK)] and len(marks(made)) <= 3
-
-
-async def test_it_lives_as_long_as_a_next_one_within_a_result() -> None:
-    request = anthropic(SIZES, HOUR, None)
-    request["messages"][-1]["content"][0]["content"] = text("4" * 200, HOUR)
-    assert (4, HOUR) in marks(await sent(MESSAGES, request))
 
 
 def tool(mark: bool) -> Json:

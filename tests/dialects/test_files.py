@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -12,14 +12,13 @@ from msgspec import Raw
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.files import Files, moved_files
+from proxy.dialects.files import moved_files
 from proxy.plan import preview, summary
-from proxy.plan.history import BEGINNING, History, Terms, Transcript
+from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading
 from proxy.plan.plan import Move, OffloadEvent, Plan, Room, SummaryBoundary
 from proxy.plan.preview import DIGITS
 from tests import written
-from tests.doubling import assert_linear
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
@@ -136,48 +135,6 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
     assert index.find("/var/a.log").paths == [f"/store/a.log-{preview.digest('p' * 900)[:DIGITS]}.txt"]
     assert index.find("/var/b.log").paths == [f"/store/{summary.file_name(chain[4])}"]
     assert index.about(f"/store/{summary.file_name(chain[4])}") == "the original messages behind a summary"
-
-
-def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-
-    def loader(path: str) -> Callable[[], str]:
-        return lambda: (opened.append(path), path * 1_000)[1]
-
-    files = Files({path: loader(path) for path in "abc"}, {}, "/s")
-    assert files["a"] == files["a"] == "a" * 1_000
-    assert opened == ["a"]
-    files.forget()
-    assert files["a"] and opened == ["a", "a"]
-    monkeypatch.setattr("proxy.dialects.files.KEPT", 2_500)
-    assert all(files[path] for path in "abcca")
-    assert opened == ["a", "a", "b", "c", "a"], "more than are kept"
-
-
-def test_an_entry_with_many_texts_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
-    texts = CHAT.texts
-    monkeypatch.setattr(CHAT, "texts", lambda raw: (read.append(bytes(raw)), texts(raw))[1])
-    files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
-    assert sorted(files.values()) == ["p" * 900, "q" * 900]
-    assert read == [RAWS[2]]
-    files.forget()
-    assert files[path("p" * 900)] == "p" * 900
-    assert read == [RAWS[2]] * 2, "it was kept although it was to be forgotten"
-
-
-def test_many_cuts_are_looked_at_once() -> None:
-    def work(steps: int) -> None:
-        raws = [*RAWS[:1], *(RAWS[1:3] * steps)]
-        messages = [CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in raws[:3]]
-        measured = [*messages[:1], *(messages[1:] * steps)]
-        transcript = Transcript(raws, measured, [""] * len(raws))
-        cuts = tuple(SummaryBoundary(end, frozenset({0, max(end - 2, 0)}), 1) for end in range(3, len(raws), 2))
-        moves = {index: Move(False, 1) for index in range(2, len(raws), 2)}
-        made = Plan(moves, cuts, (OffloadEvent(len(raws), 5, 5),), 0, True)
-        moved_files(CHAT, transcript, made, "/store", cuts[-1], [BEGINNING] * len(raws))
-
-    assert_linear(work, 200, 400)
 
 
 PINS = st.sets(st.integers(0, 9)).map(frozenset)

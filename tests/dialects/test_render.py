@@ -70,14 +70,6 @@ COMPACTED = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *ste
 CUT = Case(SYSTEM, USER, *step(1, 680), *step(4, 300), *step(2, 680, 200), *step(3, 100), LAST)
 
 
-def test_untouched_messages_keep_their_bytes() -> None:
-    sent = COMPACTED.render()
-    assert sorted(COMPACTED.plan.moves) == [3, 6]
-    assert [one == other for one, other in zip(sent, COMPACTED.raws, strict=True)] == [
-        index not in COMPACTED.plan.moves for index in range(len(sent))
-    ]
-
-
 def test_a_cut_without_a_record_is_not_shown() -> None:
     assert CUT.plan.boundaries
     assert CUT.render() == CUT.raws

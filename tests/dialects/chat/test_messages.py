@@ -6,17 +6,15 @@ import contextlib
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import rawjson
-from proxy.dialects import entries
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import read, texts
-from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS, Mark
+from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS
 from proxy.dialects.render import compact
 from proxy.plan.history import BEGINNING, History, Naming, Terms, extend
 from proxy.plan.message import Message, Reading, ToolCall
@@ -63,16 +61,6 @@ SIZES: list[tuple[dict[str, Any], int]] = [
     ({"role": "assistant", "content": "a", "reasoning": "bcd"}, 4),
     ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "n", "input": "xyz"}}]}, 4),
 ]
-
-
-@pytest.mark.parametrize(("fields", "size"), SIZES)
-def test_size(fields: dict[str, Any], size: int) -> None:
-    assert message(**fields).tokens == size + MESSAGE_TOKENS
-
-
-def test_images_are_fixed() -> None:
-    fields = {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]}
-    assert message(**fields).item.fixed == OTHER_PART_TOKENS
 
 
 @pytest.mark.parametrize("raw", [b"1", b"[]", b'"user"', b'{"role":"user"'])
@@ -133,14 +121,6 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
     assert known.item.preview == known.tokens - piece.tokens + piece.preview
 
 
-def test_a_glimpse_shows_more() -> None:
-    raw = tool("x" * 30_000)
-    [known] = named(read(raw, Reading(SHAPE, 20_000), words))
-    [(_, shown)] = texts(compact(CHAT, raw, known, SHAPE, first_preview=True))
-    assert shown.startswith("x" * 2000 + "... " + MARK)
-    assert known.item.first_preview == known.tokens - 30_000 + len(shown)
-
-
 def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:x"}}
     small = {"type": "text", "text": "small"}
@@ -174,51 +154,7 @@ def test_any_text_and_any_id(text: str, id: str) -> None:
     assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
-def test_half_a_surrogate_pair_is_moved_like_any_text() -> None:
-    """JavaScript's `slice` leaves them in tool results; msgspec refuses them."""
-    raw = tool("\ud83d" + "x" * 3000)
-    known = read(raw, READING, words)
-    moved = compact(CHAT, raw, known, SHAPE, first_preview=False)
-    assert texts(moved)[0][1].startswith("\ud83dxxx")
-    assert b"\\ud83d" in moved
-
-
 BREAKPOINT = {"type": "ephemeral"}
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ({"role": "user", "content": "cache_control"}, None),
-        ({"role": "user", "content": [{"type": "text", "text": "cache_control"}]}, None),
-        ({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": BREAKPOINT}]}, BREAKPOINT),
-        ({"role": "tool", "content": "a", "cache_control": BREAKPOINT}, BREAKPOINT),
-        ({"role": "tool", "content": None, "cache_control": None}, None),
-        (
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "a", "cache_control": {"type": "other"}},
-                    {"type": "text", "text": "b", "cache_control": BREAKPOINT},
-                    {"type": "text", "text": "c"},
-                ],
-            },
-            BREAKPOINT,
-        ),
-    ],
-)
-def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: dict[str, str] | None) -> None:
-    found = entries.last_in(json.dumps(message).encode())
-    assert (found and json.loads(bytes(found.value))) == expected
-
-
-def test_a_message_is_given_a_breakpoint() -> None:
-    mark = Mark("cache_control", msgspec.Raw(b'{"type" : "ephemeral"}'))
-    marked = entries.marked_content(msgspec.Raw(b'"do \\ud83d it"'), mark)
-    assert marked is not None
-    assert json.loads(bytes(marked)) == [
-        {"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}
-    ]
 
 
 # -- the history's digest ---------------------------------------------------------------------------------------------

@@ -19,11 +19,6 @@ def asked(**members: Any) -> Any:
     return CHAT.parse(json.dumps({"model": "m", "messages": MESSAGES, **members}).encode())
 
 
-def test_a_call_without_a_request_has_only_a_model_and_the_text() -> None:
-    body = json.loads(CHAT.summary_request("record it", "m"))
-    assert body == {"model": "m", "messages": [{"role": "user", "content": "record it"}]}
-
-
 MEMBERS = {"user": "u", "reasoning_effort": "low", "store": True, "max_tokens": 9000, "temperature": 1}
 
 
@@ -64,11 +59,6 @@ def test_the_task_goes_on_with_a_user_message_at_the_end(marked: bool) -> None:
     else:
         text = {"type": "text", "text": "t", "cache_control": {"type": "ephemeral"}}
         assert last["content"] == [{"type": "text", "text": "go\n\n"}, text]
-
-
-def test_without_tools_there_is_no_choice_of_them() -> None:
-    body = json.loads(CHAT.summary_on_prefix("the task", asked(), [], [], 700, 0))
-    assert set(body) == {"model", "messages", "max_tokens"}
 
 
 @pytest.mark.parametrize(("end", "marked"), [(0, True), (1, True), (2, False)])

@@ -10,7 +10,6 @@ import pytest
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.request import assembled
 from proxy.dialects.render import compact
-from proxy.dialects.usage import reported
 from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role
 from proxy.plan.preview import MARK, Shape
@@ -105,14 +104,6 @@ def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
 )
 def test_a_client_that_has_upstream_edit_the_history_is_left_alone(members: Json, obstacle: str) -> None:
     assert parsed([HI], **members).obstacle == obstacle
-
-
-def test_our_tools_stand_behind_the_clients() -> None:
-    request = parsed([HI], tools=[{"name": "grep", "input_schema": {}}])
-    assert request.names == ("offload_grep", "offload_read_file")
-    definition = json.dumps({"name": "offload_grep", "description": "d", "parameters": {"type": "object"}}).encode()
-    body = json.loads(MESSAGES.turn(request, request.entries, [definition], 8).request())
-    assert body["tools"][1] == {"name": "offload_grep", "description": "d", "input_schema": {"type": "object"}}
 
 
 # -- meaning ----------------------------------------------------------------------------------------------------------
@@ -292,14 +283,3 @@ def test_an_entry_is_readable_block_by_block() -> None:
     ]
     [raw] = entries(result(content=[say("found")]), REMINDER)
     assert [section.text for section in MESSAGES.sections(raw, 3, read(raw), "fetch")] == ["found", REMINDER["text"]]
-
-
-def test_upstreams_cost_includes_what_was_cached() -> None:
-    end = (
-        b'{"usage":{"input_tokens":5,"cache_creation_input_tokens":20,"cache_read_input_tokens":300,"output_tokens":7}}'
-    )
-    said = reported(end)
-    assert said is not None
-    assert (said.prompt, said.completion, said.cached) == (325, 7, 300)
-    assert reported(end + b'"server_tool_use":{"web_search_requests":2}') is None
-    assert reported(b"{}") is None
