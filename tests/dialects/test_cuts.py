@@ -164,7 +164,7 @@ def test_user_messages_that_a_cut_makes_neighbours_are_one() -> None:
     [one] = map(json.loads, sent)
     block, *parts = one["content"]
     assert "record" in block["text"]
-    assert [part.get("text", part["type"]) for part in parts] == ["task\n\n", "image_url", "\n\nrule", "\n\nnext"]
+    assert [part.get("text", part["type"]) for part in parts] == ["\n\ntask", "image_url", "\n\nrule", "\n\nnext"]
     _, later = rendered.add([said("assistant", "ok"), said("user", "thanks")])
     assert later[:1] == sent and len(later) == 3
 

@@ -359,6 +359,7 @@ def _contents(content: Raw | None, heading: str, role: Role) -> list[Section]:
 # -- user messages in a row, which many chat templates refuse, so that a cut must not create them ----------------------
 
 BLANK_LINE = b"\\n\\n"  # as it is written in a JSON string
+TEXT = Raw(b'{"type":"text"}')
 
 
 def joined(messages: Sequence[bytes | Raw]) -> list[bytes | Raw]:
@@ -389,14 +390,16 @@ def _one(*messages: bytes | Raw) -> bytes:
     if all(map(rawjson.is_string, contents)):
         texts = [bytes(content)[1:-1] for content in contents]
         return rawjson.encode(members | {"content": Raw(b'"%b"' % BLANK_LINE.join(filter(None, texts)))})
-    parts: list[bytes | Raw] = []
+    parts: list[Members] = []
     for content in contents:
-        if rawjson.is_string(content):
-            text = (b'"' + BLANK_LINE + b'%b"' if parts else b'"%b' + BLANK_LINE + b'"') % bytes(content)[1:-1]
-            parts.append(rawjson.encode({"type": "text", "text": Raw(text)}))
-        else:
-            parts += rawjson.elements(content)
-    return rawjson.encode(members | {"content": Raw(rawjson.array(parts))})
+        is_text = rawjson.is_string(content)
+        new = (
+            [object_of(TEXT) | {"text": content}] if is_text else list(map(rawjson.members, rawjson.elements(content)))
+        )
+        if parts and new and rawjson.is_string(text := new[0].get("text")):
+            new[0] |= {"text": Raw(b'"' + BLANK_LINE + bytes(text)[1:])}
+        parts += new
+    return rawjson.encode(members | {"content": Raw(rawjson.array(map(rawjson.encode, parts)))})
 
 
 # -- summary calls ----------------------------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def test_the_task_goes_on_with_a_user_message_at_the_end(marked: bool) -> None:
     if not marked:
         assert last["content"] == "go\n\nt"
     else:
-        text = {"type": "text", "text": "t", "cache_control": {"type": "ephemeral"}}
-        assert last["content"] == [{"type": "text", "text": "go\n\n"}, text]
+        text = {"type": "text", "text": "\n\nt", "cache_control": {"type": "ephemeral"}}
+        assert last["content"] == [{"type": "text", "text": "go"}, text]
 
 
 @pytest.mark.parametrize(("end", "marked"), [(0, True), (1, True), (2, False)])

@@ -27,11 +27,11 @@ def part(text: str, **more: Any) -> dict[str, Any]:
         (["a", "b", "c"], "a\n\nb\n\nc"),
         (["a", "", None, "c"], "a\n\nc"),
         ([None, None], ""),
-        (["a", [part("b", **MARK)]], [part("a\n\n"), part("b", **MARK)]),
+        (["a", [part("b", **MARK)]], [part("a"), part("\n\nb", **MARK)]),
         ([[part("a", **MARK)], "b"], [part("a", **MARK), part("\n\nb")]),
         ([[part("a"), IMAGE], "b"], [part("a"), IMAGE, part("\n\nb")]),
-        (["a", [IMAGE], [IMAGE], [part("b"), part("c")]], [part("a\n\n"), IMAGE, IMAGE, part("b"), part("c")]),
-        ([[], "b"], [part("b\n\n")]),
+        (["a", [IMAGE], [IMAGE], [part("b"), part("c")]], [part("a"), IMAGE, IMAGE, part("\n\nb"), part("c")]),
+        ([[], "b"], [part("b")]),
     ],
 )
 def test_contents_follow_one_another_with_a_blank_line_between_texts(contents: list[Any], together: Any) -> None:
