@@ -21,15 +21,17 @@ from typing import TypeVar
 import msgspec
 
 from proxy.dashboard.recorded import DAY, HOUR
-from proxy.dashboard.rows import FLEET, FLEET_SESSIONS, FLEET_SUMS, REMEMBERED, Rows, digest, insert
+from proxy.dashboard.rows import FLEET, FLEET_SESSIONS, FLEET_SUMS, OURS, REMEMBERED, Rows, digest, insert
 from proxy.errors import DashboardFault, StoreFault
 from proxy.stores import Store
 
 T = TypeVar("T")
 
 NAMESPACE = "dashboard"
-SUMS, FORGOTTEN = f"{NAMESPACE}/sums/", f"{NAMESPACE}/forgotten/"
-"""What the keys of replicas' sums begin with, and those of namespaces that all replicas are to forget."""
+ALL_SUMS, FORGOTTEN = f"{NAMESPACE}/sums/", f"{NAMESPACE}/forgotten/"
+SUMS = f"{ALL_SUMS}{OURS:x}."
+"""What the keys of replicas' sums begin with, and those of namespaces that all replicas are to forget. A version with
+other tables has other keys: during an upgrade, each counts for itself."""
 
 EVERY = 60.0
 """Seconds between two exchanges."""
@@ -57,8 +59,6 @@ class Share(msgspec.Struct, frozen=True):
     url: str
     sums: Sequence[Sequence[str | int | float | None]]
     sessions: Sequence[Sequence[str | int | float | None]]
-    columns: Sequence[str] = (*FLEET_SUMS, *FLEET_SESSIONS)
-    """During an upgrade, another version may know others: its shares wait until both are the same."""
 
 
 def forgotten(namespace: str, now: float) -> str:
@@ -104,7 +104,7 @@ class Fleet:
         listed: dict[str, float] = {}
         async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:
             async for entry in entries:
-                if entry.key.startswith((SUMS, FORGOTTEN)):  # a tenant may have this name
+                if entry.key.startswith((ALL_SUMS, FORGOTTEN)):  # a tenant may have this name
                     listed[entry.key] = entry.modified
         if old := [key for key, at in listed.items() if now - at > KEPT + DAY]:
             await self._store.delete(*old)
@@ -156,7 +156,7 @@ def _decoded(value: bytes | None) -> Share | None:
         return None
     whole = all(len(row) == len(FLEET_SUMS) for row in share.sums)
     whole = whole and all(len(row) == len(FLEET_SESSIONS) for row in share.sessions)
-    return share if whole and tuple(share.columns) == (*FLEET_SUMS, *FLEET_SESSIONS) else None
+    return share if whole else None
 
 
 # -- on the file, each within a transaction --

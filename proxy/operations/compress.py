@@ -49,11 +49,10 @@ async def compress(call: OperationCall) -> BareReply:
         return _reply(call, given.model, raws, None, f"The policy's mode is {policy.offload.mode}.")
     try:
         body, ours = await call.read(_request, given.model, raws)
-        planned = await _planned(call, _compacting(policy), body)
-    except Unplannable as error:
-        return _reply(call, given.model, raws, None, f"The messages cannot be planned: {error.reason}.")
-    except NotJson as error:
-        return _reply(call, given.model, raws, None, f"The messages cannot be planned: {error}.")
+        planned = await _planned(call, policy, body)
+    except (Unplannable, NotJson) as error:
+        why = error.reason if isinstance(error, Unplannable) else error
+        return _reply(call, given.model, raws, None, f"The messages cannot be planned: {why}.")
     if planned is None:
         return _reply(call, given.model, raws, None, "The messages cannot be planned.")
     rendered = await call.read(Rendered.of, planned, None, {}, call.services.reader)
@@ -75,12 +74,6 @@ async def retrieve(call: OperationCall) -> BareReply:
     return BareReply({"hash": asked, "original_content": text.decode("utf-8", "surrogatepass")})
 
 
-def _compacting(policy: Policy) -> Policy:
-    """Return the policy for a request in which results move and nothing else changes."""
-    offload, tools = replace(policy.offload, mode=Mode.COMPACT), replace(policy.tools, inject=Inject.NEVER)
-    return replace(policy, offload=offload, tools=tools)
-
-
 def _request(model: str, raws: Sequence[Raw]) -> tuple[bytes, frozenset[int]]:
     """Return a chat request of these messages with the replies that were held back, and the places of these."""
     messages, made, called = list[bytes | Raw](), set[int](), set[str]()
@@ -100,7 +93,9 @@ def _request(model: str, raws: Sequence[Raw]) -> tuple[bytes, frozenset[int]]:
 
 
 async def _planned(call: OperationCall, policy: Policy, body: bytes) -> Planned | None:
-    """Raises Unplannable."""
+    """Plan a request in which results move and nothing else changes. Raises Unplannable."""
+    offload, tools = replace(policy.offload, mode=Mode.COMPACT), replace(policy.tools, inject=Inject.NEVER)
+    policy = replace(policy, offload=offload, tools=tools)
     request = await call.read(CHAT.parse, body)
     window = call.services.known.window(call.tenant.namespace, policy, request.model)
     return await plan(CHAT, request, policy, window, call.services.reader, call.tenant.namespace)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from proxy import rawjson, regex
-from proxy.errors import ClientFault, NotThere, Unauthorized
+from proxy.errors import NotThere, Unauthorized
 from proxy.operations import names, schema, search
 from proxy.operations.call import OperationReply
 from proxy.operations.files import File
@@ -66,11 +66,8 @@ async def find(call: OperationCall) -> OperationReply:
     wanted, left_out = newest(found, SEARCHED_BYTES)
     files = [File(text.name, text.bytes) for _, text in wanted]
     of = {text.name: session for session, text in wanted}
-    try:
-        matcher = await call.read(regex.compile, given.pattern, budget)
-        shown = await search.searched(call, archive, files, matcher, given.limit, budget)
-    except ValueError as error:  # TooSlow is one
-        raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
+    matcher = await search.compiled(call, regex.compile, given.pattern, budget)
+    shown = await search.searched(call, archive, files, matcher, given.limit, budget)
     return await call.read(_found, call, given, shown, of, more or left_out)
 
 

@@ -56,17 +56,14 @@ class Found(msgspec.Struct):
 async def grep(call: OperationCall) -> OperationReply:
     """Return the matching lines of one file or of all files below a path. Raises ProxyError."""
     budget = Budget(SECONDS)
-    try:
-        if "file_path" in call.given.members:
-            return await _in_one(call, await call.read(schema.taken, call.given, schema.Find), budget)
-        return await _below(call, await call.read(schema.taken, call.given, schema.Search), budget)
-    except TooSlow as error:
-        raise _unusable(error) from error
+    if "file_path" in call.given.members:
+        return await _in_one(call, await call.read(schema.taken, call.given, schema.Find), budget)
+    return await _below(call, await call.read(schema.taken, call.given, schema.Search), budget)
 
 
 async def _below(call: OperationCall, given: schema.Search, budget: Budget) -> OperationReply:
     directory = names.canonical(given.path or ".")
-    find = await call.read(_compiled, regex.compile, given.pattern, budget)
+    find = await compiled(call, regex.compile, given.pattern, budget)
     files = await call.shelf.below(directory)
     if not files and directory:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
@@ -79,7 +76,7 @@ async def _below(call: OperationCall, given: schema.Search, budget: Budget) -> O
 
 
 async def _in_one(call: OperationCall, given: schema.Find, budget: Budget) -> OperationReply:
-    find = await call.read(_compiled, regex.literal, given.pattern, budget)
+    find = await compiled(call, regex.literal, given.pattern, budget)
     name = names.canonical(given.file_path)
     [content] = await call.shelf.read_many([name])
     if content is None:
@@ -94,7 +91,7 @@ async def _in_one(call: OperationCall, given: schema.Find, budget: Budget) -> Op
 async def searched(
     call: OperationCall, texts: Texts, files: Sequence[File], find: Find, limit: int | None, budget: Budget
 ) -> Found:
-    """Return the matches in these files, in order. Raises StoreFault and TooSlow."""
+    """Return the matches in these files, in order. Raises StoreFault and ClientFault."""
     found = Found(min(limit or MATCHES, MATCHES))
     for batch in _batches(files):
         contents = await texts.read_many([file.name for file in batch])
@@ -107,7 +104,10 @@ async def searched(
 
 
 async def _search(call: OperationCall, files: dict[str, bytes], find: Find, found: Found, budget: Budget) -> None:
-    await sliced(call.services.threads, call.tenant.namespace, _in_files(files, find, found), budget)
+    try:
+        await sliced(call.services.threads, call.tenant.namespace, _in_files(files, find, found), budget)
+    except TooSlow as error:
+        raise _unusable(error) from error
 
 
 def _in_files(files: dict[str, bytes], find: Find, found: Found) -> Generator[None, None, None]:
@@ -138,9 +138,10 @@ def _batches(files: Sequence[File]) -> Iterator[list[File]]:
         yield batch
 
 
-def _compiled(matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
+async def compiled(call: OperationCall, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
+    """Raises ClientFault."""
     try:
-        return matcher(pattern, budget)
+        return await call.read(matcher, pattern, budget)
     except ValueError as error:
         raise _unusable(error) from error
 

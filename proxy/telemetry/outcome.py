@@ -24,15 +24,12 @@ class Kind(StrEnum):
     RELAY = "relay"
     """Passed on: a request to any path except those for chats."""
     UNTOUCHED = "untouched"
-    """A chat request that went upstream as the client sent it."""
+    """A chat request that went upstream as the client sent it; the next one was rewritten."""
     OFFLOADED = "offloaded"
-    """A chat request that was rewritten."""
     OBSERVED = "observed"
     """A chat request that went upstream as the client sent it, while its plan was only recorded."""
     OPERATION = "operation"
-    """A call of one of our own operations."""
     REFUSED = "refused"
-    """Refused before any work on it began."""
     SUMMARY = "summary"
     """A summary made for a conversation, apart from its requests."""
     VERIFY = "verify"
@@ -43,18 +40,15 @@ class Holdout(StrEnum):
     """The group of a conversation whose policy leaves a share of conversations as they come."""
 
     NONE = ""
-    """The policy leaves none."""
     KEPT = "kept"
     """It is left as it comes, and only observed."""
     PLANNED = "planned"
-    """It is compared with those."""
 
 
 class Basis(StrEnum):
     """What the costs of a request rest on."""
 
     NONE = ""
-    """There are none."""
     BILLED = "billed"
     """Upstream said how many tokens it counted, and how many of them it had cached."""
     UNKNOWN = "unknown"
@@ -88,9 +82,7 @@ class StoreMiss(StrEnum):
     """Why a store operation gave no answer."""
 
     FAILED = "failed"
-    """The engine reported an error."""
     TIMEOUT = "timeout"
-    """The operation took too long."""
     BUDGET = "budget"
     """The request had no time left for the operation."""
     OPEN = "open"
@@ -106,7 +98,6 @@ class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
     tool: str
     result: str
     tokens: int
-    """The tokens of all its answers."""
     calls: int = 1
 
 
@@ -125,7 +116,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stream: bool = False
     mode: str = "off"
     reason: Reason = Reason.NONE
-    """Why a chat request went upstream without a plan."""
     obstacle: str = ""
     """For `Reason.FIELD`: the field of the request that rules out our tools."""
     status: int = 0
@@ -148,23 +138,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     what it cost. For an observed request, as the plan would have sent it: then the other values also say what the plan
     would do."""
     usage: Basis = Basis.NONE
-    """What these costs rest on."""
     holdout: Holdout = Holdout.NONE
-    """The group of the conversation, if its policy leaves a share of them as they come."""
     compacted: int = 0
-    """Messages that were sent with their text moved."""
     unfollowed: bool = False
-    """Whether the request's `tool_choice` keeps the model from reading their text."""
+    """Whether the request's `tool_choice` keeps the model from reading moved texts."""
     compressed: int = 0
-    """Messages that a snapshot replaced in the request that was sent."""
     events: int = 0
-    """Events in the plan of this history."""
     new_event: bool = False
     """Whether something newly moved at this very request."""
     reinserted: int = 0
-    """Hidden rounds put back from earlier turns."""
     rounds: int = 0
-    """Internal rounds of this turn."""
     tool_uses: tuple[ToolUse, ...] = ()
     prompt_tokens: int = 0
     """Input tokens of all rounds as upstream counted them."""
@@ -190,7 +173,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     store_errors: Mapping[str, int] = {}
     """How often each store operation had no answer, as `StoreOperation:StoreMiss`."""
     seconds: float = 0.0
-    """From the request's first byte to the reply's last."""
     added_seconds: float = 0.0
     """Time within `seconds` for the proxy's own work before the first round was sent."""
     first_byte_seconds: float | None = None

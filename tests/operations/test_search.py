@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy import regex
+from proxy.errors import ClientFault
 from proxy.operations import search
 from proxy.operations.call import OperationCall
 from proxy.operations.files import CallerFiles, File
@@ -19,7 +20,7 @@ from proxy.regex import Budget
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
-from proxy.tools.search import Find, TooSlow
+from proxy.tools.search import Find
 
 FIND = regex.compile("needle")
 
@@ -85,5 +86,5 @@ async def test_a_file_that_takes_too_long_ends_the_search(call: OperationCall) -
     budget = Budget(1)
     find = regex.compile("needle", budget)
     budget.end()
-    with pytest.raises(TooSlow):
+    with pytest.raises(ClientFault, match="cannot be used"):
         await found_in(call, files, find, None)
