@@ -35,7 +35,7 @@ async def read(
     """Return the request without references and without a wish for compaction, the wish, and whether there were
     references. Raises Unplannable."""
     asked, names = request, list[str]()
-    if MARK in request.body:
+    if dialect.name in NATIVE and MARK in request.body:
         names = await run(lambda: list(dict.fromkeys(dialect.references(asked)))[:MOST])
     if names:
         texts = {name: await records.compaction(name) for name in names}
