@@ -349,7 +349,12 @@ class _Request:
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
             observed = prepared.only_observed
-            if not observed and prepared.planned is not None and refusals.may_be_overflow(reply.status):
+            if (
+                not observed
+                and prepared.planned is not None
+                and reply.status >= 400
+                and refusals.may_be_overflow(reply.status)
+            ):
                 refusal = await read_refusal(reply)
                 if refusal.whole:
                     return refusal

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.clock import wait_until
-from tests.fake_upstream import HANG, Cut, Message, Recorded, StrictUpstream, calls, error, mixed, text
+from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, mixed, text
 from tests.serving import Proxy, tight
 
 Json = dict[str, Any]
@@ -104,14 +104,6 @@ def references(request: Recorded) -> list[str]:
     return [found[1] for result in results if (found := REFERENCE.search(result))]
 
 
-def test_a_short_history_goes_as_it_is(up: StrictUpstream, ask: Callable[..., Json]) -> None:
-    up.script(text("Hello."))
-    messages = history()[:2]
-    assert ask(messages)["message"]["content"] == "Hello."
-    assert up.chats[0].messages == messages
-    assert up.chats[0].tool_names == ["fetch"]
-
-
 def test_compaction_and_an_internal_round(up: StrictUpstream, ask: Callable[..., Json]) -> None:
     up.respond(_finds_the_code)
     reply = ask(history())
@@ -197,24 +189,6 @@ def test_parallel_calls_of_ours_and_a_wrong_one_are_answered(up: StrictUpstream,
     assert malformed
 
 
-def test_the_prompt_prefix_is_stable_from_turn_to_turn(up: StrictUpstream, ask: Callable[..., Json]) -> None:
-    up.respond(lambda _: text("Yes."))
-    messages = history()
-    for _ in range(4):
-        messages.append(ask(messages)["message"])
-        messages.append({"role": "user", "content": "Go on."})
-    for earlier, later in zip(up.chats, up.chats[1:], strict=False):
-        assert later.raw_messages[: len(earlier.messages)] == earlier.raw_messages
-
-
-def test_an_upstream_error_keeps_its_status(up: StrictUpstream, ask: Callable[..., Json]) -> None:
-    up.script(error(429, headers={"retry-after": "7"}))
-    with pytest.raises(openai.RateLimitError) as limited:
-        ask(history())
-    assert limited.value.response.headers["retry-after"] == "7"
-    assert limited.value.body == {"message": "scripted 429", "type": "server_error", "param": None, "code": None}
-
-
 def test_the_client_s_own_tools_of_our_names_stay_its_own(up: StrictUpstream, ask: Callable[..., Json]) -> None:
     theirs = {"type": "function", "function": {"name": "grep", "parameters": {"type": "object"}}}
     up.script(
@@ -223,18 +197,6 @@ def test_the_client_s_own_tools_of_our_names_stay_its_own(up: StrictUpstream, as
     reply = ask(history(), tools=[TOOL, theirs])
     assert [call["id"] for call in reply["message"]["tool_calls"]] == ["theirs"]
     assert up.chats[0].tool_names == ["fetch", "grep", "offload_grep", "offload_read_file"]
-
-
-@pytest.mark.parametrize("rounds", [0, 1])
-def test_a_client_that_leaves_closes_upstream_in_any_round(
-    up: StrictUpstream, client: openai.OpenAI, rounds: int
-) -> None:
-    up.script(*[calls(("grep", {"pattern": "code"}))] * rounds, Cut(text("One two three four five six"), 3, HANG))
-    stream = client.chat.completions.create(model="m", messages=history(), tools=[TOOL], stream=True)  # type: ignore[arg-type]
-    next(chunk for chunk in stream if chunk.choices and chunk.choices[0].delta.content)
-    stream.close()
-    assert up.chats[-1].left.wait(5)
-    assert len(up.chats) == rounds + 1
 
 
 def test_reply_headers_describe_the_offloading(up: StrictUpstream, client: openai.OpenAI) -> None:

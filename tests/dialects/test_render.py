@@ -75,24 +75,6 @@ def test_a_cut_without_a_record_is_not_shown() -> None:
     assert CUT.render() == CUT.raws
 
 
-def test_a_snapshot_ends_the_first_system_message() -> None:
-    assert [boundary.end for boundary in CUT.plan.boundaries] == [6]
-    sent = CUT.render(shown=CUT.shown())
-    content = json.loads(sent[0])["content"]
-    assert content.startswith("be good\n\n" + summary.NOTICE)
-    assert content.endswith(
-        f"\n\n<state_snapshot>\nthe record\n</state_snapshot>\n(Original 4 messages are stored in: {CUT.shown().path})"
-    )
-    assert sent[1:] == [USER, *CUT.raws[6:]]
-
-
-def test_a_snapshot_for_the_user_begins_the_first_user_message() -> None:
-    sent = CUT.render(shown=CUT.shown(), role=SnapshotRole.USER)
-    block = render.shown_block(CUT.transcript, CUT.shown())
-    assert sent[0] == SYSTEM and sent[2:] == CUT.raws[6:]
-    assert json.loads(sent[1]) == {"role": "user", "content": f"{block}\n\nrules: never touch production"}
-
-
 @pytest.mark.parametrize(
     ("system", "expected"),
     [

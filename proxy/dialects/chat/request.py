@@ -151,8 +151,6 @@ def _obstacle(members: Members) -> str:
 
 
 class ChatRoundRequest(RoundRequest):
-    """The requests of a turn of the chat API."""
-
     limits = LIMITS
     listed = ALLOWED
 
