@@ -37,7 +37,7 @@ from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import websocket
 from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
-from proxy.server.bounds import COME_BACK, Places
+from proxy.server.bounds import COME_BACK, Inflow, Places, Presence
 from proxy.server.lifespan import running, settled
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
@@ -166,8 +166,8 @@ class App:
         try:
             if for_request("POST", path) is not RESPONSES:
                 raise _upgrade_refused(path)
-            lane = websocket.Lane(path, scope["extensions"][websocket.SOCKET].bounds)
-            client = Exchange(websocket.request_scope(scope, lane, 0), receive, send)
+            inflow = Inflow(scope["extensions"][websocket.SOCKET].bounds, Presence(), path)
+            client = Exchange(websocket.request_scope(scope, inflow, 0), receive, send)
             client.api = RESPONSES.name
             policy = self._tenant(client).policy
             place = self._places.for_connection(policy)

@@ -7,16 +7,17 @@ request that arrives whole costs no timer.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxy.errors import Overloaded, ProxyError
 from proxy.policy import Policy
 from proxy.settings import Settings
+
+if TYPE_CHECKING:
+    from proxy.server.protocol import BoundedProtocol
 
 try:
     import resource
@@ -43,29 +44,6 @@ COME_BACK = 1
 """`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
 
 
-class Waiting(Protocol):
-    """A connection that waits for its client."""
-
-    def expire(self) -> None:
-        """Act on a deadline that has passed."""
-
-    def unfinished(self) -> Unfinished | None:
-        """Return the body that it is receiving, if there is one."""
-
-    def idle(self) -> bool:
-        """Return whether closing it now would lose nothing: no request with a whole head waits for a reply."""
-
-
-class Unfinished(Protocol):
-    """A body that is not whole yet."""
-
-    tenant: str | None
-    began: float
-
-    def give_up(self, error: ProxyError) -> None:
-        """Drop the part that has arrived, and answer with `error`."""
-
-
 class Bounds:
     """Counts the bytes of one process's request bodies, and keeps its connections' deadlines."""
 
@@ -74,7 +52,7 @@ class Bounds:
         self.body_seconds = settings.body_timeout
         self.limit = settings.buffered_limit
         self.warn = warn
-        self.deadlines: dict[Waiting, float] = {}
+        self.deadlines: dict[BoundedProtocol, float] = {}
         """Deadlines on the loop's clock."""
         self.held = 0
         """Bytes of all bodies, including those whose tenant is not known yet."""
@@ -113,21 +91,7 @@ class Bounds:
         for waiting in [waiting for waiting, deadline in self.deadlines.items() if deadline <= now]:
             self.deadlines.pop(waiting, None)
             waiting.expire()
-        self._notice_exhaustion()
         self._loop.call_later(self._sweep_seconds, self._sweep)
-
-    def _notice_exhaustion(self) -> None:
-        """Warn if no file descriptor is left: libuv closes connections that it cannot accept, and reports nothing."""
-        try:
-            os.close(os.dup(2))
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else "all"
-            self.warn(
-                "file descriptors",
-                f"no file descriptor is left of {most} (RLIMIT_NOFILE, `ulimit -n`): connections are closed unheard",
-            )
 
     def charge(self, tenant: str, size: int) -> None:
         """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
@@ -165,16 +129,67 @@ class Bounds:
         """
         assert self._loop is not None
         latest = self._loop.time() - self.body_seconds
-        bodies = [body for waiting in self.deadlines if (body := waiting.unfinished()) and body.began < latest]
-        for body in bodies:
-            if tenant is None or body.tenant == tenant:
-                body.give_up(
+        for connection in tuple(self.deadlines):
+            body = connection.unfinished()
+            if body and body.began < latest and tenant in (None, body.tenant):
+                body.let_go()
+                connection.refuse(
                     Overloaded(
                         f"The body was not whole within {self.body_seconds:g} seconds, and others need its room; "
                         "try again",
                         retry_after=COME_BACK,
                     )
                 )
+
+
+class Presence:
+    """Whether the client of a connection is still there."""
+
+    def __init__(self) -> None:
+        self._watching: set[Callable[[], object]] = set()
+        self._left = False
+
+    def watch(self, left: Callable[[], object]) -> Callable[[], object]:
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
+        self._watching.add(left)
+        if self._left:
+            asyncio.get_running_loop().call_soon(self.leave)
+        return lambda: self._watching.discard(left)
+
+    def leave(self) -> None:
+        """Tell whoever watches that the client has hung up."""
+        self._left = True
+        for left in tuple(self._watching):
+            left()
+
+
+class Inflow:
+    """One request as it comes in, and the bytes that it holds. The methods are those of `exchange.Incoming`."""
+
+    def __init__(self, bounds: Bounds, presence: Presence, target: bytes = b"") -> None:
+        self.target = target
+        self.fault: ProxyError | None = None
+        self.tenant: str | None = None
+        self.began = asyncio.get_running_loop().time()
+        self.watch = presence.watch
+        self._bounds = bounds
+        self._held = 0
+
+    def charge(self, tenant: str) -> None:
+        self._bounds.charge(tenant, self._held)
+        self.tenant = tenant
+
+    def hold(self, size: int) -> None:
+        self._bounds.hold(self.tenant, size)
+        self._held += size
+
+    def release(self, size: int) -> None:
+        size = min(size, self._held)
+        self._held -= size
+        self._bounds.release(self.tenant, size)
+
+    def let_go(self) -> None:
+        self.release(self._held)
 
 
 class Places:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -27,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
 from proxy.requests.exchange import RAW, Exchange
-from proxy.server.bounds import IDLE_SECONDS, Bounds
+from proxy.server.bounds import IDLE_SECONDS, Bounds, Inflow, Presence
 
 STATUS_LINE.update({status: b"HTTP/1.1 %d \r\n" % status for status in range(600, 1000)})  # upstreams may send these
 
@@ -68,53 +67,13 @@ NOTHING, HEAD, BODY, DEAF = _Reading
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class Inflow:
-    """One request as it comes in: the bytes of its body that are held, and its client's presence.
-
-    The methods are those of `exchange.Incoming`.
-    """
-
-    def __init__(self, protocol: BoundedProtocol) -> None:
-        self.target = protocol.url
-        self.fault: ProxyError | None = None
-        self.tenant: str | None = None
-        self.began = protocol.loop.time()
-        self.watch = protocol.watch
-        self._protocol: BoundedProtocol | None = protocol
-        self._bounds = protocol.bounds
-        self._held = 0
-
-    def charge(self, tenant: str) -> None:
-        self._bounds.charge(tenant, self._held)
-        self.tenant = tenant
-
-    def hold(self, size: int) -> None:
-        self._bounds.hold(self.tenant, size)
-        self._held += size
-
-    def release(self, size: int) -> None:
-        size = min(size, self._held)
-        self._held -= size
-        self._bounds.release(self.tenant, size)
-
-    def let_go(self) -> None:
-        self.release(self._held)
-        self._protocol = None  # or the two would refer to each other, and only the garbage collector could free them
-
-    def give_up(self, error: ProxyError) -> None:
-        """Stop reading the body and answer with `error`, which drops it."""
-        if self._protocol is not None:
-            self.release(self._held)
-            self._protocol.refuse(error)
-
-
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. `bounds` is shared by all connections of the process."""
 
     def __init__(self, *args: Any, bounds: Bounds, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bounds = bounds
-        self._watching: set[Callable[[], object]] = set()
+        self._presence = Presence()
         self._reading = NOTHING
         self._inflow: Inflow | None = None
         """The request that is being read, or was read last."""
@@ -143,18 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             cast("Any", cycle.scope)["extensions"][RAW].let_go()
         self.pipeline.clear()
-        self._tell()
-
-    def watch(self, left: Callable[[], object]) -> Callable[[], object]:
-        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
-        self._watching.add(left)
-        if self.transport.is_closing():
-            self.loop.call_soon(self._tell)
-        return lambda: self._watching.discard(left)
-
-    def _tell(self) -> None:
-        for left in tuple(self._watching):
-            left()
+        self._presence.leave()
 
     def shutdown(self) -> None:
         self._ends = True
@@ -356,7 +304,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
             raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
-        self._inflow = Inflow(self)
+        self._inflow = Inflow(self.bounds, self._presence, self.url)
         cast("Any", self.scope)["extensions"] = {RAW: self._inflow}
         app = self.app
         if self._offers_websocket and self.parser.get_method() != b"GET":

@@ -1,8 +1,9 @@
 """Runs the application under uvicorn: one process or several, and how they end.
 
 SIGTERM and SIGINT drain: no new requests are accepted, and those under way get the drain timeout. After a further grace
-the process ends even if something hangs; it then exits with 1 and logs what hung. A second signal ends it at once.
-Whichever cuts a reply off, a stream first gets its error event. SIGHUP reloads the policies, in every process.
+the process ends even if something hangs; it then exits with 1 and logs what hung. A second signal ends it at once. A
+stream that is cut off first gets its error event, unless a second signal ends several workers. SIGHUP reloads the
+policies, in every process.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from proxy.telemetry.metrics import prepare_multiprocess
 from proxy.threads import SWITCH_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -60,10 +61,6 @@ its own, and these bounds together are shorter."""
 
 _MARGIN = 2.0
 """Further seconds until the supervisor kills a worker, so that the worker can first log what hangs in it."""
-
-_CUT = getattr(signal, "SIGUSR1", signal.SIGTERM)
-"""A supervisor that gets a second signal sends this to its workers. A second SIGTERM or SIGINT does not mean the same
-to them: systemd and terminals send the first one to every process, and the supervisor then sends another."""
 
 _ENDING = signal.SIGINT, signal.SIGTERM
 
@@ -117,7 +114,7 @@ def _worker(settings: Settings) -> ASGIApp:
     """Return a worker's application."""
     _prepare(settings)
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
-    return _Ending(build(settings), settings, again=(_CUT,))
+    return _Ending(build(settings), settings, alone=False)
 
 
 def _end_with_supervisor() -> None:
@@ -195,10 +192,10 @@ def _address(host: str, port: int) -> str:
 class _Ending:
     """An application whose process ends in time even if something in it hangs."""
 
-    def __init__(self, app: App, settings: Settings, again: Sequence[int] = _ENDING) -> None:
-        """`again` is the signals that end the process at once when it is ending already."""
+    def __init__(self, app: App, settings: Settings, *, alone: bool = True) -> None:
+        """`alone` says that no supervisor ends this process, and so a second signal ends it at once."""
         self._app = app
-        self._again = again
+        self._alone = alone
         self._seconds = math.ceil(settings.drain_timeout) + GRACE
         self._begun = False
 
@@ -219,21 +216,20 @@ class _Ending:
     def _listen(self) -> None:
         """Wrap the server's handlers of the signals that end the process. They are already installed."""
         loop = asyncio.get_running_loop()
-        for number in {*_ENDING, *self._again}:
-            before = signal.getsignal(number if number in _ENDING else signal.SIGTERM)
+        for number in _ENDING:
+            before = signal.getsignal(number)
             if callable(before):
                 signal.signal(number, partial(self._told, loop, before))
 
     def _told(self, loop: asyncio.AbstractEventLoop, server: Handler, number: int, frame: FrameType | None) -> None:
-        at_once = number in self._again and (self._begun or number not in _ENDING)
-        if self._begun and not at_once:
-            return
+        seconds = GRACE if self._begun else self._seconds
         if not self._begun:
             self._begun = True
             self._app.ending()
-        if at_once:
+        elif self._alone:
             loop.call_soon_threadsafe(self._cut)
-        seconds = GRACE if at_once else self._seconds
+        else:  # systemd and terminals tell every process, and so does the supervisor
+            return
         threading.Thread(target=self._last_resort, args=(seconds,), name="last-resort", daemon=True).start()
         server(number, frame)
 
@@ -309,18 +305,10 @@ class _Supervisor(Multiprocess):
         for process in self.processes:
             while process.process.is_alive():
                 process.process.join(0.1)
-                if not self.killed and not set(_ENDING).isdisjoint(self.signal_queue):  # told a second time
-                    self.killed = True
-                    deadline = time.monotonic() + GRACE + _MARGIN
-                    self._cut_all()
-                if time.monotonic() > deadline:
+                told_again = not set(_ENDING).isdisjoint(self.signal_queue)
+                if told_again or time.monotonic() > deadline:
                     self.killed = True
                     logger.error("worker %s is killed before it has ended", process.pid)
                     process.process.kill()
                     process.process.join(GRACE)
             self.killed |= process.exitcode == ENDED_EARLY
-
-    def _cut_all(self) -> None:
-        for process in self.processes:
-            if process.pid is not None and process.process.is_alive():
-                os.kill(process.pid, _CUT)

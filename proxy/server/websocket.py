@@ -20,11 +20,11 @@ from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import BadRequest, Overloaded, ProxyError, UpstreamBroken
 from proxy.requests.exchange import RAW
+from proxy.server.bounds import Bounds, Inflow, Presence
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-    from proxy.server.bounds import Bounds
 
 _WHY = BadRequest("This is no WebSocket handshake: it has a body, over 128 fields, or a line over 8,192 bytes").body()
 NO_HANDSHAKE = (
@@ -63,7 +63,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.bounds, app = bounds, self.app
         self.busy = self.ending = False
         """Whether a response is under way, and whether the connection is closed after it."""
-        self.arrived = Lane(b"", bounds)
+        self.arrived = Inflow(bounds, Presence())
         """What has arrived of messages that nobody has taken yet."""
 
         async def bounded(scope: Any, receive: Any, send: Any) -> None:
@@ -106,44 +106,6 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             super().shutdown()
 
 
-class Lane:
-    """One request of a connection, in place of what our HTTP server tells of a request: see `exchange.Incoming`."""
-
-    fault: ProxyError | None = None
-
-    def __init__(self, target: bytes, bounds: Bounds) -> None:
-        self.target = target
-        self._bounds = bounds
-        self._tenant: str | None = None
-        self._held = 0
-        self._watching: set[Callable[[], object]] = set()
-
-    def watch(self, left: Callable[[], object]) -> Callable[[], object]:
-        self._watching.add(left)
-        return lambda: self._watching.discard(left)
-
-    def leave(self) -> None:
-        """Tell whoever watches that the client has hung up."""
-        for left in tuple(self._watching):
-            left()
-
-    def charge(self, tenant: str) -> None:
-        self._bounds.charge(tenant, self._held)
-        self._tenant = tenant
-
-    def hold(self, size: int) -> None:
-        self._bounds.hold(self._tenant, size)
-        self._held += size
-
-    def release(self, size: int) -> None:
-        size = min(size, self._held)
-        self._held -= size
-        self._bounds.release(self._tenant, size)
-
-    def let_go(self) -> None:
-        self.release(self._held)
-
-
 class Connection:
     """One client's connection. `serve` is the application, which takes the requests."""
 
@@ -158,7 +120,7 @@ class Connection:
         self._tenant = tenant
         self._waiting: deque[Message] = deque()
         self._talk = RESPONSES.talk()
-        self._holding = Lane(b"", self._bounds)
+        self._holding = Inflow(self._bounds, Presence())
         self._holding.charge(tenant)
         """What the talk's history takes."""
 
@@ -195,26 +157,27 @@ class Connection:
     async def _answer(self, text: str | bytes) -> None:
         """Raises ProxyError."""
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        lane = Lane(self._scope["raw_path"], self._bounds)
-        lane.hold(len(raw))
+        presence = Presence()
+        inflow = Inflow(self._bounds, presence, self._scope["raw_path"])
+        inflow.hold(len(raw))
         self._socket.busy = True
         try:
             body = self._talk.take(raw)
             if body is not None:
-                await self._respond(lane, body)
+                await self._respond(inflow, presence, body)
             else:
                 for message in self._talk.warm(f"resp_{os.urandom(24).hex()}"):
                     await self._tell(message)
         finally:
             self._socket.busy = False
-            lane.let_go()
+            inflow.let_go()
         self._holding.let_go()
         try:
             self._holding.hold(self._talk.size)
         except Overloaded:
             self._talk.forget()
 
-    async def _respond(self, lane: Lane, body: bytes) -> None:
+    async def _respond(self, inflow: Inflow, presence: Presence, body: bytes) -> None:
         """Serve the request, and send each event of its reply as a message."""
         status, pieces, events = 0, list[bytes](), sse.EventDecoder()
 
@@ -230,9 +193,9 @@ class Connection:
                     if event.data is not None and event.data != sse.DONE:
                         await self._tell(self._talk.show(event.data))
 
-        scope = request_scope(self._scope, lane, len(body))
+        scope = request_scope(self._scope, inflow, len(body))
         request = asyncio.create_task(self._serve(scope, _once(body), take))
-        leaving = asyncio.create_task(self._watch(lane))
+        leaving = asyncio.create_task(self._watch(inflow, presence))
         try:
             await request
         finally:
@@ -245,25 +208,25 @@ class Connection:
             error = UpstreamBroken("Upstream's reply ended without its last event")
             await self._tell(self._talk.refuse(error.status, error.body()))
 
-    async def _watch(self, lane: Lane) -> None:
+    async def _watch(self, inflow: Inflow, presence: Presence) -> None:
         """Keep what the client sends while it is answered. End the request if the client leaves or sends too much."""
         while (message := await self._receive())["type"] != "websocket.disconnect":
             try:
-                lane.hold(len(message.get("text") or message.get("bytes", b"")))
+                inflow.hold(len(message.get("text") or message.get("bytes", b"")))
             except Overloaded:
                 break
             if len(self._waiting) == WAITING:
                 break
             self._waiting.append(message)
         else:
-            lane.leave()
+            presence.leave()
             self._waiting.append(message)
             return
         self._waiting.append({"type": "websocket.disconnect", "code": TOO_MUCH})
-        lane.leave()
+        presence.leave()
 
 
-def request_scope(scope: Scope, lane: Lane, size: int) -> Scope:
+def request_scope(scope: Scope, inflow: Inflow, size: int) -> Scope:
     """Return the scope of a request over HTTP, with a body of `size` bytes, in place of one over WebSocket."""
     headers = [
         (name, value) for name, value in scope["headers"] if name not in _HOP and not name.startswith(b"sec-websocket-")
@@ -271,7 +234,7 @@ def request_scope(scope: Scope, lane: Lane, size: int) -> Scope:
     headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
     headers.append((b"accept", b"text/event-stream"))
     scheme = "https" if scope["scheme"] == "wss" else "http"
-    more = {"type": "http", "method": "POST", "scheme": scheme, "headers": headers, "extensions": {RAW: lane}}
+    more = {"type": "http", "method": "POST", "scheme": scheme, "headers": headers, "extensions": {RAW: inflow}}
     return {**scope, **more}
 
 

@@ -532,7 +532,6 @@ async def test_the_proxy_survives_running_out_of_file_descriptors() -> None:
             reader, writer = await held.enter_async_context(connection(proxy.port))
             for _ in range(20):
                 await held.enter_async_context(connection(proxy.port))
-            await until(lambda: "RLIMIT_NOFILE" in proxy.log())
             for _ in range(3):
                 writer.write(health)
                 assert (await soon(read_message(reader))).status == 200  # who is there is served on
@@ -543,4 +542,3 @@ async def test_the_proxy_survives_running_out_of_file_descriptors() -> None:
             return False
 
         await until(served_again)
-        assert proxy.log().count("RLIMIT_NOFILE") == 1

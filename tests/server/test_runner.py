@@ -259,8 +259,11 @@ def halves(peers: dict[bytes, bytes]) -> Handler:
     return handle
 
 
-@WORKERS
-@pytest.mark.parametrize("twice", [False, True], ids=["timeout", "second signal"])
+@pytest.mark.parametrize(
+    ("flags", "twice"),
+    [((), False), ((), True), pytest.param(("--workers=2",), False, marks=pytest.mark.sweep)],
+    ids=["timeout", "second signal", "timeout of workers"],
+)
 async def test_streams_that_are_cut_off_end_with_an_error_event(
     tmp_path: Path, flags: tuple[str, ...], twice: bool
 ) -> None:
@@ -317,7 +320,7 @@ MONITOR = "--monitor-networks=127.0.0.0/8"
 STORE_HANGS = "local.Folder.get = lambda folder, key: time.sleep(3600)"
 POLICIES_HANG = """
 from proxy.policies import loader
-look = loader._signature
+look = loader._read
 
 def hang(folder):
     if sys._getframe(1).f_code.co_name == "_load":
@@ -325,7 +328,7 @@ def hang(folder):
     open(__file__ + ".hangs", "w")
     time.sleep(3600)
 
-loader._signature = hang
+loader._read = hang
 """
 
 
