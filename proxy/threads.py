@@ -294,5 +294,21 @@ class Background:
     def _ended(self, task: asyncio.Task[object], holds: int) -> None:
         self._free += holds
         del self._tasks[task.get_name()]
-        if not task.cancelled() and (error := task.exception()):
-            log.error("background work failed", exc_info=error)
+        _report(task)
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` in the background and cancel it at the end. A failure is a bug and is logged."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _report(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("background work failed", exc_info=error)

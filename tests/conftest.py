@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import httpx
 import hypothesis
 import pytest
 
-from proxy.server import app
 from tests import serving
 from tests.clock import PATIENCE, Clock
 from tests.fake_upstream import StrictUpstream
@@ -46,14 +45,6 @@ def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection: scanning them takes 0.2 s of CPU time."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unsettled() -> Iterator[None]:
-    """Let the proxies of this process start without the collection that a process of their own begins with."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "settled", nullcontext)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,7 +28,7 @@ import uvicorn
 
 from proxy.policies.tenants import Tenant
 from proxy.requests.windows import Known
-from proxy.server.app import build
+from proxy.server.app import App
 from proxy.server.runner import config
 from proxy.settings import Settings
 from proxy.upstream.headers import Headers
@@ -107,7 +107,7 @@ def served(
         given = {"admin_token": ADMIN} if "dashboard" in settings else {}
         made = msgspec.structs.replace(made, **{"monitor_networks": ("127.0.0.0/8",), **given, **settings})
         # Not `server.serve`, which takes over the process' signals and logging.
-        server = uvicorn.Server(config(made, build(made)))
+        server = uvicorn.Server(config(made, App(made)))
 
         async def by_our_clock() -> None:
             if clock is not None:

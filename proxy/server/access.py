@@ -24,13 +24,13 @@ from proxy import operations
 from proxy.errors import ClientFault, Forbidden, ForeignSite, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.policy import Policy
-from proxy.requests.exchange import FORWARDED, Exchange
+from proxy.requests.exchange import FORWARDED, RAW
 from proxy.stores.guarded import Guarded
 from proxy.upstream.headers import Header
 from proxy.upstream.models import ModelsClient
 
 if TYPE_CHECKING:
-    from starlette.types import Lifespan, Message
+    from starlette.types import Lifespan
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?")
 """Host and port (RFC 3986, 3.2), in lower case. Browsers never send user information in it."""
@@ -95,7 +95,7 @@ class Monitors:
     """
 
     def __init__(
-        self, admin_token: str | None, networks: Iterable[str], check_origin: Callable[[Exchange], None]
+        self, admin_token: str | None, networks: Iterable[str], check_origin: Callable[[Iterable[Header], bytes], None]
     ) -> None:
         self._token = admin_token
         self._networks = [*map(ip_network, networks)]
@@ -120,7 +120,7 @@ class Monitors:
         address = ip_address(request.client.host)
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         if address.is_loopback:
-            self._check_origin(Exchange(request.scope, request.receive, _unheard))
+            self._check_origin(request.headers.raw, request.scope["extensions"][RAW].target)
         return any((mapped or address) in network for network in self._networks)
 
 
@@ -162,10 +162,6 @@ def own_routes(
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
     )
-
-
-async def _unheard(_: Message) -> None:
-    """An ASGI `send` that drops the message: an Exchange needs one even if nobody replies."""
 
 
 async def _in_openais_shape(request: Request, error: Exception) -> Response:

@@ -10,9 +10,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from proxy import operations
@@ -38,14 +38,13 @@ from proxy.requests.windows import Known
 from proxy.server import websocket
 from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
 from proxy.server.bounds import COME_BACK, Inflow, Places, Presence
-from proxy.server.lifespan import running, settled
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.threads import Background, WorkPool
+from proxy.threads import Background, WorkPool, running
 from proxy.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
 
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from proxy.requests.prepared import Prepared
     from proxy.settings import Settings
     from proxy.telemetry.otel import OpenTelemetry
+    from proxy.upstream.headers import Header
 
 logger = logging.getLogger(__name__)
 
@@ -70,19 +70,15 @@ LEAST_GRACE = 1.0
 """Seconds that background tasks get to end when the requests have used up the drain timeout."""
 
 
-class Handler(Protocol):
-    """Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone before either."""
-
-    async def __call__(self, client: Exchange, tenant: Tenant) -> None: ...
-
-
-def build(settings: Settings) -> App:
-    """Return the application, with nothing opened yet. Raises UserMistake if settings or policies cannot be used."""
-    return App(settings)
+Handler = Callable[[Exchange, Tenant], Awaitable[None]]
+"""Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone before either."""
 
 
 class App:
-    """The application of one process, and everything that its requests share."""
+    """The application of one process, and everything that its requests share. Nothing is opened yet.
+
+    Raises UserMistake if settings or policies cannot be used.
+    """
 
     def __init__(self, settings: Settings) -> None:
         own = {urlsplit(settings.replica_url).hostname or ""} if settings.replica_url else set()
@@ -203,7 +199,7 @@ class App:
     async def _serve_own(self, client: Exchange) -> None:
         try:
             if client.path.startswith(_RESERVED):
-                self._check_origin(client)
+                self._check_origin(client.headers, client.written_target)
         except ForeignSite as error:
             await client.fail(error)
         else:
@@ -250,12 +246,12 @@ class App:
         if tenant.listed:
             tenant = identity.known(tenant, client.headers) or tenant
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
-            self._check_origin(client)
+            self._check_origin(client.headers, client.written_target)
         return tenant
 
-    def _check_origin(self, client: Exchange) -> None:
+    def _check_origin(self, headers: Iterable[Header], target: bytes) -> None:
         """Raises ForeignSite if a web page in a browser on this machine may have sent this."""
-        check_origin(client.headers, client.written_target, self._allowed_hosts)
+        check_origin(headers, target, self._allowed_hosts)
 
     def ending(self) -> None:
         """Start the drain timeout of requests and background tasks, because the process must end."""
@@ -322,7 +318,6 @@ class App:
                 warn, swept = logs.Limited(logger), self._metrics.swept
                 sweeper = Sweeper(self._store.store, self._retention, warn=warn, swept=swept)
                 await held.enter_async_context(running(sweeper.run()))
-            held.enter_context(settled())
             yield
 
     async def _finish(self) -> None:

@@ -10,14 +10,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proxy.errors import Overloaded, ProxyError
 from proxy.policy import Policy
 from proxy.settings import Settings
-
-if TYPE_CHECKING:
-    from proxy.server.protocol import BoundedProtocol
 
 try:
     import resource
@@ -44,6 +41,15 @@ COME_BACK = 1
 """`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
 
 
+class Waiting(Protocol):
+    """What `protocol.BoundedProtocol` does when it is told."""
+
+    def expire(self) -> None: ...
+    def refuse(self, error: ProxyError) -> None: ...
+    def unfinished(self) -> Inflow | None: ...
+    def idle(self) -> bool: ...
+
+
 class Bounds:
     """Counts the bytes of one process's request bodies, and keeps its connections' deadlines."""
 
@@ -52,7 +58,7 @@ class Bounds:
         self.body_seconds = settings.body_timeout
         self.limit = settings.buffered_limit
         self.warn = warn
-        self.deadlines: dict[BoundedProtocol, float] = {}
+        self.deadlines: dict[Waiting, float] = {}
         """Deadlines on the loop's clock."""
         self.held = 0
         """Bytes of all bodies, including those whose tenant is not known yet."""

@@ -16,7 +16,7 @@ import pytest
 from proxy.requests.answers import OurTools
 from proxy.requests.cache import MessageCache
 from proxy.requests.records import Records
-from proxy.server.app import build
+from proxy.server.app import App
 from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import ScriptedClient
@@ -123,7 +123,7 @@ def test_endless_replies_are_ended(up: StrictUpstream, serve: Callable[..., Prox
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Any]:
     """Run the application in this event loop, where a test can count its tasks."""
-    app = build(settings)
+    app = App(settings)
     orders: asyncio.Queue[Json] = asyncio.Queue()
     said: asyncio.Queue[Json] = asyncio.Queue()
     living = asyncio.create_task(app({"type": "lifespan", "asgi": {}, "state": {}}, orders.get, said.put))

@@ -14,7 +14,7 @@ from proxy.dialects.chat import CHAT
 from proxy.errors import BodyTooLarge, PolicyError, UserMistake
 from proxy.policies.tenants import Tenant
 from proxy.requests.exchange import Exchange
-from proxy.server.app import App, build
+from proxy.server.app import App
 from proxy.settings import Settings
 from tests.asgi import ScriptedClient
 from tests.clock import turns
@@ -22,7 +22,7 @@ from tests.clock import turns
 
 @pytest.fixture
 def app(tmp_path: Path) -> App:
-    return build(Settings(store=str(tmp_path / "store")))
+    return App(Settings(store=str(tmp_path / "store")))
 
 
 def handled_by(app: App, handler: Any) -> App:
@@ -124,8 +124,8 @@ async def test_websocket_scopes_are_refused(app: App, extension: bool) -> None:
 
 def test_configuration_mistakes_are_reported_before_opening_anything(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
-        build(Settings(policies=tmp_path / "nowhere"))
+        App(Settings(policies=tmp_path / "nowhere"))
     with pytest.raises(UserMistake, match="HTTPS_PROXY"):
-        build(Settings(environment={"HTTPS_PROXY": "socks5://x"}))
+        App(Settings(environment={"HTTPS_PROXY": "socks5://x"}))
     with pytest.raises(UserMistake, match="store"):
-        build(Settings(store="ftp://x"))
+        App(Settings(store="ftp://x"))
