@@ -17,6 +17,7 @@ from proxy.errors import NotThere, Unauthorized
 from proxy.operations import names, schema, search
 from proxy.operations.call import OperationReply
 from proxy.operations.files import File
+from proxy.plan.preview import line_count
 from proxy.regex import Budget
 from proxy.requests.archive import Archive, Session, newest
 from proxy.stores import is_part
@@ -111,7 +112,7 @@ async def _text(call: OperationCall, name: str) -> bytes | None:
 
 def _page(given: schema.RecallRead, name: str, value: bytes) -> OperationReply:
     text = value.decode("utf-8", "surrogatepass")
-    metadata: dict[str, Any] = {"path": given.path, "size_bytes": len(value), "lines": pages.line_count(text)}
+    metadata: dict[str, Any] = {"path": given.path, "size_bytes": len(value), "lines": line_count(text)}
     span = pages.span(text, given.offset, given.limit or max(len(text), 1), given.column)
     shown = pages.page(text, span, f'recall_read(path="{name}"', given.characters, len) if span else None
     return OperationReply(rawjson.encodable(shown or ""), metadata=metadata)

@@ -12,6 +12,7 @@ from proxy import regex
 from proxy.errors import ClientFault, NotThere
 from proxy.operations import names, schema
 from proxy.operations.call import OperationReply
+from proxy.plan.preview import line_count
 from proxy.regex import Budget, sliced
 from proxy.tools import pages, search
 from proxy.tools.find import fitting, relative
@@ -218,7 +219,7 @@ async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
 def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:
     """Return `limit` lines, starting with the 0-based line `offset`; empty past the end of the file."""
     text = content.decode("utf-8", "surrogatepass")
-    lines = pages.line_count(text)
+    lines = line_count(text)
     start = pages.line_start(text, min(offset, lines))
     stop = len(text) if limit is None else pages.line_start(text, min(limit, lines), start)
     return OperationReply(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})

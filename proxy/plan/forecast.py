@@ -220,7 +220,7 @@ def event_at(plan: Plan) -> OffloadEvent | None:
 def newly_used(items: Sequence[Item], plan: Plan) -> range:
     """Return where the replies are whose hidden answers leave at this history's request; see `Plan.used`."""
     before = plan.used - 1
-    while before > 0 and not (items[before].role is Role.ASSISTANT and items[before - 1].role is not Role.ASSISTANT):
+    while before > 0 and not is_answer(items, before):
         before -= 1
     return range(max(before, 0), plan.used)
 

@@ -128,7 +128,6 @@ _ENDING = re.compile(rb"[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])"
 """How the name of a moved text ends, or of the originals behind a summary."""
 _STEM = re.compile(rb"[A-Za-z0-9._-]*\Z")
 _STEM_BYTES, _STEP = 64, 256 << 10
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)", re.I)
 
 
 class Label(msgspec.Struct, frozen=True, gc=False):
@@ -290,7 +289,7 @@ def _last(path: str) -> str:
         stem = _safe(stem[:STEM_CHARS])
     if not any(character.isalnum() for character in stem):
         return ""
-    return f"x_{stem}" if _RESERVED.match(stem) else stem
+    return stem
 
 
 def _safe(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.plan import summary
-from proxy.plan.preview import EARLIER
+from proxy.plan.preview import EARLIER, line_count
 from proxy.tools import pages
 from proxy.tools.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
 from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions
@@ -407,7 +407,7 @@ def _pointed_at(asked: str, text: str, inside: bool) -> int:
     """Return the line, counted from 0, where reading begins: the one that a path such as `settings.py:120` names, if
     the text has it. `inside`: the path is not the file's own; if originals have calls with it, the last of them."""
     if line := line_of(asked):
-        return line if line < pages.line_count(text) else 0
+        return line if line < line_count(text) else 0
     sections = f"\n{text}".split(summary.HEADER) if inside else []
     for place in range(len(sections) - 1, 0, -1):
         title, _, said = sections[place].partition("\n")
@@ -427,7 +427,7 @@ def _widened(text: str, span: pages.Span) -> pages.Span:
 
 def _past_end(text: str, line: int, column: int) -> str:
     """Explain, in a bracketed line like those of `pages`, why there is nothing to show."""
-    lines = pages.line_count(text)
+    lines = line_count(text)
     if not lines:
         return f"{pages.OURS} 0 of 0; the file is empty]"
     if line >= lines:

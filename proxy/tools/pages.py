@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from proxy.plan.preview import line_feeds
+from proxy.plan.preview import line_count, line_feeds
 
 OURS = "[lines"
 """The beginning of our line."""
@@ -32,11 +32,6 @@ class Span(msgspec.Struct, frozen=True):
     column: int
     lines: int
     """Lines of the whole text."""
-
-
-def line_count(text: str) -> int:
-    """Count the lines of `text`, including a last one without a newline."""
-    return line_feeds(text) + (text[-1:] not in ("", "\n"))
 
 
 def line_start(text: str, number: int, start: int = 0) -> int:

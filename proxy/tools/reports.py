@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from proxy.plan.preview import line_count
 from proxy.tools import pages
 from proxy.tools.find import Index, relative
 from proxy.tools.search import Files, LineMatch
@@ -44,7 +45,7 @@ class Reports:
     def short(self, path: str) -> str:
         """Return a short file in the form of a report, or nothing if it is not short."""
         text = self._files[path]
-        if not text or len(text) > SHORT_CHARS or pages.line_count(text) > SHORT_LINES:
+        if not text or len(text) > SHORT_CHARS or line_count(text) > SHORT_LINES:
             return ""
         return "\n".join(["---", f"{self._title(path)}, all of it", *_numbered(text, range(SHORT_LINES))])
 

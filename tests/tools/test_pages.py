@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.tools.pages import Span, largest, line_count, line_start, page, span
+from proxy.plan.preview import line_count
+from proxy.tools.pages import Span, largest, line_start, page, span
 from tests.tools.paging import undone
 
 CALL = 'read_file(path="/s/f"'
