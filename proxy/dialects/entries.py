@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -16,7 +16,7 @@ from proxy.dialects import attachments
 from proxy.plan import preview, texts
 from proxy.plan.message import Count, Message, Piece, Reading, ToolCall, digest
 from proxy.plan.plan import Item, Role
-from proxy.plan.preview import Label, Shape
+from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error
 from proxy.rawjson import Members, NotJson, elements_of, string, text_of
@@ -91,18 +91,19 @@ def of_client(
     meant = plain if meant is None else meant
     if role is Role.SYSTEM and texts and not meant:
         carries = Carries.YES  # the client's reminders, which belong to the step before them
-    source = TextSource(role, carries, kept)
-    moved = pieces(texts, sizes, source, reading, count)
-    shape = reading.shape if role is Role.TOOL or carries else None
-    moved += tuple(_medium(place, part, source, shape if place < movable else None, count) for place, part in media)
-    return Message(
-        digest=digest(entry),
-        role=role,
-        meaning=meaning(dialect, role, "".join(meant), [], answers, others),
-        tokens=tokens,
-        item=item(role, tokens, fixed, moved),
-        pieces=moved,
-        calls=(),
+    result = role is Role.TOOL or carries
+    kind, shape = "tool result" if result else f"{role.name.lower()} message", reading.shape if result else None
+    moved: list[Piece] = []
+    for (place, text), size in zip(texts, sizes, strict=True):
+        moved.append(_piece(place, text, size, kind, kept if not moved else 0, reading, count))
+    moved += [_medium(place, part, kind, shape if place < movable else None, count) for place, part in media]
+    return message(
+        role,
+        entry,
+        tokens,
+        meaning(dialect, role, "".join(meant), [], answers, others),
+        fixed,
+        moved,
         answers=answers,
         carries=carries,
         said=any(piece.spans for piece in moved),
@@ -124,16 +125,14 @@ def of_model(
 ) -> Message:
     """Measure a reply with this `text` and these `calls`, of which the client has `answered` some. It has so many
     `tokens` without its frame, `fixed` ones of files included."""
-    tokens += MESSAGE_TOKENS
-    return Message(
-        digest=digest(entry),
-        role=Role.ASSISTANT,
-        meaning=meaning(dialect, Role.ASSISTANT, text, calls, "", others),
-        tokens=tokens,
-        item=item(Role.ASSISTANT, tokens, fixed, ()),
-        pieces=tuple(_medium(place, part, TextSource(Role.ASSISTANT), None, count) for place, part in media),
+    return message(
+        Role.ASSISTANT,
+        entry,
+        tokens + MESSAGE_TOKENS,
+        meaning(dialect, Role.ASSISTANT, text, calls, "", others),
+        fixed,
+        [_medium(place, part, "assistant message", None, count) for place, part in media],
         calls=tuple((call.id, call.name) for call in answered),
-        answers="",
         labels=tuple(preview.of_call(call.name, canonical(call.arguments), count) for call in answered),
     )
 
@@ -141,18 +140,23 @@ def of_model(
 def unreadable(dialect: str, entry: bytes | Raw, role: Role, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know."""
     text = bytes(entry).decode("utf-8", "replace")
-    tokens = count(text) + MESSAGE_TOKENS
-    return Message(
-        digest=digest(entry),
-        role=role,
-        meaning=meaning(dialect, role, "unreadable", [ToolCall("", "", text)]),
-        tokens=tokens,
-        item=item(role, tokens, 0, ()),
-        pieces=(),
-        calls=(),
-        answers="",
-        sealed=True,
-    )
+    meant = meaning(dialect, role, "unreadable", [ToolCall("", "", text)])
+    return message(role, entry, count(text) + MESSAGE_TOKENS, meant, sealed=True)
+
+
+def message(
+    role: Role,
+    entry: bytes | Raw,
+    tokens: int,
+    meaning: bytes,
+    fixed: int = 0,
+    pieces: Sequence[Piece] = (),
+    calls: tuple[tuple[str, str], ...] = (),
+    answers: str = "",
+    **more: Any,
+) -> Message:
+    seen = item(role, tokens, fixed, pieces)
+    return Message(digest(entry), role, meaning, tokens, seen, tuple(pieces), calls, answers, **more)
 
 
 def call_tokens(call: ToolCall, count: Count) -> int:
@@ -171,34 +175,7 @@ def sealed(message: Message) -> Message:
     return msgspec.structs.replace(message, item=whole, pieces=(), sealed=True)
 
 
-class TextSource(NamedTuple):
-    """What the pieces of an entry's texts depend on besides the texts."""
-
-    role: Role
-    carries: Carries = Carries.NO
-    """Whether the policy's `results` name the entry."""
-    kept: int = 0
-    """The characters at the beginning of its first text that stay in any case."""
-
-    def label(self, count: Count) -> Label:
-        """Return what such a text is called as long as no call is known whose result it is."""
-        result = self.role is Role.TOOL or self.carries
-        return preview.of_kind("tool result" if result else f"{self.role.name.lower()} message", count)
-
-
-def pieces(
-    texts: Places, sizes: Iterable[int], source: TextSource, reading: Reading, count: Count
-) -> tuple[Piece, ...]:
-    """Return an entry's texts, which have `sizes` tokens, as pieces that can be moved. A model's own never are."""
-    if source.role is Role.ASSISTANT:
-        return ()
-    return tuple(
-        _piece(place, text, tokens, source if index == 0 else source._replace(kept=0), reading, count)
-        for index, ((place, text), tokens) in enumerate(zip(texts, sizes, strict=True))
-    )
-
-
-def _medium(place: int, part: bytes, source: TextSource, shape: Shape | None, count: Count) -> Piece:
+def _medium(place: int, part: bytes, kind: str, shape: Shape | None, count: Count) -> Piece:
     """Return an image or a file. Without a shape, it stays as long as its entry does.
 
     It never moves before the model has seen it, as only seeing it tells what is in it.
@@ -207,7 +184,7 @@ def _medium(place: int, part: bytes, source: TextSource, shape: Shape | None, co
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     left = min(count(preview.pointer(about, name, "", shape)), tokens) if shape else tokens
     spare = tokens * attachments.TOKEN_BYTES
-    return Piece(place, moved, tokens, left, tokens, spare, source.label(count), media=about)
+    return Piece(place, moved, tokens, left, tokens, spare, preview.of_kind(kind, count), media=about)
 
 
 def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
@@ -217,13 +194,15 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
     return Item(role, tokens, first_preview, preview, fixed)
 
 
-def _piece(place: int | None, text: str, tokens: int, source: TextSource, reading: Reading, count: Count) -> Piece:
+def _piece(place: int | None, text: str, tokens: int, kind: str, kept: int, reading: Reading, count: Count) -> Piece:
+    """Return a text. It is called by its `kind` as long as no call is known whose result it is; its first `kept`
+    characters stay in any case."""
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     spans = texts.spans(text, reading.said)
 
     def replaced(shape: Shape) -> tuple[int, int]:
         """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
-        replacement = preview.replacement(text, name, "", tokens, shape, source.kept, spans)
+        replacement = preview.replacement(text, name, "", tokens, shape, kept, spans)
         spare = len(text) - len(replacement)
         return (min(count(replacement), tokens) if spare > 0 else tokens), spare
 
@@ -232,8 +211,8 @@ def _piece(place: int | None, text: str, tokens: int, source: TextSource, readin
     if tokens > reading.unseen_limit:
         first, first_spare = replaced(reading.shape.first_preview())
         spare = min(spare, first_spare) if first < tokens else spare
-    label = source.label(count) if spare > 0 else preview.NAMELESS
-    return Piece(place, moved, tokens, at_event, first, spare, label, source.kept, spans=spans)
+    label = preview.of_kind(kind, count) if spare > 0 else preview.NAMELESS
+    return Piece(place, moved, tokens, at_event, first, spare, label, kept, spans=spans)
 
 
 # -- texts within an entry ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.request import RoundRequest
 from proxy.plan import texts
 from proxy.plan.turn import Addition, Complaint, Reason, Request
-from proxy.rawjson import NULL, Members, object_of, text_of
+from proxy.rawjson import NULL, Members, elements_of, object_of, text_of
 
 Entry = bytes | Raw
 
@@ -113,9 +113,8 @@ def _obstacle(members: Members) -> str:
     for field in ("thread", "compaction"):
         if not rawjson.is_null(members.get(field)):
             return field
-    edits = object_of(members.get("context_management")).get("edits")
-    found = rawjson.elements(edits) if edits is not None and rawjson.is_array(edits) else []
-    others = [edit for edit in found if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
+    edits = elements_of(object_of(members.get("context_management")).get("edits"))
+    others = [edit for edit in edits if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
     return "context_management" if others else ""
 
 
@@ -276,10 +275,7 @@ def user_message(blocks: Sequence[Entry]) -> bytes:
 
 def _with_texts(system: Raw | None, texts: Sequence[Entry]) -> Raw:
     """Return the system prompt with these texts as its last blocks, behind the client's own breakpoints."""
-    if system is None or rawjson.is_null(system):
-        client: list[Raw] = []
-    else:
-        client = [text_block(system)] if rawjson.is_string(system) else rawjson.elements(system)
+    client = [text_block(system)] if rawjson.is_string(system) else elements_of(system)
     return Raw(rawjson.array([*client, *(text_block(Raw(text)) for text in texts)]))
 
 

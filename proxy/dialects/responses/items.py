@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, entries
-from proxy.dialects.entries import MESSAGE_TOKENS, Mark, Places, item, known, text_part, texts_in
+from proxy.dialects.entries import MESSAGE_TOKENS, Mark, Places, known, text_part, texts_in
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
@@ -23,7 +23,7 @@ from proxy.dialects.responses.request import (
     kind,
     members_of,
 )
-from proxy.plan.message import Count, Message, Reading, ToolCall, digest
+from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.turn import Unplannable
 from proxy.rawjson import Members, NotJson, object_of, string, text_of
@@ -326,17 +326,8 @@ def _failed(members: Members) -> bool:
 def _compaction(members: Members, entry: bytes | Raw) -> Message:
     """Measure upstream's own summary. It stays where it is, since nobody can summarise it."""
     tokens = _encrypted(members) + MESSAGE_TOKENS
-    content = bytes(members.get("encrypted_content", b""))
-    return Message(
-        digest=digest(entry),
-        role=Role.SEALED,
-        meaning=entries.meaning(NAME, Role.SYSTEM, "", [], "", [content]),
-        tokens=tokens,
-        item=item(Role.SEALED, tokens, 0, ()),
-        pieces=(),
-        calls=(),
-        answers="",
-    )
+    meaning = entries.meaning(NAME, Role.SYSTEM, "", [], "", [bytes(members.get("encrypted_content", b""))])
+    return entries.message(Role.SEALED, entry, tokens, meaning)
 
 
 def _reply(items: Sequence[Raw], entry: bytes | Raw, count: Count) -> Message:
