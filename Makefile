@@ -40,6 +40,8 @@ NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json
 # The SDKs whose own tests run through the proxy.
 SUITES := $(patsubst tests/suites/%.txt,.clients/suite_%/.installed,$(wildcard tests/suites/*.txt))
 
+NODE_SUITES := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/suites/*/package-lock.json))
+
 # What users would pick in the proxy's place, to be measured beside it.
 COMPETITORS := $(patsubst bench/competitors/%.txt,.competitors/%/.installed,$(wildcard bench/competitors/*.txt))
 NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard bench/competitors/*/package-lock.json))
@@ -80,7 +82,7 @@ test-lowest: .lowest/.installed
 test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
 	$(PY) -m pytest -m clients -o faulthandler_timeout=240 $(PARALLEL) tests/clients tests/acceptance
 
-test-suites: $(STAMP) $(SUITES) $(if $(shell command -v npm),tests/suites/steady/node_modules/.package-lock.json)
+test-suites: $(STAMP) $(SUITES) $(if $(shell command -v npm),$(NODE_SUITES))
 	$(PY) -m pytest -m clients -o faulthandler_timeout=900 tests/suites
 
 lint: $(STAMP)
