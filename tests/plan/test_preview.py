@@ -43,7 +43,9 @@ def test_other_content_has_another_digest() -> None:
     assert re.fullmatch("[0-9a-f]{32}", preview.digest("\ud83d"))
 
 
-@pytest.mark.parametrize(("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\r\u2028b\n\n", 2)])
+@pytest.mark.parametrize(
+    ("text", "lines"), [("", 0), ("\n", 1), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\r\u2028b\n\n", 2)]
+)
 def test_a_preview_counts_lines(text: str, lines: int) -> None:
     assert preview.line_count(text) == lines
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.plan.preview import line_count
 from proxy.tools.pages import Span, largest, line_start, page, span
 from tests.tools.paging import undone
 
@@ -18,13 +17,6 @@ def shown(text: str, line: int = 0, limit: int = 10**9, column: int = 0, budget:
     part = span(text, line, limit, column)
     assert part is not None
     return page(text, part, CALL, budget, len)
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"), [("", 0), ("\n", 1), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\r\u2028b\n\n", 2)]
-)
-def test_line_count_of_texts_with_and_without_final_newline(text: str, lines: int) -> None:
-    assert line_count(text) == lines
 
 
 @given(text=st.text(alphabet="ab\n"), number=st.integers(0, 12), start=st.integers(0, 3))

@@ -34,7 +34,6 @@ from proxy.tools.answer import (
 from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow
 from tests.doubling import assert_linear
-from tests.tools.paging import undone
 
 STORE = "/context_store"
 F = f"{STORE}/f"
@@ -269,11 +268,6 @@ def test_read_a_whole_file() -> None:
     assert ask("read_file", path=LOG) == ToolAnswer(FILES[LOG], "ok", len(FILES[LOG]))
 
 
-@pytest.mark.parametrize("path", [LOG, LOG[1:], f" {LOG}", "billing.log-5f2c9a1b.txt", f"`{LOG}`"])
-def test_read_however_the_path_is_spelled(path: str) -> None:
-    assert read(path=path) == FILES[LOG]
-
-
 def test_a_file_that_was_called_by_another_word_says_what_it_is() -> None:
     head = f"[this is {LOG}: result of cat /var/log/billing.log]\n"
     assert read(path="/var/log/billing.log") == head + FILES[LOG]
@@ -446,18 +440,6 @@ def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, argument
     told = answer(tool, arguments, material(budget=budget))
     assert told.tokens == len(told.text)
     assert told.tokens <= budget or told == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
-
-
-@given(text=st.text(min_size=1), budget=st.integers(150, 600))
-def test_following_the_pages_reads_the_whole_file(text: str, budget: int) -> None:
-    files = {f"{STORE}/f.txt": text * 20}
-    read, arguments = "", {"offset": 0} if text else None
-    while arguments is not None:
-        told = ask("read_file", files, budget, path="f.txt", **arguments)
-        assert told.result == "ok" and told.tokens <= budget
-        own, arguments = undone(told.text)
-        read += own
-    assert read == text * 20
 
 
 @pytest.mark.parametrize("names", [NAMES, OTHER_NAMES])
