@@ -10,8 +10,8 @@ import os
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -446,49 +446,6 @@ async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
         await metrics(served.port, RELAYED % 40)
 
 
-@contextmanager
-def only(worker: int, workers: set[int]) -> Iterator[None]:
-    """Nobody else can take a connection meanwhile."""
-    for other in workers - {worker}:
-        os.kill(other, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for other in workers - {worker}:
-            os.kill(other, signal.SIGCONT)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(tmp_path: Path) -> None:
-    policies = tmp_path / "policies"
-    policies.mkdir()
-    (policies / "default.yaml").write_text("limits: {concurrent_requests: 5}\n")
-    async with (
-        upstream(replying(OK)) as other,
-        running(replying(OK), tmp_path, f"--policies={policies}", "--workers=3", MONITOR) as served,
-    ):
-        workers = served.workers()
-        assert len(workers) == 3
-        for worker in workers:
-            with only(worker, workers):
-                assert (await ask(served.port, GET)).status == 200
-        (policies / "default.yaml").write_text(f"upstream: {{base_url: '{other.url}'}}\n")
-
-        async def goes_there() -> bool:
-            before = len(other.requests)
-            assert (await ask(served.port, GET)).status == 200
-            return len(other.requests) > before
-
-        for worker in workers:
-            with only(worker, workers):
-                await until(goes_there)  # without any signal
-        asked = len(served.wire.requests) + len(other.requests)
-        for worker in workers:
-            await metrics(served.port, RELAYED % asked)
-            with only(worker, workers):
-                await metrics(served.port, RELAYED % asked, b'offload_store_breakers{state="closed"} 3.0')
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     async with running(replying(OK), tmp_path, "--workers=2") as served:
@@ -518,21 +475,6 @@ def test_a_supervisor_that_fails_ends_its_workers(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="no space left"):
         object.__new__(_Supervisor).run()
     assert done == ["told", "ended"]
-
-
-async def test_a_burst_over_pooled_connections(tmp_path: Path) -> None:
-    async def one(port: int) -> list[int]:
-        async with connection(port) as (reader, writer):
-            statuses = []
-            for _ in range(20):
-                writer.write(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
-                statuses.append((await read_head(reader)).status)
-                await reader.readexactly(2)
-            return statuses
-
-    async with running(replying(OK), tmp_path) as served:
-        answers = await asyncio.gather(*(one(served.port) for _ in range(32)))
-    assert answers == [[200] * 20] * 32
 
 
 def run(*flags: str, store: Path) -> tuple[int, str]:

@@ -6,9 +6,7 @@ import asyncio
 import base64
 import gzip
 import shutil
-import socket
 import ssl
-import struct
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -125,13 +123,6 @@ async def test_bodies(pool: UpstreamClient, content: Any, headers: Any, framing:
     assert (asked.body, says) == (b"abcdef", [framing])
 
 
-async def test_a_body_larger_than_what_is_joined_to_its_head(pool: UpstreamClient) -> None:
-    content = bytes(range(256)) * 4096
-    async with upstream(replying(OK)) as wire:
-        assert await body(pool, wire.url, content=content) == b"ok"
-    assert wire.requests[0].body == content
-
-
 async def test_a_body_that_breaks_off_ends_the_request(pool: UpstreamClient) -> None:
     async def content() -> AsyncIterator[bytes]:
         yield b"first"
@@ -142,27 +133,6 @@ async def test_a_body_that_breaks_off_ends_the_request(pool: UpstreamClient) -> 
             await pool.send(request(wire.url, content=content()))
     assert "no second" in broken.value.detail
     assert not wire.requests
-
-
-async def test_a_reply_may_come_before_the_body_has_ended(pool: UpstreamClient) -> None:
-    left = asyncio.Event()
-
-    async def content() -> AsyncIterator[bytes]:
-        try:
-            while True:
-                yield b"more"
-                await turns(1)
-        finally:
-            left.set()
-
-    async def early(peer: Peer) -> None:
-        await peer.reader.readuntil(b"more")
-        await peer.send(OK)
-        await peer.gone()
-
-    async with upstream(early) as wire:
-        assert await body(pool, wire.url, content=content()) == b"ok"
-        await soon(left.wait())
 
 
 async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: UpstreamClient) -> None:
@@ -277,24 +247,6 @@ async def test_decoded_says_whose_fault_it_is(pool: UpstreamClient) -> None:
             await anext(decoded(got))
 
 
-async def test_a_slow_reader_slows_upstream(pool: UpstreamClient) -> None:
-    written = 0
-
-    async def handle(peer: Peer) -> None:
-        nonlocal written
-        await peer.request()
-        await peer.send(EVENTS)
-        for _ in range(1_000):
-            await peer.send(chunk(bytes(64 * 1024)))
-            written += 64 * 1024
-
-    async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        await anext(reply)
-        await still(lambda: written)
-    # What the kernel's buffers hold on loopback, and little more.
-    assert written < 16 << 20
-
-
 async def test_few_of_many_small_chunks_wait_for_a_slow_reader(pool: UpstreamClient) -> None:
     number = 200_000
 
@@ -405,19 +357,6 @@ async def test_no_first_byte(pool: UpstreamClient, clock: Clock) -> None:
             with pytest.raises(UpstreamSilent, match=r"no byte within 20 s"):
                 asked = request(wire.url, content=content, connect_timeout=LIMIT - 20, first_byte_timeout=20)
                 await late(clock, pool.send(asked), lambda number=number: len(wire.requests) == number)  # type: ignore[misc]
-
-
-async def test_silence_after_an_interim_reply_is_no_first_byte(pool: UpstreamClient, clock: Clock) -> None:
-    async def starting(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
-        peer.upstream.left.set()
-        await peer.gone()
-
-    async with upstream(starting) as wire:
-        with pytest.raises(UpstreamSilent, match=r"no byte within 20 s"):
-            asked = request(wire.url, content=b"{}", connect_timeout=LIMIT - 20, first_byte_timeout=20)
-            await late(clock, pool.send(asked), wire.left.is_set)
 
 
 async def test_first_byte_timeout_ends_with_the_head(pool: UpstreamClient, clock: Clock) -> None:
@@ -559,21 +498,6 @@ async def test_a_broken_chunk_behind_whole_ones(pool: UpstreamClient, broken: by
                 assert piece == b"hello"
 
 
-async def test_closing_the_reply_closes_upstream(pool: UpstreamClient) -> None:
-    async with upstream(hang) as wire:
-        async with sent(pool, wire.url) as reply:
-            await anext(reply)
-        await soon(wire.left.wait())
-
-
-async def test_cancelling_closes_upstream(pool: UpstreamClient) -> None:
-    async with upstream(mute) as wire:
-        task = asyncio.create_task(pool.send(request(wire.url)))
-        await until(lambda: wire.requests)
-        task.cancel()
-        await soon(wire.left.wait())
-
-
 def breaks_on_second(meanwhile: Callable[[], object] = lambda: None) -> Any:
     """Answers the first request of each connection and breaks at the second."""
 
@@ -602,66 +526,6 @@ async def test_the_second_try_takes_a_new_connection(pool: UpstreamClient) -> No
         assert await asyncio.gather(*(body(pool, wire.url, content=b"x") for _ in range(20))) == [b"ok"] * 20
         assert await body(pool, wire.url, content=b"x") == b"ok"
     assert (len(wire.requests), wire.connections) == (21, 21)
-
-
-class Manual:
-    """An upstream without tasks: what it does has reached the kernel, but not the client's event loop, which it
-    shares."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setblocking(False)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.connections: list[socket.socket] = []
-
-    async def accept(self) -> socket.socket:
-        connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-        self.connections.append(connection)
-        return connection
-
-    async def answer(self, connection: socket.socket, reply: bytes = OK) -> None:
-        assert b"POST" in await asyncio.get_running_loop().sock_recv(connection, 65536)
-        connection.sendall(reply)
-
-    def close(self) -> None:
-        for held in (self._listener, *self.connections):
-            held.close()
-
-
-@pytest.fixture
-def manual() -> Iterator[Manual]:
-    made = Manual()
-    yield made
-    made.close()
-
-
-async def opened(pool: UpstreamClient, manual: Manual, number: int = 1) -> list[socket.socket]:
-    """Open connections that then idle, the one that was used last at the end."""
-    asked = [asyncio.create_task(body(pool, manual.url)) for _ in range(number)]
-    connections = [await manual.accept() for _ in asked]
-    for connection in connections:
-        await manual.answer(connection)
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        asked = [task for task in asked if not task.done()]
-    return connections
-
-
-@pytest.mark.parametrize("end", ["close", "reset", "words"])
-async def test_an_end_that_nobody_has_read_yet(pool: UpstreamClient, manual: Manual, end: str) -> None:
-    """Nothing is sent on such a connection, so that even what cannot be sent again is served."""
-    [old] = await opened(pool, manual)
-    if end == "words":
-        old.sendall(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
-    else:
-        if end == "reset":
-            old.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        old.close()
-    asked = asyncio.create_task(body(pool, manual.url, content=stream(bytes(2 << 20), b"end")))
-    new = await soon(manual.accept())
-    while b"end" not in await asyncio.get_running_loop().sock_recv(new, 1 << 20):
-        pass
-    new.sendall(OK)
-    assert await asked == b"ok"
 
 
 async def test_a_streamed_body_gets_a_new_connection(pool: UpstreamClient) -> None:
