@@ -208,18 +208,6 @@ async def test_upstream_that_streams_unasked_or_does_not_when_asked() -> None:
     assert bench.headers()[b"content-type"] == JSON[1]
 
 
-@pytest.mark.parametrize("later", ["stream", "whole"])
-async def test_rounds_of_one_turn_streamed_and_not(later: str) -> None:
-    call, answer = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
-    bench = (
-        Bench(ScriptedReply(call), ScriptedReply(ANSWER))
-        if later == "stream"
-        else Bench(ScriptedReply(SILENT), ScriptedReply(answer))
-    )
-    out = await bench.run()
-    assert text(read(out) if later == "stream" else folded(out)) == "It is 42."
-
-
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")]])
 async def test_request_decides_about_streaming_where_the_content_type_does_not(headers: Headers) -> None:
     assert (
@@ -378,15 +366,6 @@ async def test_stream_that_ends_within_an_event_shows_nothing_of_it(end: int) ->
     ]
 
 
-@pytest.mark.parametrize("second", [b"", stream(ROLE, chunk({"content": "It"}))])
-async def test_later_round_without_an_end_ends_with_an_error_event(second: bytes) -> None:
-    bench = Bench(ScriptedReply(OURS), ScriptedReply(second))
-    with pytest.raises(UpstreamBroken):
-        await bench.run()
-    assert events(bench.browser.body)[-1]["error"]["type"] == "upstream_error"
-    assert bench.partner.remembered == []
-
-
 # -- later rounds -----------------------------------------------------------------------------------------------------
 
 
@@ -496,21 +475,6 @@ async def test_error_in_the_first_event_is_a_refusal(reply: list[bytes]) -> None
     assert bench.browser.messages == []
     assert json.loads(caught.value.said())["error"] == ERROR["error"]
     assert (caught.value.status, caught.value.body) == (200, b"".join(reply))
-
-
-async def test_error_in_the_place_of_a_whole_reply_is_a_refusal() -> None:
-    body = json.dumps(ERROR).encode()
-    bench = Bench(ScriptedReply(body), stream=False)
-    with pytest.raises(Refusal) as caught:
-        await bench.run()
-    assert bench.browser.messages == [] and caught.value.said() == caught.value.body == body
-
-
-async def test_error_after_text_is_shown_as_it_came() -> None:
-    said = stream(ROLE, chunk({"content": "It"}), ERROR, DONE)
-    bench = Bench(ScriptedReply(said))
-    bench.partner.own_fits = True
-    assert await bench.run() == said
 
 
 async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last(clock: Clock) -> None:

@@ -249,8 +249,8 @@ class ReplyMessage:
 
     def add_plain(self, delta: dict[str, str | None]) -> None:
         """Add a delta that holds only text. Raises Broken if the message grows beyond MAX_REPLY."""
-        for key in TEXTS:
-            if text := delta.get(key):
+        for key, text in delta.items():
+            if text and key in TEXTS:
                 self.add_text(key, text)
 
     def _add_other(self, key: str, raw: Raw) -> None:
@@ -286,11 +286,6 @@ class ReplyMessage:
     def silent(self) -> bool:
         """Whether the message has nothing but a role, if anything."""
         return not any(_speaks(known) for key, known in self._members.items() if key != "role")
-
-    def speaks(self, key: str) -> bool:
-        """Whether the member has any text."""
-        known = self._members.get(key)
-        return isinstance(known, list) and any(isinstance(piece, str) and piece for piece in known)
 
     def members(self) -> Members:
         """Return the message as the client sees it, including null and empty members."""

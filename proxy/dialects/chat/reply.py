@@ -77,7 +77,9 @@ class ChatRound(Round[PartialCall]):
             return self.put(chunk, self.closing if ends else self._loose, size)
         self.failed |= chunk.failed
         self.message.add(chunk.delta)
-        split = [*self._split_text(chunk), *self._split_calls(chunk)]
+        split = self._split_text(chunk) if self._text.shown is None else []
+        if chunk.calls:
+            split += self._split_calls(chunk)
         if self._injected and (signed := held(chunk.delta)):
             self._signed.append(chunk.take(signed))
             self.grow(size)
@@ -203,7 +205,7 @@ class ChatReply(ClientReply):
 
     def go_on(self, ending: ChatRound) -> None:  # type: ignore[override]
         super().go_on(ending)
-        self._joints = {key for key in TEXTS if self.message.speaks(key)}
+        self._joints = {key for key in TEXTS if self.message.text(key)}
 
     def _put(self, chunk: Chunk, block: Block) -> bytes:
         if chunk.choice is None and chunk.usage is not None and not self._shows_usage:
