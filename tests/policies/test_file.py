@@ -3,25 +3,18 @@
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from proxy.errors import PolicyError
-from proxy.plan.texts import After, ResultPreset, ResultRole, ResultRule
 from proxy.policies.file import overlay, parse
 from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, reference, schema
 from proxy.policy import (
     LISTED,
-    Compaction,
-    Compress,
-    Inject,
-    Limits,
     Mode,
-    Offload,
     Policy,
-    Profile,
-    Tools,
     Upstream,
     Wait,
 )
@@ -94,71 +87,30 @@ def refused(text: str, stem: str = "acme") -> str:
     return str(caught.value)
 
 
+def assert_holds(part: Any, written: dict[str, Any]) -> None:
+    for key, value in written.items():
+        if isinstance(value, dict):
+            assert_holds(getattr(part, key), value)
+        else:
+            found = msgspec.json.decode(msgspec.json.encode(getattr(part, key)))
+            if key == "results":  # a rule has more keys than are written
+                found[1:] = [{name: one[name] for name in rule} for one, rule in zip(found[1:], value[1:], strict=True)]
+            assert found == value, key
+
+
 def test_every_key_is_taken() -> None:
-    compress = Compress(
-        model="small",
-        wait=Wait.ALWAYS,
-        snapshot_tokens=1501,
-        group_token_threshold=5,
-    )
-    offload = Offload(
-        mode=Mode.COMPRESS,
-        profile=Profile.FRUGAL,
-        keep_views=4,
-        max_total_tokens=20_001,
-        max_tool_message_tokens=2_001,
-        compact_ratio_threshold=0.5,
-        keep_recent_count=3,
-        cached_read=0.2,
-        cache_write=1.5,
-        store_dir="/elsewhere",
-        exclude_tools=("load_*",),
-        results=(
-            ResultPreset.GPTME,
-            ResultRule(role=ResultRole.USER, prefix="Result:"),
-            ResultRule(role=ResultRole.SYSTEM, after=After.FIRST_USER),
-        ),
-        pin_user_tokens=8_002,
-        compress=compress,
-    )
-    upstream = Upstream(
-        base_url="https://api.example.com/v1",
-        api_key="sk-upstream",
-        idle_timeout=301,
-        context_window=128_000,
-    )
-    tools = Tools(inject=Inject.ALWAYS, max_rounds=9, max_retrieved_tokens=18_001)
-    policy = Policy(
-        tenant="acme",
-        upstream=upstream,
-        offload=offload,
-        tools=tools,
-        limits=Limits(concurrent_requests=257),
-        store_originals=False,
-        capture=True,
-        dashboard_content=True,
-        retention=12 * 3600,
-        share_namespace=True,
-        compaction=Compaction.SERVE,
-        relay=("/files/*",),
-        listed=frozenset({"input_price"}),
-    )
-    rule = msgspec.structs.replace(
-        policy,
-        model="gpt-4.1*",
-        offload=msgspec.structs.replace(
-            offload, max_total_tokens=100_000, compress=msgspec.structs.replace(compress, wait=Wait.NEVER)
-        ),
-        tools=msgspec.structs.replace(tools, max_rounds=2),
-    )
-    other = Upstream(
-        base_url="https://api.anthropic.com",
-        api_key="sk-other",
-        idle_timeout=301,
-    )
-    rules = (msgspec.structs.replace(rule, upstream=other),)
-    messages = msgspec.structs.replace(policy, upstream=other, rules=rules)
-    assert taken(WHOLE) == msgspec.structs.replace(policy, rules=(rule,), by_api=(("messages", messages),))
+    policy, written = taken(WHOLE), parse(WHOLE, "acme.yaml", "acme", ENVIRONMENT).document.value
+    apart = ("api_keys", "upstreams", "retention", "rules")
+    assert_holds(policy, {key: value for key, value in written.items() if key not in apart})
+    assert (policy.retention, policy.listed) == (12 * 3600, {"input_price"})
+    [rule] = policy.rules
+    compress = msgspec.structs.replace(policy.offload.compress, wait=Wait.NEVER)
+    assert rule.offload == msgspec.structs.replace(policy.offload, max_total_tokens=100_000, compress=compress)
+    assert rule.tools == msgspec.structs.replace(policy.tools, max_rounds=2)
+    assert (rule.model, rule.upstream, rule.listed) == ("gpt-4.1*", policy.upstream, policy.listed)
+    messages = policy.for_api("messages")
+    other = Upstream(base_url="https://api.anthropic.com", api_key="sk-other", idle_timeout=301)
+    assert (messages.upstream, messages.offload, messages.rules[0].upstream) == (other, policy.offload, other)
 
 
 def test_an_api_of_another_address_gets_neither_key_nor_window() -> None:
