@@ -390,10 +390,8 @@ def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
     if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
         return None, frozenset()
     defined = body if any(map(body.__contains__, DEFINING)) else bytes(tools)
-    free = (names for names in (NAMES, OTHER_NAMES) if not any(_ends_with(defined, name) for name in names))
+    ends = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
+    taken = {name for name, forms in ends.items() if any(form in defined for form in forms)}
+    free = (names for names in (NAMES, OTHER_NAMES) if taken.isdisjoint(names))
     folded = defined.lower()
     return next(free, None), frozenset(name for name in NAMES if b'"%b"' % name.encode() in folded)
-
-
-def _ends_with(defined: bytes, name: str) -> bool:
-    return any(b'%b%b"' % (before, name.encode()) in defined for before in SEPARATORS)

@@ -173,13 +173,8 @@ def lowered(members: Members, limits: Iterable[str], left: int | None, added: Se
     if left is None:
         return {}
     left -= sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES
-    room = max(left, LEAST_REPLY, _thinking(members) + 1)
+    room = max(left, LEAST_REPLY, *(_number(members, path) + 1 for path in THINKING))
     return {limit: Raw(b"%d" % room) for limit in limits if whole(members.get(limit)) > room}
-
-
-def _thinking(members: Members) -> int:
-    """Return the largest budget for thinking; 0 if there is none."""
-    return max(_number(members, path) for path in THINKING)
 
 
 def _number(members: Members, path: Sequence[str]) -> int:

@@ -140,18 +140,14 @@ def _user_entries(raw: Raw, content: Raw) -> Iterator[Raw]:
     group: list[Raw] = []
     holds = ""  # what the group is about: a result, or what the user said
     for block, head in zip(blocks, found, strict=True):
-        about = RESULT if head.type == RESULT else "user" if is_said(block, head.type) else ""
+        said = head.type == "text" and not is_reminder(text_of(rawjson.members(block).get("text")))
+        about = RESULT if head.type == RESULT else "user" if said else ""
         if holds and (about == RESULT or (about and about != holds)):
             yield entry(group)
             group, holds = [], ""
         group.append(block)
         holds = holds or about
     yield entry(group)
-
-
-def is_said(block: Raw, type: str) -> bool:
-    """Whether this block beside results is a text that the user said."""
-    return type == "text" and not is_reminder(text_of(rawjson.members(block).get("text")))
 
 
 def is_reminder(text: str) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.base import MAX_OTHERS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
@@ -17,7 +16,6 @@ from proxy.plan.plan import Role, Room
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.turn import Continuation, Unplannable
 from proxy.policy import Offload, SnapshotRole
-from proxy.rawjson import MAX_ELEMENTS
 from proxy.tools.answer import NAMES, OTHER_NAMES
 from tests.dialects.responses.api import call, reasoning, say
 
@@ -80,20 +78,6 @@ def test_a_string_is_one_entry_and_keeps_its_form_alone() -> None:
 @pytest.mark.parametrize("body", [b"[]", b'{"input": 1}', b'{"input": [1]}', b'{"input": [[]]}', b"{", b'{"model": 1}'])
 def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
     with pytest.raises(Unplannable):
-        RESPONSES.parse(body)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"input":[' + b",".join([b"{}"] * (MAX_ELEMENTS + 1)) + b"]}",
-        b'{"tools":[' + b",".join([b'{"name":"f"}'] * (MAX_ELEMENTS + 1)) + b"]}",
-        b'{"x":[' + b",".join([b"1"] * (MAX_OTHERS + 2)) + b"]}",
-    ],
-    ids=["items", "tools", "others"],
-)
-def test_requests_beyond_the_bounds_are_left_to_upstream(body: bytes) -> None:
-    with pytest.raises(Unplannable, match="more than"):
         RESPONSES.parse(body)
 
 
