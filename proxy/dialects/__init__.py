@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from urllib.parse import quote, unquote
 
 from proxy.dialects.base import Dialect, Entry
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 
-__all__ = ["DIALECTS", "Dialect", "Entry", "for_body", "for_request", "owner_of"]
+__all__ = ["DIALECTS", "Dialect", "Entry", "for_body", "for_model", "for_request", "model_in", "owner_of"]
+
+_NAMED = re.compile(rb"(/deployments/|/publishers/anthropic/models/)([^/:?]+)")
+"""Where a path of Azure's or Vertex's names the model."""
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES, MESSAGES.counting)
 """Every dialect that the proxy knows. The first one that serves a request is used."""
@@ -29,3 +34,14 @@ def owner_of(path: bytes, names: Collection[bytes]) -> Dialect | None:
 def for_request(method: str, path: bytes) -> Dialect | None:
     """Return the dialect that serves this method and path, or None for requests that are only relayed."""
     return next((one for one in DIALECTS if method == "POST" and one.path.fullmatch(path)), None)
+
+
+def model_in(path: bytes) -> str:
+    """Return the model that a path names: Azure's deployment, or Vertex's model. Empty for other paths."""
+    named = _NAMED.search(path)
+    return unquote(named[2].decode("latin-1")) if named else ""
+
+
+def for_model(target: bytes, model: str) -> bytes:
+    """Return the path and query for another model, if they name one."""
+    return _NAMED.sub(lambda named: named[1] + quote(model, safe="@").encode(), target, count=1)

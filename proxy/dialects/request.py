@@ -205,11 +205,13 @@ for more than 10 ms."""
 
 def summary_members(model: str, request: Request | None, who: Sequence[str], how: Sequence[str]) -> Members:
     """Return the model and what a call copies from its request: `who` asks and, if the model is the request's own,
-    `how` to cache and to reason. Another model may not know those members."""
+    `how` to cache and to reason. Another model may not know those members. Where the request's path names the model,
+    the body does not."""
     if request is None:
         return {"model": string(model)}
     names = (*who, *how) if model == request.model else who
-    return {"model": string(model)} | {name: request.members[name] for name in names if name in request.members}
+    copied = {name: request.members[name] for name in names if name in request.members}
+    return {"model": string(model)} | copied if "model" in request.members else copied
 
 
 def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:

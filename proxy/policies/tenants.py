@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from proxy.dialects.messages import VERTEX
 from proxy.errors import Unauthorized
 from proxy.policies import Policies
 from proxy.policy import Policy, Upstream
@@ -27,10 +28,11 @@ _X_API_KEY = b"x-api-key"
 KEY_HEADERS = (_AUTHORIZATION, b"api-key", _X_API_KEY)
 """The headers that carry a client's key, in order of preference: OpenAI's, Azure's, Anthropic's."""
 
-_PREFIX = rb"(?:/v1|/openai/v1|/openai/deployments/[^/]+)?"
+_PREFIX = rb"(?:/v1|/openai(?:/v1|/deployments/[^/]+)?)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
 _MESSAGES = re.compile(rb"(?:/v1)*/messages(?:/count_tokens)?")
 """Anthropic's, whose clients append `/v1` even to a base URL that has it."""
+_VERTEX = re.compile(VERTEX + rb"[^/:]+:(?:rawP|streamRawP)redict")
 _MODELS = re.compile(_PREFIX + rb"/models")
 
 _DECODINGS = 4
@@ -122,7 +124,7 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
         return False
     if policy.upstream.api_key is None:
         return True
-    if method == "POST" and (_INFERENCE.fullmatch(path) or _MESSAGES.fullmatch(path)):
+    if method == "POST" and any(paths.fullmatch(path) for paths in (_INFERENCE, _MESSAGES, _VERTEX)):
         return True
     if method in ("GET", "HEAD") and _MODELS.fullmatch(path):
         return True

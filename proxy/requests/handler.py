@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, refusals, usage
+from proxy.dialects import Dialect, for_model, model_in, refusals, usage
 from proxy.dialects.render import shown_block
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting
@@ -142,6 +142,8 @@ class _Request:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
+        if not request.model:
+            request = replace(request, model=model_in(client.path))
         chosen, wishes = tenant.policy.for_model(request.model), _wishes(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
@@ -266,6 +268,8 @@ class _Request:
     async def _summarise(self, tenant: Tenant, form: Form, body: bytes) -> SummaryAnswer:
         """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
         changed, target = self._services.relay.changed, self._dialect.target(self._client.target)
+        if other := tenant.policy.offload.compress.model:
+            target = for_model(target, other)
         request = changed(self._client, tenant, body, self._dialect, form.without, first=False, target=target)
         return await ask(self._services.upstream, request, self._dialect)
 

@@ -49,6 +49,9 @@ REFUSAL_LIMIT = 128 << 10
 _BOUND = b"content-encoding", b"content-length"
 """With one of these headers, a reply takes nothing behind what upstream sent of it."""
 
+_VERTEX = b":rawPredict", b":streamRawPredict"
+"""The ends of Vertex's paths, which take no `x-api-key`."""
+
 Sink = Callable[[Outcome], None]
 """Gets the outcome of every request."""
 
@@ -77,7 +80,9 @@ class Relay:
             method=client.method,
             url=url_for(upstream.base_url, target or client.target, anthropic=anthropic),
             headers=request_headers(
-                client.headers, tenant.credential(upstream, anthropic=anthropic), fields=client.fields
+                client.headers,
+                tenant.credential(upstream, anthropic=anthropic and not client.path.endswith(_VERTEX)),
+                fields=client.fields,
             ),
             content=content,
             connect_timeout=upstream.connect_timeout,

@@ -124,7 +124,7 @@ def _dropped(always: frozenset[bytes], headers: Headers, names: Collection[bytes
     return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
 
 
-_ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)))(.*)", re.DOTALL)
+_ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)|/projects/))(.*)", re.DOTALL)
 """A target with `/v1`, or where it belongs."""
 
 
@@ -135,8 +135,9 @@ def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
     """Return the upstream URL of a request for `target`, its raw path and query with the leading slash.
 
     A leading `/v1` is replaced by `base_url`; clients may leave it out of OpenAI's own paths. Any other path is
-    appended to `base_url` without its own trailing `/v1`. A path of Anthropic's API has `/v1` exactly once in any case:
-    its base URLs are given without it, and its clients append it even to one that has it.
+    appended to `base_url` without its own trailing `/v1`, and one of Azure's without its trailing `/openai` as well. A
+    path of Anthropic's API has `/v1` exactly once in any case: its base URLs are given without it, and its clients
+    append it even to one that has it.
     """
     base = base_url.rstrip("/")
     if anthropic and (found := _ANTHROPIC.fullmatch(target)):
@@ -146,4 +147,5 @@ def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
         return base + path[3:]
     if _OPENAI.match(target):
         return base + path
-    return base.removesuffix("/v1") + path
+    base = base.removesuffix("/v1")
+    return (base.removesuffix("/openai") if path.startswith("/openai/") else base) + path

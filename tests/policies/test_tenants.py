@@ -168,6 +168,9 @@ WIDER = Policy(upstream=ACME.upstream, relay=("/files/*", "/v1/batches", "/audio
         ("HEAD", b"/models"),
         ("POST", b"/openai/deployments/my-gpt/chat/completions"),
         ("POST", b"/openai/v1/responses"),
+        ("POST", b"/openai/responses"),
+        ("POST", b"/v1/projects/p/locations/l/publishers/anthropic/models/m@1:streamRawPredict"),
+        ("POST", b"/projects/p/locations/l/publishers/anthropic/models/count-tokens:rawPredict"),
         ("POST", b"/v1/messages"),
         ("POST", b"/v1/v1/messages/count_tokens"),
     ],
@@ -199,6 +202,8 @@ def test_paths_that_anybodys_key_opens(method: str, path: bytes) -> None:
         ("POST", b"/elsewhere/chat/completions"),
         ("POST", b"/openai/deployments/a/b/embeddings"),
         ("POST", b"/v1/chat%2fcompletions"),
+        ("POST", b"/v1/projects/p/locations/l/publishers/google/models/m:rawPredict"),
+        ("POST", b"/v1/projects/p/locations/l/publishers/anthropic/models/m:delete"),
         ("POST", b"/v1/chat/completions\n"),
     ],
 )

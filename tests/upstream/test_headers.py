@@ -95,6 +95,10 @@ def test_without_some_names() -> None:
         ("https://h/v1", b"/v1?", "https://h/v1?"),
         ("https://h/v1", b"/v1beta/models", "https://h/v1beta/models"),
         ("https://h/v1", b"/openai/deployments/d/chat/completions", "https://h/openai/deployments/d/chat/completions"),
+        ("https://h", b"/openai/deployments/d/chat/completions?v", "https://h/openai/deployments/d/chat/completions?v"),
+        ("https://h/openai/v1", b"/openai/deployments/d/embeddings", "https://h/openai/deployments/d/embeddings"),
+        ("https://h/openai/v1", b"/openai/v1/responses", "https://h/openai/v1/responses"),
+        ("https://h/openai/v1", b"/v1/responses", "https://h/openai/v1/responses"),
         ("https://h/v1", b"/", "https://h/"),
         ("https://h/v1", b"/chat/completions", "https://h/v1/chat/completions"),
         ("https://h/v1", b"/responses/r1?x", "https://h/v1/responses/r1?x"),
@@ -124,6 +128,8 @@ def test_url_for(base_url: str, target: bytes, url: str) -> None:
         ("https://h/v1", b"/v1/files/f", "https://h/v1/files/f"),
         ("https://h", b"/anthropic/v1/messages", "https://h/anthropic/v1/messages"),
         ("https://h/v1", b"/v1beta/x", "https://h/v1beta/x"),
+        ("https://h", b"/v1/projects/p/x:rawPredict", "https://h/v1/projects/p/x:rawPredict"),
+        ("https://h/v1", b"/projects/p/x:rawPredict", "https://h/v1/projects/p/x:rawPredict"),
     ],
 )
 def test_url_for_anthropic(base_url: str, target: bytes, url: str) -> None:

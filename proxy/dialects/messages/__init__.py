@@ -11,6 +11,8 @@ from proxy.plan.turn import Request
 
 PATH = rb"(?:(?:/[^/]+)*/v1|)/messages"
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
+VERTEX = rb"(?:/v1)?/projects/[^/]+/locations/[^/]+/publishers/anthropic/models/"
+"""The beginning of Vertex's paths. They name the model, which the body does not."""
 
 
 class MessagesDialect(Dialect):
@@ -20,7 +22,7 @@ class MessagesDialect(Dialect):
     takes = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
-    path = re.compile(PATH)
+    path = re.compile(PATH + rb"|" + VERTEX + rb"(?!count-tokens:)[^/:]+:(?:rawP|streamRawP)redict")
     own = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
     version_header = b"anthropic-version"
     signs = (b'"system":', b'"stop_sequences":', b'"input_schema":', b'"tool_use_id":', b'"anthropic_version":')
@@ -56,11 +58,14 @@ class MessagesDialect(Dialect):
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
         return render.compaction_asked(path, request)
 
+    def target(self, target: bytes) -> bytes:
+        return target.replace(b":streamRawPredict", b":rawPredict")
+
 
 class CountingDialect(MessagesDialect):
     """`POST .../messages/count_tokens`, which takes what would be sent."""
 
-    path = re.compile(PATH + rb"/count_tokens")
+    path = re.compile(PATH + rb"/count_tokens|" + VERTEX + rb"count-tokens:rawPredict")
     counts = True
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:

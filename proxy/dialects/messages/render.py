@@ -128,8 +128,8 @@ def _sections(block: Members, title: str, role: Role) -> list[Section]:
 
 # -- summary calls ----------------------------------------------------------------------------------------------------
 
-WHO = ("metadata",)
-HOW = ("cache_control", "service_tier", "thinking", "context_management", "anthropic_version")
+WHO = ("metadata", "anthropic_version")
+HOW = ("cache_control", "service_tier", "thinking", "context_management")
 DEFAULT_LIMIT = 8_192
 """Tokens of a summary whose length nobody limits: this API insists on a limit, and every model takes this one."""
 FINISHED = ("end_turn", "stop_sequence")
