@@ -23,7 +23,7 @@ from tests.dialects.messages.turns import FETCH
 from tests.dialects.responses.api import ResponsesApi
 from tests.dialects.responses.api import call as called
 from tests.dialects.responses.api import say as said
-from tests.fake_upstream import Pieces, Recorded, StrictUpstream
+from tests.fake_upstream import Pieces, Recorded, StrictUpstream, text
 from tests.serving import Proxy, tight
 
 Json = dict[str, Any]
