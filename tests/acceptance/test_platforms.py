@@ -173,9 +173,9 @@ def ask(
 def started(ask: Callable[..., Json], api: MessagesApi) -> list[Json]:
     """A history with a large result, after which two more steps were made, so that the result is old."""
     messages: list[Json] = [USER]
-    for text in (BIG, "small", "small"):
-        api.script([thinking("I need it."), call("fetch", {"url": text[:5]})])
-        messages += step(ask(messages), text)
+    for found in (BIG, "small", "small"):
+        api.script([thinking("I need it."), call("fetch", {"url": found[:5]})])
+        messages += step(ask(messages), found)
     return messages
 
 
