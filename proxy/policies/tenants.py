@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from proxy.dialects.messages import VERTEX
+from proxy.dialects.messages import MESSAGES
 from proxy.errors import Unauthorized
 from proxy.policies import Policies
 from proxy.policy import Policy, Upstream
@@ -32,7 +32,6 @@ _PREFIX = rb"(?:/v1|/openai(?:/v1|/deployments/[^/]+)?)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
 _MESSAGES = re.compile(rb"(?:/v1)*/messages(?:/count_tokens)?")
 """Anthropic's, whose clients append `/v1` even to a base URL that has it."""
-_VERTEX = re.compile(VERTEX + rb"[^/:]+:(?:rawP|streamRawP)redict")
 _MODELS = re.compile(_PREFIX + rb"/models")
 
 _DECODINGS = 4
@@ -124,7 +123,7 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
         return False
     if policy.upstream.api_key is None:
         return True
-    if method == "POST" and any(paths.fullmatch(path) for paths in (_INFERENCE, _MESSAGES, _VERTEX)):
+    if method == "POST" and any(paths.fullmatch(path) for paths in (_INFERENCE, _MESSAGES, MESSAGES.vertex)):
         return True
     if method in ("GET", "HEAD") and _MODELS.fullmatch(path):
         return True

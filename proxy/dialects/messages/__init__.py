@@ -23,6 +23,8 @@ class MessagesDialect(Dialect):
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
     path = re.compile(PATH + rb"|" + VERTEX + rb"(?!count-tokens:)[^/:]+:(?:rawP|streamRawP)redict")
+    vertex = re.compile(VERTEX + rb"[^/:]+:(?:rawP|streamRawP)redict")
+    """Vertex's paths, those that count tokens among them."""
     own = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
     version_header = b"anthropic-version"
     signs = (b'"system":', b'"stop_sequences":', b'"input_schema":', b'"tool_use_id":', b'"anthropic_version":')
