@@ -139,14 +139,16 @@ class _Records:
 
     def text(self, file: BinaryIO) -> Iterator[RecordedRequest]:
         """Yield the requests of JSONL, or of a JSON document if the first line is no record."""
+        begun = False
         for number in count(1):
             line = file.readline(LONGEST + 1)
             if not line:
                 break
             body = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
-            if number == 1 and body and _begins_document(body):
-                yield from self._document(body + b"\n" + file.read(WHOLE))
+            if body and not begun and _begins_document(body):
+                yield from self._document(b"\n" * (number - 1) + body + b"\n" + file.read(WHOLE))
                 break
+            begun = begun or bool(body)
             if len(line) > LONGEST:
                 raise UserMistake(f"{self._name}:{number}: longer than {LONGEST:,} bytes")
             if number > 1 and not line.endswith(b"\n") and _is_cut(body):

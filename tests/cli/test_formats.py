@@ -138,7 +138,7 @@ def test_an_export_holds_the_request_and_what_it_cost(tmp_path: Path, name: str)
         if path.name == "one.json":
             path.write_text(json.dumps(EXPORTS[name], indent=2))
         if path.name == "many.json":
-            path.write_text(json.dumps([EXPORTS[name]]))
+            path.write_text(f"\n[\n{json.dumps(EXPORTS[name])}]")
         [found] = read(path)
         assert found.source == name.partition(",")[0] and found.dialect is not None and found.dialect.name == "chat"
         assert found.chat is not None and found.chat.model == "gpt-4.1"
