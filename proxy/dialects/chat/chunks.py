@@ -224,7 +224,7 @@ def _signs(key: str, raw: Raw) -> bool:
 class ReplyMessage:
     """A message built from its deltas: strings are joined, lists are extended, and other values are replaced.
 
-    Tool calls are kept elsewhere: see `tool_calls`.
+    Tool calls are kept elsewhere: see `calls`.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Everything is shown at once, except:
 - calls of our tools, and calls with an incomplete name that may turn out to be one of ours;
-- text that may turn out to be a call of our tools (see `text_calls`), and text if the client wants JSON;
+- text that may turn out to be a call of our tools (see `calls`), and text if the client wants JSON;
 - signed reasoning, which only a visible round may show. Clients put a reply together member by member, so it may come
   at the reply's end.
 

@@ -13,8 +13,8 @@ from proxy import rawjson
 from proxy.dialects.entries import appended, call_section, media_section, sources, title
 from proxy.dialects.request import read_summary, summary_members, uncalled
 from proxy.dialects.responses import items
-from proxy.dialects.responses.events import as_events
 from proxy.dialects.responses.items import call_of, reasoning, spoken, text_message
+from proxy.dialects.responses.reply import as_events
 from proxy.dialects.responses.request import (
     COMPACTIONS,
     LIMITS,

@@ -10,13 +10,13 @@ on over all rounds. The end lists exactly the items that were shown, and its usa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+import msgspec
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
-from proxy.dialects.responses.events import ADDED, BEGINNINGS, DONE, ENDINGS, ItemEvent, as_events
+from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.turn import Turn
@@ -26,6 +26,10 @@ from proxy.plan.message import ToolCall
 from proxy.plan.turn import Continuation, State
 from proxy.rawjson import NULL, Members, object_of, on_one_line, place, string, text_of, whole
 
+BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
+ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
+"""The events that end a stream, and the status of the reply."""
+ADDED, DONE = "response.output_item.added", "response.output_item.done"
 FRAME = (
     "id",
     "created_at",
@@ -43,6 +47,21 @@ ECHOED = ("caller", "agent")
 
 NOT_ANSWERED = "(not answered: the turn ended with this call)"
 """The result of a call with which a turn ended, because upstream keeps the call and wants a result."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    type: str
+    sequence_number: Raw = NULL
+    output_index: Raw = NULL
+    item: Raw = NULL
+    response: Raw = NULL
+    delta: Raw = NULL
+
+
+class ItemEvent(Event):
+    """One event of a reply."""
+
+    decoder = msgspec.json.Decoder(_Head)
 
 
 class OutputItem(Call):
@@ -349,6 +368,19 @@ class ResponsesTurn(Turn):
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
         return error_event(fault, said, self._shown.next_number)
+
+
+def as_events(members: Members) -> Iterator[ItemEvent]:
+    """Return a whole reply as the events of a stream: of each item, that it begins and that it is done. Their numbers
+    are set when they are shown."""
+    status = text_of(members.get("status")) or "completed"
+    begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
+    yield ItemEvent.made("response.created", sequence_number=0, response=begun)
+    for index, raw in enumerate(rawjson.elements(members["output"])):
+        for type in (ADDED, DONE):
+            yield ItemEvent.made(type, sequence_number=0, output_index=index, item=raw)
+    ending = next((type for type, ends in ENDINGS.items() if ends == status), "response.completed")
+    yield ItemEvent.made(ending, sequence_number=0, response=members)
 
 
 def error_event(fault: ProxyError, said: bytes = b"", number: int = 0) -> bytes:

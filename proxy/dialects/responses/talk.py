@@ -76,8 +76,7 @@ class Talk:
         goes to the client as it came."""
         try:
             members = rawjson.members(event)
-            kind = members.get("type")
-            name = rawjson.text(kind) if rawjson.is_string(kind) else ""
+            name = rawjson.text_of(members.get("type"))
             self.ended = self.ended or name in _LAST
             if name in _FINAL:
                 response = rawjson.members(members["response"])
@@ -105,8 +104,7 @@ def _created(message: bytes) -> dict[str, Raw]:
     try:
         rawjson.check_utf8(message)
         members = rawjson.members(message)
-        kind = members.get("type")
-        name = rawjson.text(kind) if rawjson.is_string(kind) else ""
+        name = rawjson.text_of(members.get("type"))
     except NotJson as error:
         raise ClientFault(f"The message is not a JSON object: {error}") from error
     if name != "response.create":

@@ -14,8 +14,8 @@ from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta
 
 from proxy.dialects.chat.reply import STOPPED
 from proxy.dialects.messages.reply import DELTA, UNFINISHED
-from proxy.dialects.responses.events import BEGINNINGS, ENDINGS
 from proxy.dialects.responses.items import is_answered
+from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS
 from tests.dialects.chat import turns as chat
 from tests.dialects.messages import turns as messages
 from tests.dialects.messages.api import encoded
