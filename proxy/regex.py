@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import re2  # type: ignore[import-untyped]
 
-from proxy.threads import WorkPool
+from proxy.threads import SLICE, WorkPool
 from proxy.tools.search import Find, LineTooLong, TextLine, TooSlow
 
 T = TypeVar("T")
@@ -29,9 +29,6 @@ STEPS = 1 << 24
 
 If a pattern has too many states, RE2 uses only its slow engine, in which each step takes 2 ns: 30 ms in all.
 """
-
-SLICE = 0.05
-"""Seconds of processor time that a search may use before others get their turn."""
 
 LINE_STEPS = 8 * STEPS
 """The same limit for a long line, which can only be searched in one call: 0.3 s at worst. A longer line is refused."""

@@ -5,8 +5,9 @@ last turn is longest ago; of this tenant the caller whose last turn is longest a
 of work or a hundred keys delays another tenant by one piece. A tenant gets all places but one, and work that nobody
 waits for gets half.
 
-Keep pieces of work short: nothing interrupts them. A thread helps only if the work releases the interpreter's lock now
-and then: Python code does so every few milliseconds, but one long call into a C parser does not.
+Long work calls `breathe`, which lets others have their turn, and ends the work if its caller has left. A thread helps
+only if the work releases the interpreter's lock now and then: Python code does so every few milliseconds, but one long
+call into a C parser does not.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import logging
 import math
 import re
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, TypeVar
 
 from proxy.errors import Overloaded
@@ -42,6 +43,12 @@ SMALL = 512 << 10
 
 NEW = 32
 """How many times as much it costs to read a text for the first time."""
+
+SLICE = 0.05
+"""Seconds of processor time that work may use before others get their turn."""
+
+PAUSED = 13
+"""Pieces of work that may wait for their next turn in one pool. Each keeps its memory and its thread."""
 
 WAITING = 1_000
 """Pieces of work that one caller may have waiting."""
@@ -112,9 +119,9 @@ class Turns:
         finally:
             self.give_back(slot)
 
-    async def take(self, caller: str) -> Slot:
+    async def take(self, caller: str, later: bool | None = None) -> Slot:
         """Wait for a place, which has to be given back."""
-        slot = Slot(caller, comes_later())
+        slot = Slot(caller, comes_later() if later is None else later)
         lane = self._lanes[slot.later]
         lane.setdefault(slot.tenant, OrderedDict()).setdefault(caller, OrderedDict())[slot] = None
         self._hand_out()
@@ -168,6 +175,44 @@ class Turns:
             del lane[slot.tenant]
 
 
+class _Abandoned(BaseException):
+    """Ends work whose result is no longer wanted. A BaseException, so that no error handler catches it."""
+
+
+class _Piece:
+    """A piece of work under way in a thread."""
+
+    def __init__(self, pool: WorkPool, slot: Slot, ended: asyncio.Future[Any]) -> None:
+        self.pool, self.slot, self.ended = pool, slot, ended
+        self.until = SLICE
+        """Processor time of its thread, in seconds, at which others get their turn."""
+
+    async def next_turn(self) -> None:
+        """Pass the place on, and wait for another one."""
+        turns = self.pool.turns
+        turns.give_back(self.slot)
+        self.slot = await turns.take(self.slot.caller, self.slot.later)
+
+
+_running = threading.local()
+
+
+def breathe() -> None:
+    """Let others have their turn, if this is a thread of a pool and its time slice is over. Long work calls this often;
+    it costs less than a microsecond."""
+    piece: _Piece | None = getattr(_running, "piece", None)
+    if piece is None or time.thread_time() < piece.until:
+        return
+    if piece.ended.done():
+        raise _Abandoned
+    if piece.pool.pauses.acquire(blocking=False):
+        try:
+            asyncio.run_coroutine_threadsafe(piece.next_turn(), piece.ended.get_loop()).result()
+        finally:
+            piece.pool.pauses.release()
+    piece.until = time.thread_time() + SLICE
+
+
 class WorkPool:
     """At most `threads` pieces of work at once, each in a thread of its own. One event loop uses it.
 
@@ -176,7 +221,8 @@ class WorkPool:
 
     def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
-        self._turns = Turns(threads)
+        self.turns = Turns(threads)
+        self.pauses = threading.Semaphore(PAUSED)
         self._most_waiting = waiting
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -189,27 +235,28 @@ class WorkPool:
 
         Raises Overloaded if too much of the caller's work waits already, unless the work is for a reply that has
         `begun` and would be cut off; and if the pool is closed. If the call is cancelled before the work starts, the
-        work never runs. If it is cancelled later, the work runs to its end and the result is thrown away.
+        work never runs. If it is cancelled later, the work runs to its end or to a call of `breathe`, and its result is
+        thrown away.
         """
         if size <= SMALL:
             return work()
         if self._closed:
             raise Overloaded("The proxy is shutting down", retry_after=1)
-        if not begun and self._turns.waiting_of(caller) >= self._most_waiting:
+        if not begun and self.turns.waiting_of(caller) >= self._most_waiting:
             raise Overloaded(f"More than {self._most_waiting} pieces of work wait for {self._name}", retry_after=1)
-        slot = await self._turns.take(caller)
+        slot = await self.turns.take(caller)
         ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        piece = _Piece(self, slot, ended)
         self._under_way += 1
         try:
-            settle = partial(self._settle, slot)
-            threading.Thread(target=_work, args=(work, ended, settle), name=self._name, daemon=True).start()
+            threading.Thread(target=_work, args=(work, piece, self._settle), name=self._name, daemon=True).start()
         except RuntimeError as error:
             self._release(slot)
             raise Overloaded("The system starts no more threads", retry_after=1) from error
         try:
             return await ended
         finally:
-            del ended  # an error's traceback holds this frame
+            del ended, piece  # an error's traceback holds this frame
 
     def close(self) -> None:
         """Take no more work. Does not wait for work under way."""
@@ -225,32 +272,33 @@ class WorkPool:
                     await self._idle.wait()
         return self._under_way
 
-    def _settle(self, slot: Slot, ended: asyncio.Future[T], value: T, error: BaseException | None) -> None:
+    def _settle(self, piece: _Piece, value: Any, error: BaseException | None) -> None:
         """Give the place back, as the work has ended, and pass on its result if the caller still waits."""
-        self._release(slot)
-        if ended.done():
+        self._release(piece.slot)
+        if piece.ended.done():
             return
         if error is None:
-            ended.set_result(value)
+            piece.ended.set_result(value)
         else:
-            ended.set_exception(error)
+            piece.ended.set_exception(error)
 
     def _release(self, slot: Slot) -> None:
         self._under_way -= 1
         self._idle.set()
-        self._turns.give_back(slot)
+        self.turns.give_back(slot)
 
 
-def _work(work: Callable[[], T], ended: asyncio.Future[T], settle: Callable[..., None]) -> None:
+def _work(work: Callable[[], object], piece: _Piece, settle: Callable[..., None]) -> None:
     """Do the work in this thread, and tell the event loop, unless it has been closed."""
     value, failure = None, None
+    _running.piece = piece
     try:
         value = work()
     except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
         failure = error
     with suppress(RuntimeError):
-        ended.get_loop().call_soon_threadsafe(settle, ended, value, failure)
-    del failure, ended  # an error's traceback holds this frame
+        piece.ended.get_loop().call_soon_threadsafe(settle, piece, value, failure)
+    del failure, piece, _running.piece  # an error's traceback holds this frame
 
 
 class Background:

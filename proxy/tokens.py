@@ -17,6 +17,7 @@ from importlib.resources import files
 from threading import Lock
 
 from proxy.errors import ProxyError
+from proxy.threads import breathe
 
 Counter = Callable[[str], int]
 
@@ -77,6 +78,7 @@ class Tokens:
         count, alone, found = self._counter or self.load(), _DIGIT_BY_DIGIT.search(model.lower()), 0
         for piece in pieces(text):
             found += count(piece) + (extra_digits(piece) if alone else 0)
+            breathe()
         return found
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
-from proxy.threads import WorkPool
+from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
+from proxy.threads import SLICE, WorkPool
 from proxy.tools.answer import Material, ToolAnswer, answer, answering
 from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow, in_data

@@ -6,12 +6,13 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import SMALL, Slot, Turns, WorkPool, nobody_waits
+from proxy.threads import SLICE, SMALL, Slot, Turns, WorkPool, breathe, nobody_waits
 from tests.clock import PATIENCE, soon
 from tests.clock import turns as settle
 
@@ -121,6 +122,30 @@ async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_thread
     gate.open.set()
     await asyncio.gather(*tasks, *blocked)
     assert {*gate.ran[:4]} == {"later0", "c", "d", "e"}
+
+
+def long_work(ended: threading.Event) -> str:
+    while not ended.is_set():
+        until = time.thread_time() + 2 * SLICE
+        while time.thread_time() < until:
+            pass
+        breathe()
+    return "long"
+
+
+async def test_long_work_lets_others_have_their_turn_and_ends_when_its_caller_leaves() -> None:
+    pool, ended = WorkPool("test", 1), threading.Event()
+    with nobody_waits():
+        later = asyncio.create_task(pool.run("c", lambda: long_work(ended)))
+    long = [asyncio.create_task(pool.run(name, lambda: long_work(ended))) for name in "aab"]
+    await settle()
+    for caller in ("other", "a", "other"):
+        assert await pool.run(caller, lambda: 7) == 7
+    long.pop().cancel()
+    await settle()
+    ended.set()
+    assert await asyncio.gather(*long, later) == ["long"] * 3
+    assert await pool.run("other", lambda: 8) == 8
 
 
 async def test_little_work_needs_no_thread() -> None:
