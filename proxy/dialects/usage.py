@@ -65,19 +65,18 @@ class UsageFields(msgspec.Struct, frozen=True):
 
     prompt: str
     completion: str
-    total: str
-    completion_details: str
-    counted: tuple[str, ...]
-    """What else every round adds to: numbers, or objects of numbers."""
+    total: str = ""
 
 
-_ROUTERS = ("cost", "cost_details", "num_sources_used", "num_server_side_tools_used")
-"""OpenRouter's and xAI's."""
-CHAT = UsageFields(
-    "prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details", (*_ROUTERS, "server_tool_use")
+CHAT = UsageFields("prompt_tokens", "completion_tokens", "total_tokens")
+MESSAGES = UsageFields("input_tokens", "output_tokens")
+RESPONSES = UsageFields("input_tokens", "output_tokens", "total_tokens")
+
+_SUMMED = (
+    *("completion_tokens_details", "output_tokens_details", "server_tool_use"),
+    *("cost", "cost_details", "num_sources_used", "num_server_side_tools_used"),  # OpenRouter's and xAI's
 )
-MESSAGES = UsageFields("input_tokens", "output_tokens", "", "output_tokens_details", ("server_tool_use",))
-RESPONSES = UsageFields("input_tokens", "output_tokens", "total_tokens", "output_tokens_details", _ROUTERS)
+"""What else every round adds to: numbers, or objects of numbers."""
 
 
 class UsageLedger:
@@ -91,7 +90,6 @@ class UsageLedger:
         self._fields = fields
         self.spent = Usage()
         self._earlier = 0
-        self._sums = (fields.completion_details, *fields.counted)
         self._carried: Members = {}
 
     def add(self, raw: Raw | None) -> None:
@@ -111,7 +109,7 @@ class UsageLedger:
         usage = object_of(raw)
         self._earlier += whole(usage.get(self._fields.completion))
         self.spent.hidden = self._earlier
-        self._carried = added(self._carried, self._summed(usage))
+        self._carried = added(self._carried, _summed(usage))
 
     def total(self, raw: Raw) -> Raw:
         """Return the newest round's usage with the completion tokens of the earlier rounds added."""
@@ -120,10 +118,11 @@ class UsageLedger:
         total = whole(usage.get(self._fields.prompt)) + completion
         sums = {self._fields.completion: completion, self._fields.total: total}
         told = usage | {key: Raw(b"%d" % tokens) for key, tokens in sums.items() if key in usage}
-        return Raw(rawjson.encode(told | added(self._carried, self._summed(usage))))
+        return Raw(rawjson.encode(told | added(self._carried, _summed(usage))))
 
-    def _summed(self, usage: Members) -> Members:
-        return {key: usage[key] for key in self._sums if key in usage}
+
+def _summed(usage: Members) -> Members:
+    return {key: usage[key] for key in _SUMMED if key in usage}
 
 
 def _cache(usage: Members, names: tuple[str, ...]) -> int:
