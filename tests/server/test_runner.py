@@ -381,7 +381,7 @@ async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, fl
         await metrics(served.port, b"offload_policies_current 0.0", b'offload_policy_reloads_total{result="failed"}')
         for _ in range(12):
             await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await metrics(served.port, b'offload_store_damaged_records_total{kind="other"} 12.0')
+        await metrics(served.port, b'offload_store_damaged_records_total{kind="probe"} 12.0')
         served.process.terminate()
         assert await served.ends() == 0
         said = await served.rest
