@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -20,17 +19,11 @@ from proxy.plan.summary import Section
 from proxy.tools.answer import Media
 from proxy.tools.find import Index
 
-KEPT = 64 << 20
-"""The most bytes of decoded text kept while a round's calls are answered; equal to the default limit for a body."""
-
 
 class Files(Mapping[str, str]):
     """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier conversation.
 
     `labels` say what the files are, and `index` finds them by other words than their paths.
-
-    Many calls read the same few files, so opened texts are kept until `forget`: up to `KEPT` bytes, or one text that
-    is larger.
     """
 
     def __init__(
@@ -38,35 +31,23 @@ class Files(Mapping[str, str]):
         loaders: Mapping[str, Callable[[], str]],
         labels: Mapping[str, Label],
         store_dir: str,
-        forget: Callable[[], None] = lambda: None,
         media: Mapping[str, str] = {},
         takes: Collection[str] = (),
     ) -> None:
-        """`forget` frees what the loaders keep. `media`: what the images and files among them are, by path. `takes`:
-        the types of parts that this API's results can hold."""
+        """`media`: what the images and files among them are, by path. `takes`: the types of parts that this API's
+        results can hold."""
         self._loaders = loaders
         self._labels = labels
-        self._forget = forget
         self._media = media
         self._takes = takes
         self.index = Index(loaders, labels, store_dir)
-        self._opened: dict[str, str] = {}
-        self._size = 0
 
     def __getitem__(self, path: str) -> str:
-        if about := self._media.get(path):
-            return f"[{about}]"
-        text = self._opened.get(path)
-        if text is None:
-            text = self._loaders[path]()
-            if self._size + sys.getsizeof(text) > KEPT:
-                self.forget()
-            self._opened[path] = text
-            self._size += sys.getsizeof(text)
-        return text
+        about = self._media.get(path)
+        return f"[{about}]" if about else self.read(path)
 
     def read(self, path: str) -> str:
-        """Return a text without keeping it; of an image or a file, its JSON."""
+        """Return a text; of an image or a file, its JSON."""
         return self._loaders[path]()
 
     def media(self, path: str) -> Media | None:
@@ -86,13 +67,7 @@ class Files(Mapping[str, str]):
         others = {path: one for path, one in others.items() if path not in self}
         loaders = {path: partial(data.decode, "utf-8", "surrogatepass") for path, (_, data) in others.items()}
         labels = {path: replace(EARLIER, about=f"{about}, {EARLIER.about}") for path, (about, _) in others.items()}
-        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir, self._forget)
-
-    def forget(self) -> None:
-        """Free the memory of the opened texts."""
-        self._opened.clear()
-        self._size = 0
-        self._forget()
+        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaders)
@@ -116,7 +91,7 @@ def moved_files(
     image or a file has a file of its own wherever it was.
     """
 
-    @lru_cache(maxsize=1)  # an entry can have thousands of texts
+    @lru_cache(maxsize=1)  # an entry can have thousands of texts, which are mostly read in their order
     def texts(index: int) -> dict[int | None, str]:
         return dict(dialect.texts(transcript.raws[index]))
 
@@ -157,7 +132,7 @@ def moved_files(
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
         loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
         labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, elsewhere))
-    return Files(loaders, labels, store_dir, texts.cache_clear, media, dialect.takes)
+    return Files(loaders, labels, store_dir, media, dialect.takes)
 
 
 def _said(transcript: Transcript, indexes: Sequence[int], elsewhere: Collection[str]) -> tuple[str, ...]:

@@ -62,12 +62,9 @@ class OurTools:
         first, rest = calls[: limits.max_calls], calls[limits.max_calls :]
         left = max(0, self._budget())
         share, answers, uses = min(limits.max_answer_tokens, left // len(first)), [], self._prepared.uses
-        try:
-            for call in first:
-                answers.append(await self._answer(call, self._files, min(share, left), left))
-                left -= answers[-1].tokens
-        finally:
-            self._files.forget()
+        for call in first:
+            answers.append(await self._answer(call, self._files, min(share, left), left))
+            left -= answers[-1].tokens
         for call, answer in zip(first, answers, strict=True):
             uses.append(ToolUse(self._tool(call), answer.result, answer.tokens))
         if rest:
