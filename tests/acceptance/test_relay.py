@@ -550,15 +550,6 @@ async def test_websockets_are_refused(shared: Shared) -> None:
     assert not link.wire.requests
 
 
-async def test_no_tunnel_is_opened(shared: Shared) -> None:
-    """Upstream would take the connection for a tunnel, and the next caller's request for what goes through it."""
-    async with shared.relay(replying(OK)) as link:
-        reply = await link.ask(b"CONNECT /v1/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert (reply.status, reply.get(b"connection")) == (501, [b"close"])
-    assert "CONNECT" in error_of(reply)["message"]
-    assert not link.wire.requests
-
-
 async def test_other_upgrades_are_ignored(shared: Shared) -> None:
     """Java's HTTP client offers h2c in every first request."""
     offer = [

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from proxy.errors import StoreFault
-from proxy.stores import Entry, namespace_of, open_store
+from proxy.stores import Entry, namespace_of
 from proxy.stores import guarded as guarded_module
 from proxy.stores.guarded import FAILURES, LONGEST, PAUSE, Breaker, Guarded, Missing, Put, Visit
 from proxy.threads import Turns
 from tests.clock import Clock, turns
-from tests.stores.engines import redis_server
 
 T = TypeVar("T")
 
@@ -156,15 +153,6 @@ async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guard
     store.records[KEY] = b"1"
     assert await guarded.visit().read([KEY, OTHER]) == [b"1", None]
     assert guarded.memory.recall([KEY, OTHER]) == {KEY: Missing.ABSENT}
-
-
-async def test_lists_and_reads_say_that_they_failed(guarded: Guarded, store: Scripted) -> None:
-    assert await guarded.visit().list("acme-1/") == [Entry("acme-1/", 0, 0)]
-    store.trouble = "away"
-    visit = guarded.visit()
-    assert await visit.list("acme-1/") is Missing.FAILED
-    assert await visit.read([KEY]) is Missing.FAILED
-    assert visit.errors == {"list:failed": 1, "get:failed": 1}
 
 
 async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
@@ -360,23 +348,6 @@ async def test_a_store_that_does_not_close_is_left(
 ) -> None:
     monkeypatch.setattr(store, "close", asyncio.Event().wait)
     assert not await in_time(guarded.close(), clock)
-
-
-async def test_a_real_server_freezes_and_thaws(tmp_path: Path, clock: Clock) -> None:
-    with redis_server(tmp_path) as process:
-        store = open_store(f"redis://127.0.0.1:{process.port}/0")
-        guarded = Guarded(store, warn=lambda *what: None, budget_seconds=BUDGET, clock=clock)
-        assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
-        process.signal(signal.SIGSTOP)
-        for _ in range(FAILURES):
-            assert await in_time(guarded.visit().get(KEY), clock) is Missing.FAILED
-        assert guarded.state == "open"
-        assert await guarded.visit().get(KEY) is Missing.FAILED, "at once"
-        process.signal(signal.SIGCONT)
-        clock.move(LONGEST)
-        assert await guarded.visit().get(KEY) == b"1"
-        assert guarded.state == "closed"
-        await guarded.close()
 
 
 # Damage.

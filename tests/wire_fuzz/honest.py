@@ -186,7 +186,7 @@ KINDS: tuple[Callable[[int], Asked], ...] = (
 
 def answer(message: Message) -> list[replies.Piece]:
     """Return upstream's reply to the honest client."""
-    number = int(message.get(b"x-honest")[0])
+    number = int((message.get(b"x-honest") or [b"0"])[0])  # the proxy itself asks for models
     if message.line.startswith(b"GET"):
         return [replies.whole(replies.completion(_text(number)))]
     body = message.body
