@@ -151,7 +151,7 @@ FREE = Prices("this machine", 0.0, 1.0, source="no price list: reading a cache t
 """For loopback. A server elsewhere may be a gateway, and then reading is not free."""
 ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the dearest ones' prices")
 """For models of no list."""
-_AN_HOUR = re.compile(rb'(?<!\\)"ttl"\s*:\s*"1h"')
+_AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
 """The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would be escaped."""
 _NAME = 200
 """Characters of a model's name that are looked at."""
