@@ -1,7 +1,7 @@
 """Counts outcomes in Prometheus metrics. No other module imports prometheus-client.
 
-Labels are bounded: tenants come from the policies, everything else from enums and small sets. Anything else is counted
-as `other`. No path, method, model or caller is ever a label.
+Labels are bounded: tenants come from the policies, everything else from enums and small sets. Where more than `TENANTS`
+come nevertheless, those are counted as `other`. No path, method, model or caller is ever a label.
 
 With several workers, prometheus-client keeps the values of every process in the files of a folder. It reads the
 folder's name from the variable PROMETHEUS_MULTIPROC_DIR when it is imported. `prepare_multiprocess` sets the variable
