@@ -130,7 +130,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def rounds(self) -> int:
-        """Internal rounds so far."""
+        """Hidden rounds so far."""
         return self.turn.rounds + self.turn.mixed if self.turn else 0
 
     @property

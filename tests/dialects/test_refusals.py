@@ -1,4 +1,4 @@
-"""What may look like a refusal of ours and is none. The real wordings are in `test_wordings`."""
+"""What may look like a refusal of ours and is none. The real wordings are in `test_overflow`."""
 
 from __future__ import annotations
 
