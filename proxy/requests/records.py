@@ -167,9 +167,12 @@ class Records:
 
     async def pauses(self, asked: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
-        record."""
+        record. If the last one has none, another replica may still be about to write it, for the same request."""
         keys = self._keys("pauses", [digest.hex() for digest in asked], model)
-        found = zip(asked, await self._read_many(keys, _Paused, final=True), strict=True)
+        past, last = await asyncio.gather(
+            self._read_many(keys[:-1], _Paused, final=True), self._read_many(keys[-1:], _Paused)
+        )
+        found = zip(asked, [*past, *last], strict=True)
         return {digest: record.seconds for digest, record in found if record is not None}
 
     async def keep_pause(self, asked: bytes, model: str, seconds: int) -> dict[bytes, int]:

@@ -116,6 +116,7 @@ class Memory:
 
     def owe(self, key: str, value: bytes) -> int:
         """Remember a record that has yet to be put. Returns how many older ones had to be given up."""
+        self.settle(key)  # it may be owed already
         self.unwritten[key] = value
         self._held += len(key) + len(value) + ENTRY_WEIGHT
         given_up = 0

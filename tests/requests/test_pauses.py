@@ -149,17 +149,22 @@ async def test_without_a_store_nothing_changes(replicas: list[Replica], clock: T
     assert not (await one.turn(asked(3))).new_event, "it was sent without, and that stands"
 
 
-async def test_a_record_that_comes_late_changes_nothing(replicas: list[Replica], clock: Time) -> None:
-    """The process that served the request without it goes on without it."""
-    one, two, _ = replicas
+async def test_replicas_that_get_the_same_request_agree_from_the_next_one_on(
+    replicas: list[Replica], clock: Time
+) -> None:
+    """Only one of them knows of the pause, and its record comes when the other has sent the request without it."""
+    one, two, three = replicas
     await one.turn(asked(1))
     clock.now += 720
     await two.turn(asked(2))
     assert not two.moved
     await one.turn(asked(2))
     assert one.moved
-    await two.turn(asked(3))
-    assert not two.moved
+    for steps in (3, 4):
+        for replica in replicas:
+            await replica.turn(asked(steps))
+            assert replica.moved
+        assert one.sent[-1] == two.sent[-1] == three.sent[-1]
 
 
 async def test_a_request_that_is_only_observed_leaves_no_record(replicas: list[Replica], clock: Time) -> None:

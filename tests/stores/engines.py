@@ -64,7 +64,9 @@ def redis_server(folder: Path, *options: str) -> Iterator[Process]:
     if program is None:
         pytest.skip("redis-server is not installed (Debian package redis-server)")
     [port] = free_ports(1)
-    settings = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", "--appendonly", "yes")
+    # By default Redis may confirm before it writes, while the disk is busy: a kill would lose what was confirmed.
+    files = ("--dir", str(folder), "--save", "", "--appendonly", "yes", "--appendfsync", "no")
+    settings = ("--bind", "127.0.0.1", "--port", str(port), *files)
     process = Process([program, *settings, *options], folder, port)
     try:
         yield process
