@@ -103,6 +103,9 @@ def headline(tallies: Sequence[Tally], *, recommend: bool = False) -> Iterator[s
     """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
     for tally in tallies:
         name = f"{_tail(harmless(tally.name))}: " if len(tallies) > 1 else ""
+        if not tally.planned:
+            yield f"{name}no request is planned; the table says why"
+            continue
         tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
         worse = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
         yield f"{name}{tokens}, {_cost(tally)}, {worse}"

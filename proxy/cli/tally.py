@@ -121,7 +121,7 @@ class Tally:
             planned = await plan(dialect, chat, policy, policy.upstream.context_window, reader)
         except Unplannable as error:
             return None, error.reason
-        return planned, f"{Reason.FIELD} {chat.obstacle}"
+        return planned, f"{Reason.FIELD} {chat.obstacle_beside(policy.upstream.members)}"
 
     @property
     def losses(self) -> int:

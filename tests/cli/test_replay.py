@@ -192,6 +192,17 @@ def test_reasons_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["unplanned"] == {"field n": 2} and found["worst_session"] is None
 
 
+def test_an_unknown_member_is_named_until_the_policy_knows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = lines(folder / "a.jsonl", [{**body, "note": "ours"} for body in session("one", 2)])
+    [found] = asked(capsys, path)["policies"]
+    assert found["unplanned"] == {"field note": 2}
+    assert main(["replay", path]) == OK
+    assert "no request is planned" in capsys.readouterr().out
+    (folder / "known.yaml").write_text("upstream: {members: [note]}\n")
+    [found] = asked(capsys, "--policy", "known.yaml", path)["policies"]
+    assert (found["planned"], found["unplanned"]) == (2, {})
+
+
 def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = json.dumps(session("one", 1)[0]).encode()
     (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + body + b"\r\n\n  \n" + body)
