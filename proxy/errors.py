@@ -156,6 +156,10 @@ class StoreFault(ProxyError):
     status, code = 503, "store_unavailable"
 
 
+class StoreBusy(StoreFault):
+    """Too much of one namespace waits for the store, which works."""
+
+
 # -- upstream's --------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Literal, TypeVar
 from uuid import uuid4
 
-from proxy.errors import StoreFault
+from proxy.errors import StoreBusy, StoreFault
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.stores import Entry, Retention, Store, namespace_of
 from proxy.telemetry.outcome import StoreMiss, StoreOperation
@@ -430,7 +430,8 @@ class Visit:
                 guarded.tell(operation, "no answer in time")
             return self._missed(operation, StoreMiss.TIMEOUT)
         except StoreFault as fault:
-            breaker.failed()
+            if not isinstance(fault, StoreBusy):
+                breaker.failed()
             guarded.tell(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
         finally:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxy import regular_files
-from proxy.errors import Overloaded, StoreFault
+from proxy.errors import Overloaded, StoreBusy, StoreFault
 from proxy.regular_files import NotRegular
 from proxy.stores import Damaged, Entry, checked, checked_prefix, is_part, namespace_of
 from proxy.threads import WorkPool, comes_later
@@ -269,4 +269,4 @@ class LocalStore:
         except OSError as error:
             raise StoreFault(f"the store's folder failed: {error.strerror or type(error).__name__}") from error
         except Overloaded as full:
-            raise StoreFault(full.message) from full
+            raise StoreBusy(full.message) from full

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from proxy.errors import StoreFault
+from proxy.errors import StoreBusy, StoreFault
 from proxy.stores import Entry, namespace_of
 from proxy.stores import guarded as guarded_module
 from proxy.stores.guarded import FAILURES, LONGEST, PAUSE, Breaker, Guarded, Missing, Put, Visit
@@ -31,6 +31,7 @@ class Scripted:
         self.records: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.trouble: str | None = None
+        self.fault: type[StoreFault] = StoreFault
         self.hangs = False
         self.closed = False
 
@@ -62,7 +63,7 @@ class Scripted:
         if self.hangs:
             await asyncio.Event().wait()
         if self.trouble:
-            raise StoreFault(self.trouble)
+            raise self.fault(self.trouble)
 
 
 async def in_time(asked: Awaitable[T], clock: Clock) -> T:
@@ -76,6 +77,19 @@ async def in_time(asked: Awaitable[T], clock: Clock) -> T:
 @pytest.fixture
 def store() -> Scripted:
     return Scripted()
+
+
+async def test_a_namespace_that_asks_for_too_much_keeps_out_no_other(store: Scripted) -> None:
+    guarded = Guarded(store, warn=lambda *what: None)
+    store.trouble, store.fault = "too much waits", StoreBusy
+    for number in range(2 * FAILURES):
+        assert await guarded.visit().get(f"flood-1/rounds/{number}") is Missing.FAILED
+    assert guarded.state == "closed"
+    store.fault = StoreFault
+    for number in range(FAILURES):
+        await guarded.visit().get(f"flood-1/rounds/{number}")
+    assert guarded.state == "open", "this concerns all"
+    await guarded.close()
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import regular_files
-from proxy.errors import StoreFault
+from proxy.errors import Overloaded, StoreBusy, StoreFault
 from proxy.stores import Store, local, open_store
 from proxy.stores.guarded import Guarded, Missing
 from proxy.stores.local import LEFTOVER_SECONDS, Folder, LocalStore
-from proxy.threads import nobody_waits
+from proxy.threads import WorkPool, nobody_waits
 from tests.clock import PATIENCE, Clock, turns, wait_until
 from tests.stores.contract import StoreContract, listed
 
@@ -71,7 +71,7 @@ for number in range(10**6):
 
 SMALL_FILES = """
 import asyncio, resource, sys
-from proxy.errors import StoreFault
+from proxy.errors import Overloaded, StoreBusy, StoreFault
 from proxy.stores import open_store
 async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -384,6 +384,19 @@ def disk(folder: Path, size: str) -> Iterator[None]:
 
 def make_read_only(folder: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+async def test_a_caller_of_whom_too_much_waits_is_no_fault_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise Overloaded("too much waits")
+
+    monkeypatch.setattr(WorkPool, "run", full)
+    store = LocalStore(tmp_path)
+    with pytest.raises(StoreBusy):
+        await store.get("acme-1/rounds/k")
+    await store.close()
 
 
 async def test_a_full_disk(tmp_path: Path) -> None:
