@@ -126,7 +126,7 @@ class Exchange:
         self._more = self._announced > 0 or b"transfer-encoding" in fields
         self.encoded = b"content-encoding" in fields
         """Whether the body has a content coding."""
-        self.has_wish = b"x-offload" in fields
+        self.has_our_header = b"x-offload" in fields
         """Whether the client says how this request is to be treated."""
         self._send = send
         self.charge, self.hold = self._inflow.charge, self._inflow.hold

@@ -144,14 +144,14 @@ class _Request:
             return Prepared(body, tenant, unplanned=error.reason)
         if not request.model:
             request = replace(request, model=model_in(client.path))
-        chosen, wishes = tenant.policy.for_model(request.model), _wishes(client)
+        chosen, header = tenant.policy.for_model(request.model), _our_header(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         changed = request.body if wish or restored else None
         prepared = Prepared(body, tenant, request, changed, wish=wish)
-        if chosen.offload.mode is Mode.OFF or b"off" in wishes:
+        if chosen.offload.mode is Mode.OFF or b"off" in header:
             prepared = replace(prepared, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
-        elif chosen.offload.mode is Mode.OBSERVE or b"observe" in wishes:
+        elif chosen.offload.mode is Mode.OBSERVE or b"observe" in header:
             return replace(prepared, observed=True)
         elif self._accepted:
             self._services.known.ask(tenant, client.headers)
@@ -421,8 +421,8 @@ class _Request:
         return await self._services.threads.run(self._tenant.namespace, work, size)
 
 
-def _wishes(client: Exchange) -> Collection[bytes]:
+def _our_header(client: Exchange) -> Collection[bytes]:
     """Return what the client says in its header `x-offload`. Proxies may join several of them into a list."""
-    if not client.has_wish:
+    if not client.has_our_header:
         return ()
-    return {wish.strip().lower() for wish in b",".join(client.headers.get_all(b"x-offload")).split(b",")}
+    return {word.strip().lower() for word in b",".join(client.headers.get_all(b"x-offload")).split(b",")}

@@ -275,7 +275,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
 async def plan(
     dialect: Dialect,
-    asked: Request,
+    request: Request,
     policy: Policy,
     window: int | None,
     reader: MessageCache,
@@ -286,32 +286,33 @@ async def plan(
 ) -> Planned | None:
     """Read the history and plan for a window of so many of our tokens. Returns None if the request must not be changed.
 
-    `refused`: whether upstream has refused this request as too long; `pauses` is asked for the pauses of a history that
-    may have any. Raises Unplannable.
+    `refused`: whether upstream has refused this request as too long; `pauses` gives those of a history that may
+    have any. Raises Unplannable.
     """
-    names = asked.names
-    if policy.offload.mode is Mode.OFF or names is None or asked.obstacle_beside(policy.upstream.members):
+    names = request.names
+    if policy.offload.mode is Mode.OFF or names is None or request.obstacle_beside(policy.upstream.members):
         return None
-    if policy.offload.results and not asked.has_tools:
+    if policy.offload.results and not request.has_tools:
         names = OTHER_NAMES  # the client's own tools stand in its prompt, where their names cannot be seen
-        asked = replace(asked, names=names)
-    policy = policy.for_request(has_tools=asked.has_tools, unsent=asked.unsent)
-    defined = await reader.tool_tokens(asked.tools, asked.model, caller)
-    before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
+        request = replace(request, names=names)
+    policy = policy.for_request(has_tools=request.has_tools, unsent=request.unsent)
+    defined = await reader.tool_tokens(request.tools, request.model, caller)
+    before = (
+        0 if request.preamble is rawjson.NULL else await reader.tool_tokens(request.preamble, request.model, caller)
+    )
     reply = policy.upstream.reply_room(window)
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
-    terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
+    terms = Terms(request.model, policy.offload, room, tool_definition_tokens)
 
     def planned(history: History) -> Planned:
-        quoted = names_in(asked.body, policy.offload.store_dir)
+        quoted = names_in(request.body, policy.offload.store_dir)
         plan = history.plan()
-        planned = Planned(dialect, asked, policy, history, plan, room, names, refused and not plan.empty, quoted)
-        _ = planned.sent_whole  # reads a message that may be long
-        _ = planned.last_asked
+        planned = Planned(dialect, request, policy, history, plan, room, names, refused and not plan.empty, quoted)
+        _ = planned.sent_whole, planned.last_asked  # here in a thread, because a history may be long
         return planned
 
-    read = partial(reader.history, dialect, asked.entries, caller=caller, size=asked.size)
+    read = partial(reader.history, dialect, request.entries, caller=caller, size=request.size)
     found = await read(terms, then=planned)
     if pauses is not None and found.may_pause and (expired := await pauses(found)):
         found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
