@@ -2,8 +2,8 @@
 
 The client sends its whole history every time and never sees the request that went upstream. So the planner walks the
 history from the start and, at each *request point* (a place where the client asked), decides as it would have then. A
-decision depends only on the history before it and on the policy. So every later request reaches it again, on any
-replica, and the upstream's prompt cache stays warm. No clock or random number may influence it, and of all records
+decision depends only on the history before it, the policy and the window. So every later request reaches it again, on
+any replica, and the upstream's prompt cache stays warm. No clock or random number may influence it, and of all records
 only a pause: that upstream's cache had expired at this point of the history.
 
     items ──> Fold.add ──> at each request point: Fold._request_point ──> events ──> Plan

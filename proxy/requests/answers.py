@@ -1,4 +1,4 @@
-"""OurTools a model's calls of our tools from the files of its own request."""
+"""Answers a model's calls of our tools from the files of its own request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class OurTools:
-    """OurTools the calls of one request. It adds them to `prepared.uses`, as the outcome reports them."""
+    """Answers the calls of one request. It adds them to `prepared.uses`, as the outcome reports them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A request's records in the store: snapshots, hidden rounds, originals.
+"""A request's records in the store: snapshots, hidden rounds, originals, pauses.
 
 A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Any lookup may find nothing, because a request can be
 served without its records.
@@ -387,7 +387,7 @@ def _place(before: bytes, number: int) -> str:
 
 
 def _decoded(value: bytes, kind: type[RecordT]) -> RecordT | None:
-    """Decode a record. Returns None for anything else, such as a record of another version."""
+    """Decode a record. Returns None for anything else."""
     try:
         found, masked = rawjson.decode(_decoder(kind), value)
     except NotJson:

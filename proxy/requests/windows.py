@@ -2,7 +2,7 @@
 
 Upstreams show it by their lists of models and by the requests that they refuse. It is kept by namespace, upstream and
 model: what one caller provokes changes no other caller's requests. Nothing is shared with other processes. Each pays
-for what it learns with a refused request.
+for what it learns with refused requests.
 
 Windows are in our tokens. Where upstream counts more of them than we do, it refuses a request that fits its window by
 our count, and the smaller window that follows is what we take for it from then on.

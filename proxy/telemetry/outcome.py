@@ -90,7 +90,7 @@ class StoreMiss(StrEnum):
 
 
 class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An internal tool call: `tool` is grep or read_file, `result` one of ok, empty, refused, budget.
+    """A call of our tools: `tool` is grep or read_file, `result` one of ok, empty, refused, budget.
 
     A model in a loop makes thousands of calls in a round. All those that were refused for their number are one of this.
     """
