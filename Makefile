@@ -4,8 +4,8 @@
 # make test-sweeps only those sweeps; make test-all has both
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
 # make bench-model how well a small model reads moved results back, on a server here (fetches 1.1 GB; hours)
-# make test-suites the SDKs' own tests, directly and through the proxy (minutes)
-# make test-clients, lint, types, bench-smoke, bench-competitors, lock, dist, clean
+# make test-suites the SDKs' own tests and those of HTTP caches, directly and through the proxy (minutes)
+# make test-clients, test-servers, lint, types, bench-smoke, bench-competitors, lock, dist, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
 
@@ -19,7 +19,7 @@ PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; d
 FAST := tests/plan tests/tools tests/dialects tests/requests tests/policies tests/upstream/test_headers.py tests/test_layers.py \
 	tests/test_policy.py tests/test_rawjson.py tests/test_settings.py tests/test_sse.py
 SLOWER := $(addprefix --ignore ,tests/policies/test_document.py tests/policies/test_loader.py tests/requests/test_counts.py \
-	tests/requests/test_paid_summaries.py tests/requests/test_rewriting_clients.py)
+	tests/requests/test_rewriting_clients.py)
 
 # Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
 # HTTP, the workers, the operations, and the demo through all of them.

@@ -31,7 +31,7 @@ class Ladder:
         self._known = known
         self._dialect = dialect
         self._namespace = namespace
-        self._lessons: list[Callable[[str], int]] = []  # of the request's refusals, for a namespace
+        self._to_learn: list[Callable[[str], int]] = []  # of the request's refusals, for a namespace
         self._learner = own
         self._own: Refusal | None = None  # upstream's first refusal of the client's own bytes
         self._window: int | None = None  # for which this request alone is planned
@@ -71,7 +71,7 @@ class Ladder:
             return refusal if complaint is Verdict.FINAL else self._own or refusal
         planned = prepared.planned
         if complaint is Verdict.OVERFLOW and planned is not None:
-            lesson = partial(
+            learn = partial(
                 self._known.too_long,
                 policy=planned.policy,
                 model=planned.request.model,
@@ -79,16 +79,16 @@ class Ladder:
                 counted=planned.needs(prepared.tokens, prepared.limit),
                 measured=planned.measured,
             )
-            self._window = lesson(self._learner)
-            self._lessons.append(lesson)
+            self._window = learn(self._learner)
+            self._to_learn.append(learn)
         return again
 
     def accepted(self) -> None:
         """Upstream has taken the request: what its refusals taught holds for its client, too."""
         if self._learner != self._namespace:
             self._learner = self._namespace
-            for lesson in self._lessons:
-                lesson(self._namespace)
+            for learn in self._to_learn:
+                learn(self._namespace)
 
     def took(self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""

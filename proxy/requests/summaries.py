@@ -1,14 +1,14 @@
 """A request's snapshots: finds those that exist, and has a missing one made.
 
-    no record ──> a flight for it ──made──> stored; every later request shows it
-                         └─────────failed──> its conversation pauses, and the request goes without
+    no record ──> a task for it ──made──> stored; every later request shows it
+                       └─────────failed──> its conversation pauses, and the request goes without
 
-There is one flight for a record, and one at a time for a conversation. A request waits for it only if the policy says
+There is one task for a record, and one at a time for a conversation. A request waits for it only if the policy says
 so or if it does not fit the window otherwise. A snapshot that was paid for is stored even if the request that wanted
 it has ended. Between two processes, the store's *put if absent* decides. Whatever fails here, the request does not.
 
 A record is stored after upstream has answered its call, and so accepted the request's credentials. Until a request was
-accepted, its flight is its own key's alone, and makes the call even if the record exists.
+accepted, its task is its own key's alone, and makes the call even if the record exists.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
-"""The most concurrent flights of a tenant, and the most including those that wait. Each holds its conversation in
+TASKS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
+"""The most concurrent tasks of a tenant, and the most including those that wait. Each holds its conversation in
 memory."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
@@ -73,7 +73,7 @@ LONGEST_WAIT = 120.0
 later request shows the snapshot."""
 
 Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
-Flight = asyncio.Task[Snapshot | None]
+SnapshotTask = asyncio.Task[Snapshot | None]
 
 
 class _Fared(msgspec.Struct):
@@ -100,10 +100,10 @@ class Summaries:
         self._writer = SummaryWriter(reader.count, threads)
         self._sink = sink
         self._clock = clock
-        self._flights: dict[tuple[str, str], Flight] = {}
+        self._tasks: dict[tuple[str, str], SnapshotTask] = {}
         """By who asks, and the key of the record."""
         self._queued: Counter[str] = Counter()
-        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(TASKS_PER_TENANT))
         self._fared: Lru[str, _Fared] = Lru(REMEMBERED)
 
     # -- for a request --
@@ -140,9 +140,9 @@ class Summaries:
         snapshot = None
         try:
             async with asyncio.timeout(LONGEST_WAIT):
-                flight = await self._flight(rendered, boundary, records, tenant, ask, waits=waits)
-                if flight is not None and waits:
-                    snapshot = await asyncio.shield(flight)
+                task = await self._task_for(rendered, boundary, records, tenant, ask, waits=waits)
+                if task is not None and waits:
+                    snapshot = await asyncio.shield(task)
         except (Overloaded, TimeoutError):
             snapshot = None
         except Exception:
@@ -154,7 +154,7 @@ class Summaries:
         return Rendered.of(planned, _shown(planned, boundary, snapshot), rendered.found, self._reader)
 
     async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """Make a snapshot for a caller who waits for it and keeps it, without record, shared flight or pause.
+        """Make a snapshot for a caller who waits for it and keeps it, without record, shared task or pause.
 
         Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost up to that point.
         """
@@ -162,16 +162,16 @@ class Summaries:
             return await self._writer.write(job, spent)
 
     async def close(self, grace: float) -> None:
-        """Wait at most `grace` seconds for flights to finish, then cancel the rest."""
-        flights = list(self._flights.values())
-        if flights:
-            await asyncio.wait(flights, timeout=grace)
-        for flight in flights:
-            flight.cancel()
+        """Wait at most `grace` seconds for tasks to finish, then cancel the rest."""
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
+        for task in tasks:
+            task.cancel()
 
-    # -- flights --
+    # -- tasks --
 
-    async def _flight(
+    async def _task_for(
         self,
         rendered: Rendered,
         boundary: SummaryBoundary,
@@ -180,31 +180,31 @@ class Summaries:
         ask: Ask,
         *,
         waits: bool,
-    ) -> Flight | None:
-        """Return the flight for this boundary's record, which is started if it may. If the request `waits`, one for an
+    ) -> SnapshotTask | None:
+        """Return the task for this boundary's record, which is started if it may. If the request `waits`, one for an
         earlier boundary of the conversation is waited for first."""
         planned, caller = rendered.planned, tenant.namespace
         *earlier, key = (
             (caller, records.key("snapshots", planned.snapshot_name(one))) for one in planned.plan.boundaries
         )
-        while key not in self._flights and (before := self._flights.keys() & set(earlier)):
+        while key not in self._tasks and (before := self._tasks.keys() & set(earlier)):
             if not waits:
                 return None
-            await asyncio.wait([self._flights[one] for one in before])
+            await asyncio.wait([self._tasks[one] for one in before])
         begins = _begins(planned, caller)
         fared = self._fared.get(begins) or _Fared()
         pauses = fared.until > self._clock() or self._queued[tenant.name] >= QUEUE_PER_TENANT
-        if key not in self._flights and not pauses:
+        if key not in self._tasks and not pauses:
             measure = partial(_measured, planned, boundary, rendered.shown)
             measured = await self._reader.pool.run(caller, measure, planned.request.size)
-            if key not in self._flights:
+            if key not in self._tasks:
                 job = self._job(rendered, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1
                 with nullcontext() if waits else nobody_waits():
-                    self._flights[key] = asyncio.create_task(self._fly(job, key, records.namespace, begins))
-        return self._flights.get(key)
+                    self._tasks[key] = asyncio.create_task(self._make(job, key, records.namespace, begins))
+        return self._tasks.get(key)
 
-    async def _fly(self, job: SummaryJob, key: tuple[str, str], namespace: str, begins: str) -> Snapshot | None:
+    async def _make(self, job: SummaryJob, key: tuple[str, str], namespace: str, begins: str) -> Snapshot | None:
         began, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
             made = await self._made(job, namespace, spent)
@@ -216,7 +216,7 @@ class Summaries:
             fault = f"a fault of the proxy: {type(error).__name__}"
             log.exception("A summary failed because of a fault of the proxy")
         finally:
-            del self._flights[key]
+            del self._tasks[key]
             self._queued[job.tenant] -= 1
             self._note(job, begins, fault)
             if fault or spent.calls:  # it is billed separately from the requests that it saves tokens for
@@ -235,7 +235,7 @@ class Summaries:
             return await Records(self._store.visit(STORE_SECONDS), namespace).keep_snapshot(job.name, made)
 
     def _note(self, job: SummaryJob, begins: str, fault: str) -> None:
-        """Remember how a flight fared."""
+        """Remember how a task fared."""
         fared = self._fared.get(begins) or _Fared()
         if fault:
             fared.failures += 1

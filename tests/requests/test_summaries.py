@@ -1,4 +1,4 @@
-"""One flight for a record, few at a time, bounded; failures pause a conversation; the bytes are the winner's."""
+"""One task for a record, few at a time, bounded; failures pause a conversation; the bytes are the winner's."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from proxy.requests.records import Records, sealed
 from proxy.requests.rendered import Rendered
 from proxy.requests.summaries import (
     FIRST_PAUSE,
-    FLIGHTS_PER_TENANT,
     LONGEST_PAUSE,
     LONGEST_WAIT,
     QUEUE_PER_TENANT,
+    TASKS_PER_TENANT,
     UNUSED_LIMIT,
     UNUSED_PAUSE,
     Summaries,
@@ -116,9 +116,9 @@ class World:
         return (await self.request(*args, **members)).shown is not None
 
     async def landed(self) -> None:
-        """Wait until no flight is under way."""
-        while flights := list(self.summaries._flights.values()):
-            await asyncio.wait(flights)
+        """Wait until no task is under way."""
+        while tasks := list(self.summaries._tasks.values()):
+            await asyncio.wait(tasks)
 
     @property
     def faults(self) -> list[str]:
@@ -175,13 +175,13 @@ async def test_a_fault_of_ours_is_no_summary_and_no_error(world: World, monkeypa
     monkeypatch.setattr(world.summaries, "_job", broken)
     world.now += FIRST_PAUSE
     assert not await world.shows(said("another"))
-    assert not world.summaries._flights
+    assert not world.summaries._tasks
 
 
-# -- flights ----------------------------------------------------------------------------------------------------------
+# -- tasks ----------------------------------------------------------------------------------------------------------
 
 
-async def test_one_flight_for_a_record(world: World) -> None:
+async def test_one_task_for_a_record(world: World) -> None:
     world.gate.clear()
     waiting = [asyncio.create_task(world.shows()) for _ in range(3)]
     await world.request(policy=policy(Wait.NEVER))
@@ -212,8 +212,8 @@ async def test_one_at_a_time_for_a_conversation_and_who_must_wait_waits(world: W
 
 async def test_conversations_that_begin_alike_do_not_wait_for_each_other(world: World) -> None:
     world.gate.clear()
-    many = [asyncio.create_task(world.shows(said(str(number)))) for number in range(FLIGHTS_PER_TENANT)]
-    await until(lambda: world.at_once == FLIGHTS_PER_TENANT)
+    many = [asyncio.create_task(world.shows(said(str(number)))) for number in range(TASKS_PER_TENANT)]
+    await until(lambda: world.at_once == TASKS_PER_TENANT)
     world.gate.set()
     assert all(await asyncio.gather(*many))
 
@@ -222,12 +222,12 @@ async def test_few_at_a_time_for_a_tenant_and_not_too_many_behind_them(world: Wo
     world.gate.clear()
     for number in range(QUEUE_PER_TENANT + 1):
         await world.request(said(str(number)), policy(Wait.NEVER))
-    assert len(world.summaries._flights) == QUEUE_PER_TENANT
+    assert len(world.summaries._tasks) == QUEUE_PER_TENANT
     await world.request(said("x"), policy(Wait.NEVER), tenant=Tenant(Policy(tenant="other"), "other-1"))
-    await until(lambda: world.at_once == FLIGHTS_PER_TENANT + 1)
+    await until(lambda: world.at_once == TASKS_PER_TENANT + 1)
     world.gate.set()
     await world.landed()
-    assert world.most_at_once == FLIGHTS_PER_TENANT + 1
+    assert world.most_at_once == TASKS_PER_TENANT + 1
     assert len(world.store.records) == QUEUE_PER_TENANT + 1
 
 
@@ -281,7 +281,7 @@ async def test_the_winners_bytes_are_used(world: World) -> None:
     world.gate.clear()
     waiting = asyncio.create_task(world.request())
     await until(lambda: bool(world.asked))
-    [(_, key)] = world.summaries._flights
+    [(_, key)] = world.summaries._tasks
     winner = Snapshot("another process was first", 4, "m")
     world.store.records[key] = sealed(key, msgspec.json.encode(winner))
     world.gate.set()
