@@ -198,24 +198,28 @@ class Captures:
             self._warn("slow", "requests are not captured: the disk hangs")
 
     def _work(self, folder: CaptureFolder) -> None:
-        folder.sweep()
+        self._try(folder.sweep)
         while True:
             try:
                 one = self._waiting.get(timeout=EVERY)
             except queue.Empty:
-                folder.sweep()
+                self._try(folder.sweep)
                 continue
             if one is None:
                 return
             outcome, body = one
-            try:
-                folder.write(outcome.namespace, line(outcome, body, self._clock()))
-            except OSError as error:
-                self._warn("disk", f"requests are not captured: {error.strerror or error}")
-            except NotJson:  # no body that was read as a request should be, but the file must stay readable
-                pass
+            with suppress(NotJson):  # no body that was read as a request should be, but the file must stay readable
+                made = line(outcome, body, self._clock())
+                self._try(partial(folder.write, outcome.namespace, made))
             with self._holding:
                 self._held -= len(body)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do work on the folder, which may fail now and succeed later."""
+        try:
+            work()
+        except OSError as error:
+            self._warn("disk", f"requests are not captured: {error.strerror or error}")
 
 
 def kept(root: Path, namespace: str, *, delete: bool) -> tuple[int, int]:

@@ -126,6 +126,22 @@ def test_the_log_warns_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert fields.fields == {"folder": str(tmp_path), "tenants": ["acme"]}
 
 
+def test_a_first_look_that_fails_does_not_end_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may delete a namespace's folder while this one looks into it."""
+    sweep, looks = CaptureFolder.sweep, list[int]()
+
+    def vanishing(folder: CaptureFolder, coming: int = 0) -> None:
+        looks.append(coming)
+        if len(looks) == 1:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        sweep(folder, coming)
+
+    monkeypatch.setattr(CaptureFolder, "sweep", vanishing)
+    with capturing(tmp_path) as taken:
+        taken.take(OUTCOME, POLICY, CHAT_REQUEST)
+    assert len(written(tmp_path)) == 1
+
+
 def test_a_folder_that_cannot_be_is_the_operators_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserMistake, match=r"--capture .*file: expected a directory"):
