@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 from redis import Redis
 
-from tests.fake_upstream import Recorded, StrictUpstream, calls, text, whole
+from tests.fake_upstream import Recorded, StrictUpstream, calls, whole
 from tests.serving import Proxy, spawned
 from tests.stores.engines import redis_server
 
@@ -63,14 +63,17 @@ def messages(conversation: str, results: int) -> list[Json]:
 
 
 def model(request: Recorded) -> Any:
-    """Searches once in a conversation with "search" in its name; otherwise it just answers."""
+    """Fetches the next result, as the next request's history says. In a conversation with "search" in its name it
+    searches before."""
     if not request.is_chat:
         return whole({"object": "list", "data": []})
     first, last = request.messages[0]["content"], request.messages[-1]
     searched = str(last.get("tool_call_id", "")).startswith("ours")
     if "search" in first and "grep" in request.tool_names and not searched:
         return calls(("grep", {"pattern": "line 7:"}, f"ours{len(request.messages)}"))
-    return text("Go on.")
+    fetched = [int(one["tool_call_id"][1:]) for one in request.messages if str(one.get("tool_call_id")).startswith("c")]
+    number = max(fetched, default=-1) + 1
+    return calls(("fetch", {"n": number}, f"c{number}"))
 
 
 def run() -> Iterator[Cost]:
