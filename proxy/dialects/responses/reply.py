@@ -223,10 +223,22 @@ class ResponsesRound(Round[OutputItem]):
         response = object_of(event.head.response)
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
-        parts = self.settle()
+        parts = [*self._unannounced(response), *self.settle()]
         if self._status == "failed":
             return [*parts, *self.fail(event, len(event.raw))]
         return [*parts, *self.put(event, self.closing, len(event.raw))]
+
+    def _unannounced(self, response: Members) -> list[Part]:
+        """Take the items as they are listed at the end, if no event told of any: some gateways send only the end."""
+        listed, parts = response.get("output", NULL), list[Part]()
+        if self._by_index or not rawjson.is_array(listed):
+            return parts
+        for index, raw in enumerate(rawjson.elements(listed)):
+            item = self._begin(index, raw)
+            item.complete(raw)
+            self._decide(item, sure=True)
+            parts += self.put(None, item, len(memoryview(raw)))
+        return parts
 
 
 class ResponsesReply(ClientReply):
@@ -253,9 +265,11 @@ class ResponsesReply(ClientReply):
     def _finals(self) -> list[Raw]:
         return [item.final for item in self.blocks if item.final is not None]
 
-    def _put(self, event: ItemEvent, block: Block) -> bytes:
+    def _put(self, event: ItemEvent | None, block: Block) -> bytes:
         if block.place is None and isinstance(block, OutputItem):
             self._adopt(block)
+        if event is None:
+            return b""
         changed = self._changes(event, block)
         if event.type in ENDINGS:
             self._end = object_of(changed.get("response", event.head.response))

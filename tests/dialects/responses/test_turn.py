@@ -218,14 +218,21 @@ def test_a_failed_reply_is_passed_on() -> None:
     assert one.hidden is None
 
 
-def test_upstreams_of_few_words_are_understood() -> None:
-    """Codex's own test server sends only the last event of each item."""
-    whole = [event for event in events_of(LOOKS) if event["type"] in ("response.created", "response.output_item.done")]
-    one = turn()
-    out, asked = run(one, b"".join(map(encoded, [*whole, list(events_of(LOOKS))[-1]])), stream(ANSWERS))
+@pytest.mark.parametrize("told", ["response.output_item.done", "nothing"])
+def test_upstreams_of_few_words_are_understood(told: str) -> None:
+    """Codex's own test server sends only the last event of each item, and some gateways only that of the reply."""
+    few = [
+        b"".join(encoded(one) for one in events_of(reply) if one["type"] in ("response.created", told))
+        + encoded(list(events_of(reply))[-1])
+        for reply in (LOOKS, ANSWERS)
+    ]
+    out, asked = run(turn(), *few)
     assert asked[1]["input"][1:4] == LOOKS["output"]
     assert b'"grep"' not in out
     assert types(events(out)[-1]["response"]["output"])[-1] == "message"
+    said = response(say("x"), tools=[])
+    alone = encoded(list(events_of(said))[-1])
+    assert run(turn(), alone)[0] == alone
 
 
 def test_an_error_event_counts_on() -> None:
