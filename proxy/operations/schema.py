@@ -242,11 +242,18 @@ def body(raw: bytes) -> Body:
 def taken(given: Body, kind: type[T]) -> T:
     """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
     fields = {field.name for field in msgspec.structs.fields(kind)}
-    spelled = {name: alias for alias, name in ALIASES.items() if name in fields and alias not in fields}
-    spelled |= {name: name for name in fields if name in given.members or name not in spelled}
-    members = {name: given.members[said] for name, said in spelled.items() if said in given.members}
+    aliases = given.members.keys() - fields
+    older = {name: alias for alias, name in ALIASES.items() if name in fields and alias in aliases}
+    newer = {name: name for name in fields & given.members.keys()}
+    if newer.keys() & older.keys():
+        _converted(given, newer | older, kind)  # the newer name counts, but both must be valid
+    return _converted(given, older | newer, kind)
+
+
+def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
+    """Return the parameters, which the caller spells so."""
     try:
-        made = _decoded(rawjson.encode(members), kind)
+        made = _decoded(rawjson.encode({name: given.members[said] for name, said in spelled.items()}), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         text = re.sub(r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", str(error))
         raise ClientFault(text) from error
@@ -254,7 +261,7 @@ def taken(given: Body, kind: type[T]) -> T:
         try:
             names.key_part(names.canonical(getattr(made, field, None) or "") + appended)
         except BadName as error:
-            raise ClientFault(f"`$.{spelled[field]}` is not a valid path: {error}") from error
+            raise ClientFault(f"`$.{spelled.get(field, field)}` is not a valid path: {error}") from error
     return made
 
 

@@ -123,8 +123,10 @@ def test_the_newer_name_counts(caller: Caller) -> None:
     assert len(reply.references) == 1
     [path] = reply.files
     assert caller.post("/read_file", {"absolute_path": path, "file_path": "/x"}).answer == TEXT
-    refused = caller.compact(HISTORY, keep_recent_count={}, keep_recent=1)
-    assert (refused.status, refused.messages) == (400, HISTORY) and "$.keep_recent_count" in refused.answer
+    for wrong in ("keep_recent_count", "keep_recent"):
+        refused = caller.compact(HISTORY, **{"keep_recent_count": 1, "keep_recent": 1, wrong: {}})
+        assert (refused.status, refused.messages) == (400, HISTORY)
+        assert f"$.{wrong}`" in refused.answer
 
 
 @pytest.mark.parametrize(
