@@ -380,6 +380,10 @@ def bounded(raw: Raw, reason: Reason) -> list[Raw]:
         raise Unplannable(str(error), reason) from error
 
 
+_ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+"""ASCII as JSON may write it: `\\u0067rep` is a name of ours, too."""
+
+
 def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
     """Return what our tools are called in this request, None if there is no room for them; and those of our names that
     the client has for tools of its own, in any case.
@@ -390,6 +394,7 @@ def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
     if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
         return None, frozenset()
     defined = body if any(map(body.__contains__, DEFINING)) else bytes(tools)
+    defined = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), defined)
     ends = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
     taken = {name for name, forms in ends.items() if any(form in defined for form in forms)}
     free = (names for names in (NAMES, OTHER_NAMES) if taken.isdisjoint(names))

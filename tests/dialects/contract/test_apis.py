@@ -176,7 +176,8 @@ DEFINING = {
 @pytest.mark.parametrize("members", DEFINING.values(), ids=DEFINING.keys())
 def test_a_tool_that_the_client_defines_within_is_the_clients(members: Json) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [messages.HI], **members}
-    assert MESSAGES.parse(json.dumps(body).encode()).names == ("offload_grep", "offload_read_file")
+    for written in (json.dumps(body), json.dumps(body).replace("grep", "\\u0067rep")):
+        assert MESSAGES.parse(written.encode()).names == ("offload_grep", "offload_read_file")
     turn = messages.turn(**members)
     turn.request()
     out = feed(turn, messages.stream(messages.message(GREP)))
