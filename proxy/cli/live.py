@@ -13,8 +13,8 @@ from proxy.errors import UpstreamFault
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy, Upstream
 from proxy.settings import Settings
+from proxy.upstream.client import ModelList, UpstreamClient, models
 from proxy.upstream.headers import url_for
-from proxy.upstream.models import ModelList, ModelsClient
 
 SECONDS = 3.0
 """How long to wait for one answer."""
@@ -44,11 +44,12 @@ def report(settings: Settings, policies: Sequence[Policy]) -> tuple[bool, str]:
 
 def answers(settings: Settings, policies: Sequence[Policy], most: int | None = None) -> list[Answer]:
     """Ask each distinct address with each key of a policy, at most so many."""
-    client = ModelsClient(settings.environment)
+    pool = UpstreamClient(settings)
     targets = [target for policy in policies for target in _targets(policy)][:most]
 
     async def asked() -> list[Answer]:
-        return await asyncio.gather(*(_answer(client, *target) for target in targets))
+        async with pool as client:
+            return await asyncio.gather(*(_answer(client, *target) for target in targets))
 
     return asyncio.run(asked())
 
@@ -67,7 +68,7 @@ def _targets(policy: Policy) -> Iterable[tuple[Policy, Upstream, bool, list[str]
 
 
 async def _answer(
-    client: ModelsClient, policy: Policy, upstream: Upstream, anthropic: bool, models: list[str]
+    client: UpstreamClient, policy: Policy, upstream: Upstream, anthropic: bool, globs: list[str]
 ) -> Answer:
     """Ask with the policy's key, trying each header that clients use until one works."""
     address = url_for(upstream.base_url, b"/v1", anthropic=anthropic)
@@ -75,7 +76,7 @@ async def _answer(
     for header in (b"",) if upstream.api_key is None else KEY_HEADERS:
         credential = Tenant(policy, "", key_header=header).credential(upstream, anthropic=anthropic)
         try:
-            found = await client.models(address, [*headers, *([credential] if credential else [])], SECONDS)
+            found = await models(client, address, [*headers, *([credential] if credential else [])], SECONDS)
         except UpstreamFault as fault:
             return Answer(policy, upstream, False, f"DOES NOT ANSWER, {fault.detail or fault.message}")
         if found.status not in (401, 403):
@@ -84,7 +85,7 @@ async def _answer(
     if found.status == 404 and not address.rstrip("/").endswith("/v1"):
         text += "; its address may lack /v1"
     count = f", {several(len(found.windows), 'model')}" if found.windows else ""
-    return Answer(policy, upstream, good, text + count, list(_windows(policy, models, found)))
+    return Answer(policy, upstream, good, text + count, list(_windows(policy, globs, found)))
 
 
 def verdict(status: int, key_header: str) -> tuple[bool, str]:

@@ -30,8 +30,7 @@ from proxy.policy import Policy
 from proxy.requests import relay
 from proxy.telemetry import logs
 from proxy.threads import NEW
-from proxy.upstream import models
-from proxy.upstream.client import UpstreamRequest
+from proxy.upstream.client import UpstreamRequest, listed_windows
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ class Known:
             logs.event(log, "no list of models", upstream=source[0], tenant=tenant.name, reason=str(error) or "silence")
             return
         self._asked_until.put(source, math.inf)
-        listed = await self._reading.run(tenant.namespace, partial(models.windows, body), NEW * len(body))
+        listed = await self._reading.run(tenant.namespace, partial(listed_windows, body), NEW * len(body))
         windows = {model: window for model, window in listed.items() if window is not None}
         self._listed.put(source, windows, len(windows) + 1)
         found = {"models": len(listed), "windows": len(windows)}

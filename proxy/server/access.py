@@ -26,8 +26,8 @@ from proxy.plan.prices import is_loopback
 from proxy.policy import Policy
 from proxy.requests.exchange import FORWARDED, RAW
 from proxy.stores.guarded import Guarded
+from proxy.upstream.client import UpstreamClient, models
 from proxy.upstream.headers import Header
-from proxy.upstream.models import ModelsClient
 
 if TYPE_CHECKING:
     from starlette.types import Lifespan
@@ -187,19 +187,14 @@ class DeepHealth:
     taking it out of service gains nothing.
     """
 
-    def __init__(self, store: Guarded, environment: Mapping[str, str]) -> None:
+    def __init__(self, store: Guarded, client: UpstreamClient) -> None:
         self._store = store
-        self._environment = environment
-        self._client: ModelsClient | None = None
+        self._client = client
 
     async def check(self, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
         """Return whether everything answers, and a page with each part's fault, null for a part that answers."""
-        addresses = sorted({address for policy in policies for address in _addresses(policy)})[:UPSTREAMS]
-        if self._client is None:  # made only now, because few processes ever check their deep health
-            self._client = await asyncio.to_thread(ModelsClient, self._environment)
-        fault, *faults = await asyncio.gather(
-            self._store.check(SECONDS), *(_upstream_fault(self._client, address) for address in addresses)
-        )
+        addresses = sorted({upstream.base_url for policy in policies for upstream in policy.upstreams})[:UPSTREAMS]
+        fault, *faults = await asyncio.gather(self._store.check(SECONDS), *map(self._upstream_fault, addresses))
         healthy = fault is None and not any(faults)
         return healthy, {
             "status": "healthy" if healthy else "degraded",
@@ -207,17 +202,10 @@ class DeepHealth:
             "upstreams": dict(zip(addresses, faults, strict=True)),
         }
 
-
-def _addresses(policy: Policy) -> Iterable[str]:
-    return (upstream.base_url for upstream in policy.upstreams)
-
-
-async def _upstream_fault(client: ModelsClient, address: str) -> str | None:
-    """Return the upstream's fault, if any. Any status below 500 is fine, even 401: the server answers, and we sent no
-    key.
-    """
-    try:
-        status = await client.status(address, SECONDS)
-    except UpstreamFault as fault:
-        return fault.detail or fault.message
-    return f"answered {status}" if status >= 500 else None
+    async def _upstream_fault(self, address: str) -> str | None:
+        """Any status below 500 is fine, even 401: the server answers, and we sent no key."""
+        try:
+            status = (await models(self._client, address, (), SECONDS, read=False)).status
+        except UpstreamFault as fault:
+            return fault.detail or fault.message
+        return f"answered {status}" if status >= 500 else None

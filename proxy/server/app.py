@@ -97,10 +97,10 @@ class App:
         self._store = Guarded(
             store, warn=logs.Limited(logger), retention=self._retention, count_damaged=self._metrics.damaged
         )
-        self._deep_health = DeepHealth(self._store, settings.environment)
         self._metrics.watch_store(lambda: self._store.state)
         self._tokens = Tokens()
         self._upstream = UpstreamClient(settings, self._otel.call if self._otel else None)
+        self._deep_health = DeepHealth(self._store, self._upstream)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = WorkPool("work")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
@@ -24,6 +24,7 @@ import certifi
 import msgspec
 from yarl import URL
 
+from proxy import __version__
 from proxy.errors import (
     BadEncoding,
     ClientFault,
@@ -34,7 +35,7 @@ from proxy.errors import (
     UserMistake,
 )
 from proxy.upstream.codings import reply_decoder
-from proxy.upstream.headers import Headers
+from proxy.upstream.headers import Header, Headers
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -55,7 +56,8 @@ the server had closed it. If it breaks later, the server may have worked on the 
 CLOSING = 0.25
 """Seconds at the end for connections to close. One whose upstream reads nothing stays open until all is sent."""
 
-_WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+LARGEST_LIST = 8 << 20
+"""The most bytes of a list of models. The longest public lists have less than one MiB."""
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +75,6 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout: float
     first_byte_timeout: float
     idle_timeout: float
-
-    @property
-    def origin(self) -> str:
-        """Scheme, host and port."""
-        return _origin(self.url)
 
 
 class UpstreamReply(AsyncIterator[bytes]):
@@ -201,12 +198,16 @@ class UpstreamClient:
         return reply
 
     async def _sent(self, request: UpstreamRequest) -> UpstreamReply:
-        origin = request.origin
         try:
-            headers = _sendable(request)
-            response = await self._once(request, origin, headers, fresh=False)
+            if request.headers.has_control_characters():
+                raise ValueError("a control character")
+            headers = [(name.decode("ascii").lower(), value.decode()) for name, value in request.headers]
+            bodiless = request.content or request.method in ("GET", "HEAD", "OPTIONS", "TRACE")
+            if not bodiless and not request.headers.has(b"content-length"):
+                headers.append(("Content-Length", "0"))
+            response = await self._once(request, headers, fresh=not isinstance(request.content, bytes))
             if response is None:
-                response = await self._once(request, origin, headers, fresh=True)
+                response = await self._once(request, headers, fresh=True)
         except aiohttp.ClientError as error:
             raise _translated(error, request.url, self._limit) from error
         except ValueError as error:
@@ -214,40 +215,41 @@ class UpstreamClient:
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
         assert response is not None
         reply = UpstreamReply(response, request.idle_timeout, request.url)
+        fault = "a header with a control character" if reply.headers.has_control_characters() else ""
         if reply.status < 200:
+            fault = f"status {reply.status}"
+        if fault:  # aiohttp's parser accepts most control characters; our server, none
             await reply.aclose()
-            raise UpstreamBroken(f"Upstream replied with status {reply.status}")
-        if reply.headers.has_control_characters():  # aiohttp's parser accepts most of them; our server, none
-            await reply.aclose()
-            raise UpstreamBroken("Upstream's reply has a header with a control character")
+            raise UpstreamBroken(f"Upstream replied with {fault}")
         return reply
 
     async def _once(
-        self, request: UpstreamRequest, origin: str, headers: list[tuple[str, str]], *, fresh: bool
+        self, request: UpstreamRequest, headers: list[tuple[str, str]], *, fresh: bool
     ) -> aiohttp.ClientResponse | None:
         """Send once. Returns None if a pooled connection was stale."""
-        streamed = not isinstance(request.content, bytes)
-        attempt = _Attempt(fresh=fresh or streamed)
+        attempt = _Attempt(fresh)
         _attempt.set(attempt)
+        content, waits = request.content, None
+        if isinstance(content, bytes):
+            waits = request.connect_timeout + request.first_byte_timeout
         now = asyncio.get_running_loop().time
         began = now()
-        waits = None if streamed else request.connect_timeout + request.first_byte_timeout
         try:
             async with asyncio.timeout(waits) as deadline:
                 return await self._session.request(
                     request.method,
                     URL(request.url, encoded=True),
-                    data=_uploaded(request, deadline) if streamed else request.content or None,
+                    data=content or None if isinstance(content, bytes) else _uploaded(request, content, deadline),
                     headers=headers,
                     allow_redirects=False,
-                    proxy=self._routes.to(origin),
+                    proxy=self._routes.to(_origin(request.url)),
                     timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
                 )
         except aiohttp.ConnectionTimeoutError:
             raise
         except TimeoutError as error:
             waited_for = f"no byte within {request.first_byte_timeout:g} s"
-            if streamed:
+            if waits is None:
                 waited_for += f", or it took none of the body for {request.idle_timeout:g} s"
             raise _silent(f"Upstream did not begin to reply: {waited_for}", request.url) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
@@ -283,29 +285,25 @@ class _Connector(aiohttp.TCPConnector):
             assert protocol is not None
             attempt.reused = protocol in self._known
             if not attempt.reused and (closed := protocol.closed):
-                closed.add_done_callback(_heard)
+                # asyncio complains about exceptions that nobody has retrieved.
+                closed.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._known.add(protocol)
             if not attempt.reused or not (attempt.fresh or protocol.should_close):
                 return connection
             connection.close()
 
 
-def _heard(closed: asyncio.Future[None]) -> None:
-    """Retrieve the exception of an ended connection: asyncio complains about exceptions that nobody has retrieved."""
-    if not closed.cancelled():
-        closed.exception()
-
-
-async def _uploaded(request: UpstreamRequest, deadline: asyncio.Timeout) -> AsyncGenerator[bytes, None]:
+async def _uploaded(
+    request: UpstreamRequest, content: AsyncIterator[bytes], deadline: asyncio.Timeout
+) -> AsyncGenerator[bytes, None]:
     """Yield a body that arrives while it is sent, and move its request's deadline as upstream accepts it."""
-    assert not isinstance(request.content, bytes)
     now = asyncio.get_running_loop().time
 
     def wait(seconds: float | None) -> None:
         with suppress(RuntimeError):  # the reply has begun, and the deadline is past its use
             deadline.reschedule(None if seconds is None else now() + seconds)
 
-    async for chunk in request.content:
+    async for chunk in content:
         wait(request.idle_timeout)
         yield chunk
         wait(None)  # a slow client is not upstream's fault
@@ -323,9 +321,14 @@ class Routes:
     def __init__(self, environment: Mapping[str, str]) -> None:
         # Sorted, so that the lower case wins if both are set.
         variables = {name.lower(): value for name, value in sorted(environment.items())}
-        addresses = {scheme: variables.get(f"{scheme}_proxy") for scheme in ("http", "https", "all")}
-        self._proxies = {scheme: _proxy(scheme, address) for scheme, address in addresses.items() if address}
         self._none_for = {"no": variables.get("no_proxy", "")}
+        self._proxies = dict[str, URL]()
+        for scheme in ("http", "https", "all"):
+            if address := variables.get(f"{scheme}_proxy"):
+                url = URL(address if "://" in address else f"http://{address}")
+                if url.scheme not in ("http", "https") or not url.host:
+                    raise UserMistake(f"{scheme.upper()}_PROXY: expected an address such as http://proxy:3128")
+                self._proxies[scheme] = url
 
     def to(self, origin: str) -> URL | None:
         """Return the proxy on the way to `origin`, which is scheme, host and port."""
@@ -333,13 +336,6 @@ class Routes:
         if not self._proxies or proxy_bypass_environment(authority, self._none_for):
             return None
         return self._proxies.get(scheme) or self._proxies.get("all")
-
-
-def _proxy(scheme: str, address: str) -> URL:
-    url = URL(address if "://" in address else f"http://{address}")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise UserMistake(f"{scheme.upper()}_PROXY: expected an address such as http://proxy:3128")
-    return url
 
 
 def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
@@ -353,19 +349,6 @@ def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
         raise UserMistake(f"SSL_CERT_FILE: {file}: {error.strerror or error}") from error
 
 
-def _sendable(request: UpstreamRequest) -> list[tuple[str, str]]:
-    """Return the headers as aiohttp wants them. Raises ValueError for characters that are forbidden in a head."""
-    if request.headers.has_control_characters():
-        raise ValueError("a control character")
-    headers = [(name.decode("ascii").lower(), value.decode()) for name, value in request.headers]
-    if not request.content and request.method not in _WITHOUT_BODY and not request.headers.has(b"content-length"):
-        headers.append(("Content-Length", "0"))
-    return headers
-
-
-_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-
-
 def _translated(error: aiohttp.ClientError, url: str, limit: int = 0) -> UpstreamFault:
     """Translate aiohttp's error into ours. Its text is only for the operator, as it names addresses and quotes the
     reply."""
@@ -375,14 +358,16 @@ def _translated(error: aiohttp.ClientError, url: str, limit: int = 0) -> Upstrea
     said = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
     said = said.partition("\n")[0].partition(": b'")[0]  # without the quotation
     detail = f"{_origin(url)}: {type(error).__name__}: {said}"
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        message = f"Upstream cannot be reached: no connection in time; at most {limit} are open (--max-connections)"
-        return UpstreamUnreachable(message, detail=detail)
-    if isinstance(error, _UNREACHABLE):
-        return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
-    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientResponseError):
-        return UpstreamBroken("Upstream broke off: its reply is not whole, or not what HTTP allows", detail=detail)
-    return UpstreamBroken("Upstream broke off", detail=detail)
+    match error:
+        case aiohttp.ConnectionTimeoutError():
+            message = f"Upstream cannot be reached: no connection in time; at most {limit} are open (--max-connections)"
+            return UpstreamUnreachable(message, detail=detail)
+        case aiohttp.ClientConnectorError() | aiohttp.InvalidURL():
+            return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
+        case aiohttp.ClientPayloadError() | aiohttp.ClientResponseError():
+            return UpstreamBroken("Upstream broke off: its reply is not whole, or not what HTTP allows", detail=detail)
+        case _:
+            return UpstreamBroken("Upstream broke off", detail=detail)
 
 
 def _silent(message: str, url: str) -> UpstreamSilent:
@@ -393,3 +378,64 @@ def _origin(url: str) -> str:
     """Scheme, host and port, without the path, which may be the client's own."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0].partition('?')[0]}"
+
+
+# -- lists of models --
+
+_WINDOWS = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train", "max_input_tokens")
+"""Members in which servers give a model's context window: vLLM and SGLang, OpenRouter, Groq; llama.cpp in `meta`, where
+`n_ctx` is the window in use and `n_ctx_train` the largest one that the model was trained for; and Anthropic."""
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The reply to `GET /models`: its status, and each model's context window in tokens, None if it is not given."""
+
+    status: int
+    windows: Mapping[str, int | None]
+
+
+async def models(
+    client: UpstreamClient, base_url: str, headers: Iterable[Header], seconds: float, *, read: bool = True
+) -> ModelList:
+    """Ask for the models that upstream lists for the holder of the key in `headers`; without `read`, only for the
+    status. Raises UpstreamFault."""
+    request = UpstreamRequest(
+        method="GET",
+        url=base_url.rstrip("/") + "/models",
+        headers=Headers([(b"user-agent", f"offload-proxy/{__version__}".encode()), (b"accept", b"*/*"), *headers]),
+        content=b"",
+        connect_timeout=2 * seconds,  # our own deadline comes first
+        first_byte_timeout=seconds,
+        idle_timeout=seconds,
+    )
+    try:
+        async with asyncio.timeout(seconds), aclosing(await client._sent(request)) as reply:
+            whole = bytearray()
+            if read:
+                async with aclosing(decoded(reply)) as pieces:
+                    async for piece in pieces:
+                        whole += piece
+                        if len(whole) > LARGEST_LIST:
+                            raise UpstreamBroken(f"The list of models is larger than {LARGEST_LIST} bytes")
+            return ModelList(reply.status, listed_windows(bytes(whole)))
+    except ClientFault as error:  # from our own headers and the policy's address
+        raise UpstreamBroken(f"Upstream cannot be asked: {error.message}") from error
+    except TimeoutError as error:
+        raise UpstreamSilent(f"no answer within {seconds:g} s") from error
+
+
+def listed_windows(body: bytes) -> Mapping[str, int | None]:
+    """Return the models and their windows, or nothing if this is not a list of models."""
+    try:
+        page = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    listed = page.get("data") if isinstance(page, dict) else None
+    found = dict[str, int | None]()
+    for model in listed if isinstance(listed, list) else ():
+        if isinstance(model, dict) and isinstance(name := model.get("id"), str):
+            meta = model.get("meta")
+            places = (model, meta) if isinstance(meta, dict) else (model,)
+            said = (place.get(member) for member in _WINDOWS for place in places)
+            found[name] = next((value for value in said if type(value) is int and value > 0), None)
+    return found

@@ -36,9 +36,9 @@ _STEP_COST = 512
 
 
 class _Coding(Protocol):
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Decode at most `_PIECE` bytes and yield the result in at least one piece, which may be empty."""
-        ...
+    """`feed` decodes at most `_PIECE` bytes and yields the result in at least one piece, which may be empty."""
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]: ...
 
     def finished(self) -> bool: ...
 
@@ -56,16 +56,13 @@ class _Zlib:
             if self._inflate.eof:
                 self._inflate, step = zlib.decompressobj(self._wbits), _SHORT
             given = data[at : at + step]
-            yield from self._unfolded(given)
+            piece = self._inflate.decompress(given, _PIECE)
+            yield piece
+            while not self._inflate.eof and (self._inflate.unconsumed_tail or len(piece) == _PIECE):
+                piece = self._inflate.decompress(self._inflate.unconsumed_tail, _PIECE)
+                yield piece
             at += len(given) - len(self._inflate.unused_data)
             step *= 2
-
-    def _unfolded(self, data: bytes | memoryview) -> Iterator[bytes]:
-        piece = self._inflate.decompress(data, _PIECE)
-        yield piece
-        while not self._inflate.eof and (self._inflate.unconsumed_tail or len(piece) == _PIECE):
-            piece = self._inflate.decompress(self._inflate.unconsumed_tail, _PIECE)
-            yield piece
 
     def finished(self) -> bool:
         return self._inflate.eof

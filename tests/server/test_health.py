@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import respx
 
 from proxy.policy import Policy, Upstream
 from proxy.server.access import DeepHealth
+from proxy.settings import Settings
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
+from proxy.upstream.client import UpstreamClient
 from tests.fake_upstream import StrictUpstream, whole
 from tests.serving import PLAIN, Proxy
 from tests.stores.engines import free_ports, redis_server
+from tests.wire import Peer, upstream
 
 FORWARDED = {"x-forwarded-for": "203.0.113.7"}
 
@@ -77,14 +79,16 @@ def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable
 
 
 async def test_no_key_of_a_policy_leaves_and_any_status_below_500_will_do(tmp_path: Path) -> None:
-    upstreams = {"http://a.test/v1": 401, "http://b.test/v1": 404, "http://c.test/v1": 503}
-    policies = [Policy(upstream=Upstream(base_url=url, api_key="sk-secret")) for url in upstreams]
+    async def answers(peer: Peer) -> None:
+        asked = await peer.request()
+        await peer.send(b"HTTP/1.1 %b No\r\nContent-Length: 0\r\n\r\n" % asked.target.split(b"/")[1])
+
     store = Guarded(open_store(str(tmp_path)), warn=lambda kind, text: None)
-    with respx.mock as router:
-        for url, status in upstreams.items():
-            respx.get(f"{url}/models").respond(status)
-        healthy, page = await DeepHealth(store, {}).check(policies)
-        assert not [call for call in router.calls if b"sk-secret" in b"".join(map(b"".join, call.request.headers.raw))]
+    async with upstream(answers) as wire, UpstreamClient(Settings()) as client:
+        urls = [f"{wire.url}/{status}/v1" for status in (401, 404, 503)]
+        policies = [Policy(upstream=Upstream(base_url=url, api_key="sk-secret")) for url in urls]
+        healthy, page = await DeepHealth(store, client).check(policies)
     assert not healthy
-    assert list(page["upstreams"].values()) == [None, None, "answered 503"]
+    assert page["upstreams"] == dict(zip(urls, [None, None, "answered 503"], strict=True))
+    assert len(wire.requests) == 3 and not any("sk-secret" in str(asked.headers) for asked in wire.requests)
     await store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import json
 import shutil
 import ssl
 import subprocess
@@ -15,10 +16,21 @@ from typing import Any, TypeVar
 
 import pytest
 
-from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
+from proxy.errors import ClientFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable, UserMistake
 from proxy.settings import Settings
 from proxy.upstream import client
-from proxy.upstream.client import CLOSING, UpstreamClient, UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream.client import (
+    CLOSING,
+    ModelList,
+    Routes,
+    UpstreamClient,
+    UpstreamReply,
+    UpstreamRequest,
+    certificates,
+    decoded,
+    listed_windows,
+    models,
+)
 from proxy.upstream.headers import Headers
 from tests.clock import PATIENCE, Clock, soon, still, turns, until
 from tests.wire import EVENTS, OK, Peer, chunk, replying, upstream
@@ -591,6 +603,47 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(pool: UpstreamCli
 # The way out
 
 
+@pytest.mark.parametrize(
+    ("environment", "authority", "proxy"),
+    [
+        ({}, "api.openai.com", None),
+        ({"HTTPS_PROXY": "http://p:3128"}, "api.openai.com", "http://p:3128"),
+        ({"HTTPS_PROXY": "p:3128"}, "api.openai.com", "http://p:3128"),
+        ({"https_proxy": "http://lower:1", "HTTPS_PROXY": "http://upper:1"}, "h", "http://lower:1"),
+        ({"HTTP_PROXY": "http://p:3128"}, "api.openai.com", None),
+        ({"ALL_PROXY": "http://p:3128"}, "api.openai.com", "http://p:3128"),
+        ({"ALL_PROXY": "http://all:1", "HTTPS_PROXY": "http://https:1"}, "h", "http://https:1"),
+        ({"HTTPS_PROXY": ""}, "h", None),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, "h", None),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "localhost, example.com"}, "api.example.com", None),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"}, "notexample.com", "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:8443"}, "h:8443", None),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:8443"}, "h:443", "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1", "no_proxy": "10.0.0.1"}, "10.0.0.1:443", None),
+    ],
+)
+def test_routes(environment: dict[str, str], authority: str, proxy: str | None) -> None:
+    route = Routes(environment).to(f"https://{authority}")
+    assert (str(route) if route else None) == proxy
+
+
+@pytest.mark.parametrize("address", ["socks5://127.0.0.1:1080", "http://", "https:///x"])
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "http_proxy", "ALL_PROXY"])
+def test_a_proxy_that_cannot_be_used(name: str, address: str) -> None:
+    with pytest.raises(UserMistake, match=name.upper()):
+        Routes({name: address})
+
+
+def test_certificates(tmp_path: Path) -> None:
+    assert certificates({}).cert_store_stats()["x509_ca"] > 0
+    # A folder is looked into only when a certificate is to be checked.
+    assert certificates({"SSL_CERT_DIR": str(tmp_path)}).cert_store_stats()["x509_ca"] == 0
+    for bad in (tmp_path / "nowhere.pem", tmp_path / "empty.pem"):
+        (tmp_path / "empty.pem").write_text("no certificate")
+        with pytest.raises(UserMistake, match="SSL_CERT_FILE"):
+            certificates({"SSL_CERT_FILE": str(bad)})
+
+
 async def test_http_proxy() -> None:
     async with upstream(replying(OK)) as wire:
         environment = {"http_proxy": f"http://user:word@127.0.0.1:{wire.port}", "NO_PROXY": "127.0.0.1,direct.invalid"}
@@ -688,3 +741,58 @@ async def test_an_upstream_that_reads_nothing_does_not_delay_the_end(clock: Cloc
             asyncio.get_running_loop().call_soon(clock.move, CLOSING + 1)  # while the block ends
         sending.cancel()
         await asyncio.wait([sending])
+
+
+# Lists of models
+
+
+@pytest.mark.parametrize(
+    ("model", "window"),
+    [
+        ({"max_model_len": 32768}, 32768),
+        ({"context_length": 200000}, 200000),
+        ({"context_window": 131072}, 131072),
+        ({"meta": {"n_ctx_train": 131072}}, 131072),
+        ({"meta": {"n_ctx_train": 131072, "n_ctx": 8192}}, 8192),
+        ({"max_model_len": None, "context_length": 1}, 1),
+        ({"max_model_len": "32768"}, None),
+        ({"max_model_len": True}, None),
+        ({"max_model_len": 0}, None),
+        ({"meta": [1]}, None),
+        ({}, None),
+    ],
+)
+def test_context_windows(model: dict[str, Any], window: int | None) -> None:
+    assert listed_windows(json.dumps({"object": "list", "data": [{"id": "m"} | model]}).encode()) == {"m": window}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"data":{}}', b'{"data":[1,{"id":2}]}', b"[" * 9999])
+def test_what_is_no_list_of_models_has_none(body: bytes) -> None:
+    assert listed_windows(body) == {}
+
+
+async def test_models_are_asked_for_with_the_given_key_alone(pool: UpstreamClient) -> None:
+    packed = gzip.compress(b'{"data":[{"id":"m","n_ctx":9}]}')
+    reply = b"HTTP/1.1 401 No\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    async with upstream(replying(reply)) as wire:
+        assert await models(pool, wire.url, (), PATIENCE, read=False) == ModelList(401, {})
+        assert await models(pool, f"{wire.url}/v1/", [(b"api-key", b"k")], PATIENCE) == ModelList(401, {"m": 9})
+    first, second = wire.requests
+    assert (first.line, second.line) == (b"GET /models HTTP/1.1", b"GET /v1/models HTTP/1.1")
+    assert {name for name, _ in first.headers} == {b"Host", b"user-agent", b"accept"}
+    assert second.headers[1:] == [*first.headers[1:], (b"api-key", b"k")]
+
+
+async def test_a_list_of_models_that_does_not_come(pool: UpstreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream(mute) as wire:
+        with pytest.raises(UpstreamSilent, match=r"no answer within 0\.01 s"):
+            await models(pool, wire.url, (), 0.01)
+    with pytest.raises(UpstreamUnreachable) as gone:
+        await models(pool, wire.url, (), PATIENCE)
+    assert gone.value.detail.startswith(f"{wire.url}: ClientConnectorError: ")
+    with pytest.raises(UpstreamFault):
+        await models(pool, "http://[::1::2]/v1", (), PATIENCE)
+    monkeypatch.setattr(client, "LARGEST_LIST", 1)
+    async with upstream(replying(OK)) as wire:
+        with pytest.raises(UpstreamBroken, match="larger than 1 bytes"):
+            await models(pool, wire.url, (), PATIENCE)
