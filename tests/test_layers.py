@@ -70,7 +70,7 @@ SHARED = re.compile(r"\b(delta|context_management|stream_options)\b")
 SPEAK_CHAT = {"operations", "demo"}
 """The interface of the operations is made of chat messages, and the demo plays a chat client and its upstream."""
 
-READ_OTHERS = {"proxy/cli/records.py", "proxy/cli/sessions.py", "proxy/cli/formats.py", "proxy/cli/recordings.py"}
+READ_OTHERS = {"proxy/cli/sessions.py", "proxy/cli/formats.py", "proxy/cli/recordings.py"}
 """They read what other tools recorded of all APIs, in those tools' words."""
 
 CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refusals.py": {"choices"}}

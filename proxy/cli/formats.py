@@ -1,6 +1,6 @@
 """The formats of other tools that `replay` reads, told apart by the members of a record.
 
-Session files of agents are in `sessions`; exports, which hold one request in each record, are here. Shapes as these
+Exports, which hold one request in each record, are read here; `sessions` reads the files of agents. Shapes as these
 versions write them: HAR 1.2, LiteLLM 1.106 (`StandardLoggingPayload`, `LiteLLM_SpendLogs`), Langfuse SDK 5.0,
 LangSmith SDK 0.15, and OpenTelemetry's GenAI conventions (`gen_ai.input.messages`).
 """
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.cli.records import (
+from proxy.cli.sessions import (
     CHAT,
     MESSAGES,
     Exported,
     Json,
-    RecordReader,
-    anthropic_usage,
+    RecordedSession,
     call,
-    cost,
+    claude_code,
+    codex,
     inside,
     loaded,
+    opencode,
+    usage_of,
 )
-from proxy.cli.sessions import ClaudeCode, Codex, Opencode
 from proxy.dialects import for_request
 from proxy.dialects.usage import Reported, reported
 
@@ -43,10 +44,10 @@ def addressed(record: Json, body: bytes) -> Exported:
     except msgspec.ValidationError:
         said = None
     method = record.get("method") if isinstance(record.get("method"), str) else "POST"
-    return _sent(str(method), record["url"], body, said, str(record.get("namespace") or ""))
+    return _sent(method, record["url"], body, said, str(record.get("namespace") or ""))
 
 
-def har(record: Json) -> Iterator[Exported]:
+def har(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """An entry of a HAR. What else a browser loaded says nothing of a model."""
     asked, reply = record["request"], record.get("response")
     said = reported(_content(inside(reply, "content"))) if inside(reply, "status") == 200 else None
@@ -66,10 +67,10 @@ def _sent(method: Any, url: Any, body: bytes, said: Reported | None, caller: str
 
 def _content(content: Any) -> bytes:
     """The bytes of a request or a reply in a HAR; empty if there are none."""
-    text, encoding = inside(content, "text"), inside(content, "encoding")
+    text = inside(content, "text")
     if not isinstance(text, str):
         return b""
-    if str(encoding).lower() != "base64":
+    if str(inside(content, "encoding")).lower() != "base64":
         return text.encode("utf-8", "surrogatepass")
     try:
         return b64decode(text)
@@ -79,78 +80,81 @@ def _content(content: Any) -> bytes:
 
 # -- exports: one request in each record -------------------------------------------------------------------------------
 
-Path = tuple[str, ...]
-
 
 class Export(NamedTuple):
-    """Where an export keeps a request: for each part, the paths at which it may stand."""
+    """Where an export keeps a request: for each part, the paths at which it may stand, with dots and spaces between."""
 
-    body: Sequence[Path]
+    body: str
     """A whole body, or the list of its messages."""
     missing: str
     """Why there may be none, and what to do about that."""
-    model: Sequence[Path] = (("model",),)
-    tools: Sequence[Path] = ()
-    usage: Sequence[Path] = (("usage",),)
-    caller: Sequence[Path] = ()
+    model: str = "model"
+    tools: str = ""
+    usage: str = "usage"
+    caller: str = ""
     wanted: tuple[str, str] | None = None
     """A member and its value, without which a record asks no model."""
 
+    def read(self, record: Json, session: RecordedSession) -> Iterator[Exported]:
+        """The request of an export's record."""
+        if self.wanted and str(record.get(self.wanted[0])).upper() != self.wanted[1]:
+            return
 
-LITELLM = Export(
-    body=(("proxy_server_request", "body"), ("proxy_server_request",), ("messages",)),
-    missing="LiteLLM kept no messages; `store_prompts_in_spend_logs: true` keeps them",
-    tools=(("model_parameters", "tools"),),
-    usage=(("response", "usage"),),
-    caller=(("api_key",), ("metadata", "user_api_key_hash")),
-)
+        def all_of(paths: str) -> Iterator[Any]:
+            found = (inside(record, *path.split(".")) for path in paths.split())
+            return (one for one in found if one is not None)
+
+        body = next(filter(None, map(_as_body, all_of(self.body))), None)
+        if body is None:
+            yield Exported(None, why=self.missing)
+            return
+        if "responses" in str(record.get("call_type")) and "messages" in body:
+            body["input"] = body.pop("messages")  # LiteLLM calls the history of every API its messages
+        own = {"model": str(next(all_of(self.model), "")), "tools": next(all_of(self.tools), None)}
+        whole = {key: value for key, value in (own | body).items() if value is not None}
+        anthropic = record.get("call_type") == "anthropic_messages" or "/messages" in str(record.get("request_path"))
+        said = usage_of(next(all_of(self.usage), None))
+        yield Exported(whole, MESSAGES if anthropic else "", said, str(next(all_of(self.caller), "")))
+
+
 LANGFUSE = Export(
-    body=(("input",),),
+    body="input",
     missing="Langfuse kept no list of messages as the input",
-    model=(("model",), ("provided_model_name",), ("providedModelName",), ("internal_model",)),
-    usage=(("usageDetails",), ("usage_details",)),
+    model="model provided_model_name providedModelName internal_model",
+    usage="usageDetails usage_details",
     wanted=("type", "GENERATION"),
 )
+LITELLM = Export(
+    body="proxy_server_request.body proxy_server_request messages",
+    missing="LiteLLM kept no messages; `store_prompts_in_spend_logs: true` keeps them",
+    tools="model_parameters.tools",
+    usage="response.usage",
+    caller="api_key metadata.user_api_key_hash",
+)
 LANGSMITH = Export(
-    body=(("inputs",),),
+    body="inputs",
     missing="LangSmith kept no list of messages as the input",
-    model=(("extra", "invocation_params", "model"), ("extra", "metadata", "ls_model_name")),
-    tools=(("extra", "invocation_params", "tools"),),
-    usage=(("outputs", "usage_metadata"), ("extra", "metadata", "usage_metadata")),
+    model="extra.invocation_params.model extra.metadata.ls_model_name",
+    tools="extra.invocation_params.tools",
+    usage="outputs.usage_metadata extra.metadata.usage_metadata",
     wanted=("run_type", "LLM"),
 )
 HELICONE = Export(
-    body=(("request_body",),),
+    body="request_body",
     missing="Helicone exported no body; export again with --include-body",
-    usage=(("response_body", "usage"),),
-    caller=(("request_user_id",),),
+    usage="response_body.usage",
+    caller="request_user_id",
 )
 STORED = Export(
-    body=(("messages",), ("input",)),
+    body="messages input",
     missing="a stored completion has no messages; add those of GET /chat/completions/ID/messages as `messages`",
-    tools=(("tools",),),
+    tools="tools",
 )
-
-
-def exported(record: Json, shape: Export) -> Iterator[Exported]:
-    if shape.wanted and str(record.get(shape.wanted[0])).upper() != shape.wanted[1]:
-        return
-    found = (loaded(inside(record, *path)) for path in shape.body)
-    body = next((made for made in map(_as_body, found) if made), None)
-    if body is None:
-        yield Exported(None, why=shape.missing)
-        return
-    if "responses" in str(record.get("call_type")) and "messages" in body:
-        body["input"] = body.pop("messages")  # LiteLLM calls the history of every API its messages
-    own = {"model": str(_first(record, shape.model) or ""), "tools": _first(record, shape.tools)}
-    whole = {key: value for key, value in (own | body).items() if value is not None}
-    anthropic = record.get("call_type") == "anthropic_messages" or "/messages" in str(record.get("request_path"))
-    caller = str(_first(record, shape.caller) or "")
-    yield Exported(whole, MESSAGES if anthropic else "", _usage(_first(record, shape.usage)), caller)
 
 
 def _as_body(given: Any) -> Json | None:
     """The body of what may be one, or its messages, some of which are LangChain's."""
+    given = loaded(given)
     body = dict(given) if isinstance(given, dict) else {"messages": given}
     for key in ("messages", "input"):
         history = loaded(body.get(key))
@@ -159,10 +163,6 @@ def _as_body(given: Any) -> Json | None:
             body[key] = [_langchain(one) if isinstance(one, dict) and "lc" in one else one for one in history]
             return body
     return None
-
-
-def _first(record: Json, paths: Sequence[Path]) -> Any:
-    return next((found for path in paths if (found := inside(record, *path))), None)
 
 
 _LANGCHAIN = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": "assistant", "ToolMessage": "tool"}
@@ -181,33 +181,18 @@ def _langchain(message: Json) -> Json:
     return made
 
 
-def _usage(usage: Any) -> Reported | None:
-    """Usage in the names of OpenAI, Anthropic or LangChain; None if it does not say how many tokens were cached."""
-    if inside(usage, "cache_read_input_tokens") is not None:
-        return anthropic_usage(usage)
-    for details, cached in (
-        ("prompt_tokens_details", "cached_tokens"),
-        ("input_tokens_details", "cached_tokens"),
-        ("input_token_details", "cache_read"),
-    ):
-        if (tokens := inside(usage, details, cached)) is not None:
-            prompt = inside(usage, "prompt_tokens") or inside(usage, "input_tokens")
-            return cost(prompt, inside(usage, "completion_tokens") or inside(usage, "output_tokens"), tokens)
-    return None
-
-
 # -- OpenTelemetry -----------------------------------------------------------------------------------------------------
 
 
-def otlp(record: Json) -> Iterator[Exported]:
+def otlp(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """Spans in OTLP's JSON: `resourceSpans`, each with `scopeSpans`."""
     for resource in record.get("resourceSpans") or record.get("resource_spans") or []:
         for scope in resource.get("scopeSpans") or resource.get("scope_spans") or []:
             for one in scope.get("spans") or []:
-                yield from span(one)
+                yield from span(one, session)
 
 
-def span(record: Json) -> Iterator[Exported]:
+def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """One span with GenAI attributes, of OTLP or as the SDK prints it. Spans of anything else say nothing."""
     found = record.get("attributes") or {}
     if isinstance(found, list):
@@ -215,7 +200,8 @@ def span(record: Json) -> Iterator[Exported]:
     model = str(found.get("gen_ai.request.model") or found.get("langfuse.observation.model.name") or "")
     if kind := found.get("langfuse.observation.type"):
         given, usage = found.get("langfuse.observation.input"), found.get("langfuse.observation.usage_details")
-        yield from exported({"type": kind, "model": model, "input": given, "usage_details": loaded(usage)}, LANGFUSE)
+        shown = {"type": kind, "model": model, "input": given, "usage_details": usage}
+        yield from LANGFUSE.read(shown, session)
         return
     if not any(key.startswith("gen_ai.") for key in found):
         return
@@ -225,25 +211,23 @@ def span(record: Json) -> Iterator[Exported]:
         return
     system, tools = loaded(found.get("gen_ai.system_instructions")), loaded(found.get("gen_ai.tool.definitions"))
     opening = [{"role": "system", "content": _contents(system)}] if system else []
-    body = {"model": model, "messages": [*opening, *(each for one in history for each in _parts(one))]}
-    spent = [found.get(f"gen_ai.usage.{name}") for name in ("input_tokens", "output_tokens", "cache_read.input_tokens")]
-    said = cost(*spent) if spent[2] else None
-    yield Exported(body | ({"tools": tools} if isinstance(tools, list) and tools else {}), CHAT, said)
+    body = {"model": model, "messages": [*opening, *(each for one in history for each in _messages(one))]}
+    body |= {"tools": tools} if isinstance(tools, list) and tools else {}
+    spent = {name: found.get(f"gen_ai.usage.{name}") for name in ("input_tokens", "output_tokens")}
+    yield Exported(body, CHAT, usage_of(spent | {"cached_tokens": found.get("gen_ai.usage.cache_read.input_tokens")}))
 
 
 def _plain(value: Json) -> Any:
     """The value of an attribute in OTLP's JSON. Whole numbers are texts there."""
-    if "intValue" in value:
-        return int(value["intValue"])
-    return next(iter(value.values()), None)
+    return int(value["intValue"]) if "intValue" in value else next(iter(value.values()), None)
 
 
-def _contents(parts: Sequence[Any]) -> str:
+def _contents(parts: list[Any]) -> str:
     texts = (part if isinstance(part, str) else part.get("content") for part in parts)
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _parts(message: Json) -> Iterator[Json]:
+def _messages(message: Json) -> Iterator[Json]:
     """The chat messages of one message of the GenAI conventions: its texts and calls, and each result by itself."""
     parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
     calls = [part for part in parts if part.get("type") == "tool_call"]
@@ -266,44 +250,30 @@ class Format(NamedTuple):
     name: str
     """As `replay` names it."""
     sees: Callable[[Json], bool]
-    reader: Callable[[], RecordReader]
+    read: Callable[[Json, RecordedSession], Iterator[Exported]]
 
 
-class Each(RecordReader):
-    """A reader of records that have nothing to do with each other."""
-
-    def __init__(self, read: Callable[[Json], Iterator[Exported]]) -> None:
-        self._read = read
-
-    def take(self, record: Json) -> Iterator[Exported]:
-        return self._read(record)
-
-
-def _has(*names: str, one_of: Sequence[str] = ()) -> Callable[[Json], bool]:
+def _has(*names: str, one_of: tuple[str, ...] = ()) -> Callable[[Json], bool]:
     """Whether a record has all of these members, and one of the others if there are some."""
     return lambda record: record.keys() >= set(names) and (not one_of or not record.keys().isdisjoint(one_of))
 
 
-def _each(read: Callable[[Json], Iterator[Exported]]) -> Callable[[], RecordReader]:
-    return lambda: Each(read)
-
-
-def _of(shape: Export) -> Callable[[], RecordReader]:
-    return lambda: Each(lambda record: exported(record, shape))
-
-
 FORMATS = (
-    Format(HAR, lambda record: inside(record, "request", "url") is not None, _each(har)),
-    Format("Claude Code's session", _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")), ClaudeCode),
-    Format("Codex's session", _has("timestamp", "type", "payload"), Codex),
-    Format("opencode's session", _has("session", "message", "parts"), Opencode),
-    Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), _of(LITELLM)),
-    Format("LangSmith's run", _has("run_type", "inputs"), _of(LANGSMITH)),
-    Format("Helicone's request", _has("request_id", "request_model"), _of(HELICONE)),
-    Format("OpenTelemetry's spans", _has(one_of=("resourceSpans", "resource_spans")), _each(otlp)),
-    Format("OpenTelemetry's span", _has("attributes", "context", "kind"), _each(span)),
-    Format("Langfuse's observation", _has("type", "input", one_of=("traceId", "trace_id")), _of(LANGFUSE)),
-    Format("OpenAI's stored completion", lambda record: record.get("object") == "chat.completion", _of(STORED)),
+    Format(HAR, lambda record: inside(record, "request", "url") is not None, har),
+    Format("Claude Code's session", _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")), claude_code),
+    Format("Codex's session", _has("timestamp", "type", "payload"), codex),
+    Format("opencode's session", _has("session", "message", "parts"), opencode),
+    Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), LITELLM.read),
+    Format("LangSmith's run", _has("run_type", "inputs"), LANGSMITH.read),
+    Format("Helicone's request", _has("request_id", "request_model"), HELICONE.read),
+    Format("OpenTelemetry's spans", _has(one_of=("resourceSpans", "resource_spans")), otlp),
+    Format("OpenTelemetry's span", _has("attributes", "context", "kind"), span),
+    Format("Langfuse's observation", _has("type", "input", one_of=("traceId", "trace_id")), LANGFUSE.read),
+    Format(
+        "OpenAI's stored completion",
+        lambda record: record.get("object") == "chat.completion",
+        STORED.read,
+    ),
 )
 """In the order in which they are tried. A record of none of them is a request's body."""
 

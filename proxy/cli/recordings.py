@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import sqlite3
 import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
 from proxy.cli.formats import ADDRESSED, FORMATS, LISTS, addressed
-from proxy.cli.records import Exported, Json, RecordReader, turns, value_of, whole_conversation
-from proxy.cli.sessions import Opencode
+from proxy.cli.sessions import Exported, Json, RecordedSession, is_reply
 from proxy.dialects import DIALECTS, Dialect, for_body
 from proxy.dialects.usage import Reported
 from proxy.errors import UserMistake
 from proxy.plan.turn import Reason, Request, Unplannable
-from proxy.rawjson import NotJson, object_of
 
 STDIN = Path("-")
 """Stands for standard input."""
@@ -58,6 +58,9 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """It is one turn of a conversation that was recorded as a whole."""
 
 
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
 def named(paths: Sequence[str]) -> list[Path]:
     """Return the files to read: those that are given, and in their order those below given directories.
 
@@ -83,11 +86,12 @@ def at_home(environment: Mapping[str, str]) -> dict[str, list[Path]]:
     codex = Path(environment.get("CODEX_HOME") or home / ".codex", "sessions")
     data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
     found = {
-        "Claude Code": list(claude.rglob("*.jsonl")),
-        "Codex": list(codex.rglob("rollout-*.jsonl")),
-        "opencode": list((data / "opencode").glob("opencode.db")),
+        "Claude Code": claude.rglob("*.jsonl"),
+        "Codex": codex.rglob("rollout-*.jsonl"),
+        "opencode": (data / "opencode").glob("opencode.db"),
     }
-    return {name: sorted(files, key=lambda file: file.stat().st_mtime) for name, files in found.items() if files}
+    ordered = {name: sorted(files, key=lambda file: file.stat().st_mtime) for name, files in found.items()}
+    return {name: files for name, files in ordered.items() if files}
 
 
 def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
@@ -95,175 +99,49 @@ def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
 
     Raises UserMistake, which names the line or the entry.
     """
-    records = _Records(str(path), _dialect(api))
+    known = {one.name: one for one in DIALECTS if not one.counts}
+    if api is not None and api not in known:
+        raise UserMistake(f"--dialect {api}: expected one of {', '.join(sorted(known))}")
+    dialect = known[api] if api else None
     try:
-        with _opened(path) as (file, head):
+        with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as opened:
+            unpacked = gzip.GzipFile(fileobj=opened) if opened.peek(2).startswith(_GZIP) else opened
+            head, file = unpacked.peek(len(_SQLITE)), cast(BinaryIO, unpacked)
             if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
                 cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
                 raise UserMistake(f"{path}: expected UTF-8, and this is UTF-16: {cure}")
-            if head.startswith(_SQLITE):
-                yield from records.database(path)
-            else:
-                yield from records.text(file)
+            records = _of_database(path) if head.startswith(_SQLITE) else _of_text(str(path), file)
+            yield from _requests(records, dialect)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserMistake(f"{path}: is not whole, or no gzip; give what can be unpacked of it: {error}") from error
     except OSError as error:
         raise UserMistake(f"{path}: cannot be read: {error.strerror}") from error
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
-    """Open a file, unpacked, and give its first bytes."""
-    with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as file:
-        unpacked = gzip.GzipFile(fileobj=file) if file.peek(2).startswith(_GZIP) else file
-        yield cast(BinaryIO, unpacked), unpacked.peek(len(_SQLITE))
+class Record(NamedTuple):
+    """A record's JSON, and where it stands. Not `ended`: its file may still be written."""
+
+    place: str
+    text: bytes
+    ended: bool = True
 
 
-def _dialect(api: str | None) -> Dialect | None:
-    known = {one.name: one for one in DIALECTS if not one.counts}
-    if api is not None and api not in known:
-        raise UserMistake(f"--dialect {api}: expected one of {', '.join(sorted(known))}")
-    return known[api] if api else None
-
-
-class _Records:
-    """The records of one file, and the readers of the formats found in it."""
-
-    def __init__(self, name: str, dialect: Dialect | None) -> None:
-        self._name = name
-        self._dialect = dialect
-        self._readers: dict[str, RecordReader] = {}
-        self._seen: set[bytes] = set()  # the turns of whole conversations so far
-
-    # -- the kinds of file --
-
-    def text(self, file: BinaryIO) -> Iterator[RecordedRequest]:
-        """Yield the requests of JSONL, or of a JSON document if the first line is no record."""
-        begun = False
-        for number in count(1):
-            line = file.readline(LONGEST + 1)
-            if not line:
-                break
-            body = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
-            if body and not begun and _begins_document(body):
-                yield from self._document(b"\n" * (number - 1) + body + b"\n" + file.read(WHOLE))
-                break
-            begun = begun or bool(body)
-            if len(line) > LONGEST:
-                raise UserMistake(f"{self._name}:{number}: longer than {LONGEST:,} bytes")
-            if number > 1 and not line.endswith(b"\n") and _is_cut(body):
-                yield RecordedRequest(None, reason=Reason.INVALID)
-            elif body:
-                yield from self._record(f"{self._name}:{number}", body)
-        for name, reader in self._readers.items():
-            for one in reader.end():
-                yield from self._found(one, name)
-
-    def _document(self, text: bytes) -> Iterator[RecordedRequest]:
-        try:
-            entries = _entries(text)
-        except (ValueError, RecursionError) as error:
-            at = re.search(r"\(byte (\d+)\)", str(error))
-            line = 1 + text[: int(at[1]) if at else 0].count(b"\n")
-            raise UserMistake(f"{self._name}:{line}: not JSON: {error}") from error
-        if entries is None:
-            yield from self._record(self._name, text.strip())
-        for number, raw in enumerate(entries or [], 1):
-            yield from self._record(f"{self._name}: entry {number}", bytes(raw))
-
-    def database(self, path: Path) -> Iterator[RecordedRequest]:
-        """Yield the requests of opencode's database."""
-        reader = Opencode()
-        try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-                for session, message, data in connection.execute(_MESSAGES).fetchall():
-                    parts = [value_of(part) for (part,) in connection.execute(_PARTS, (message,))]
-                    record = {"session": session, "message": value_of(data), "parts": parts}
-                    for found in reader.take(record):
-                        yield from self._found(found, "opencode's session")
-        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-            raise UserMistake(f"{path}: is a database, but not one of opencode's that we know: {error}") from error
-
-    # -- one record --
-
-    def _record(self, place: str, body: bytes) -> Iterator[RecordedRequest]:
-        """Yield the requests that are complete with this record. Raises UserMistake."""
-        try:
-            record = value_of(body)
-            if not isinstance(record, dict):
-                raise ValueError(f"it is a {type(record).__name__}")
-        except (ValueError, RecursionError) as error:
-            raise UserMistake(f"{place}: expected a JSON object, such as a request's body: {error}") from error
-        known = next((one for one in FORMATS if one.sees(record)), None)
-        if "url" in record and "body" in record:
-            yield from self._found(addressed(record, bytes(rawjson.members(body)["body"])), ADDRESSED)
-        elif known is None:
-            yield from self._from_body(place, body, record)
-        else:
-            reader = self._readers.setdefault(known.name, known.reader())
-            try:
-                for one in reader.take(record):
-                    yield from self._found(one, known.name)
-            except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-                raise UserMistake(f"{place}: looks like {known.name}, but cannot be read as one: {error!r}") from error
-
-    def _found(self, found: Exported, source: str) -> Iterator[RecordedRequest]:
-        """Yield the request of a record, or its turns if it holds a whole conversation."""
-        if found.body is None:
-            yield RecordedRequest(None, reason=found.why, source=source)
+def _of_text(name: str, file: BinaryIO) -> Iterator[Record]:
+    """Yield the records of JSONL, or of a JSON document if the first line is no record."""
+    begun = False
+    for number in count(1):
+        line = file.readline(LONGEST + 1)
+        if not line:
             return
-        whole = found.body if isinstance(found.body, dict) else {}
-        key = whole_conversation(whole)
-        for turn in self._turns(whole, key) if key else [found.body]:
-            body = turn if isinstance(turn, bytes) else rawjson.encode(turn)
-            dialect = next((one for one in DIALECTS if one.name == found.api), None) or self._dialect
-            yield msgspec.structs.replace(
-                _first_that_parses([dialect] if dialect else for_body(body), body),
-                said=None if key else found.said,
-                caller=found.caller,
-                source=source,
-                expanded=bool(key),
-            )
-
-    def _turns(self, body: Json, key: str) -> Iterator[Json]:
-        """Yield the turns that no earlier record of the file had: some logs add the reply to each request."""
-        for turn in turns({"model": "unknown", **body}, key):
-            digest = sha256(rawjson.encode([turn["model"], turn[key]])).digest()
-            if digest not in self._seen:
-                self._seen.add(digest)
-                yield turn
-
-    def _from_body(self, place: str, body: bytes, record: Json) -> Iterator[RecordedRequest]:
-        """Yield the request of a body: in the first dialect in which it has a history."""
-        if whole_conversation(record):
-            yield from self._found(Exported(record), BODY)
+        text = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
+        if text and not begun and _begins_document(text):
+            yield from _of_document(name, b"\n" * (number - 1) + text + b"\n" + file.read(WHOLE))
             return
-        candidates = [self._dialect] if self._dialect else for_body(body)
-        found = _first_that_parses(candidates, body)
-        if found.reason == Reason.INVALID or (found.chat is not None and not found.chat.entries):
-            expected = " or ".join(dict.fromkeys(one.name for one in candidates))
-            known = ", ".join(one.name for one in FORMATS)
-            raise UserMistake(f"{place}: expected a request body of {expected}, or a record of {known}")
-        yield found
-
-
-_MESSAGES = "select session_id, id, data from message order by session_id, time_created, id"
-_PARTS = "select data from part where message_id = ? order by id"
-
-
-_DOCUMENT: msgspec.json.Decoder[list[Raw] | dict[str, Raw]] = msgspec.json.Decoder(list[Raw] | dict[str, Raw])
-
-
-def _entries(text: bytes) -> list[Raw] | None:
-    """Return the records of a JSON document; None if it is a record itself. Raises ValueError."""
-    found, masked = rawjson.decode(_DOCUMENT, text)
-    if isinstance(found, list):
-        return list(map(rawjson.unmasked, found)) if masked else found
-    lists = [object_of(found.get("log")).get("entries"), *(found.get(name) for name in LISTS)]
-    whole = next((raw for raw in lists if rawjson.is_array(raw)), None)
-    if whole is None or "messages" in found:
-        return None
-    return rawjson.elements(rawjson.unmasked(whole) if masked else whole)
+        if len(line) > LONGEST:
+            raise UserMistake(f"{name}:{number}: longer than {LONGEST:,} bytes")
+        if text:
+            yield Record(f"{name}:{number}", text, ended=not begun or line.endswith(b"\n"))
+            begun = True
 
 
 def _begins_document(line: bytes) -> bool:
@@ -274,23 +152,149 @@ def _begins_document(line: bytes) -> bool:
         return line[:1] in (b"{", b"[")
 
 
-def _is_cut(body: bytes) -> bool:
-    """Whether a last line is not whole, as in a file that is still being written."""
+def _of_document(name: str, text: bytes) -> Iterator[Record]:
     try:
-        rawjson.members(body)
-    except NotJson:
-        return True
-    return False
+        entries = _entries(text)
+    except (ValueError, RecursionError) as error:
+        at = re.search(r"\(byte (\d+)\)", str(error))
+        line = 1 + text[: int(at[1]) if at else 0].count(b"\n")
+        raise UserMistake(f"{name}:{line}: not JSON: {error}") from error
+    if entries is None:
+        yield Record(name, text.strip())
+    for number, raw in enumerate(entries or [], 1):
+        yield Record(f"{name}: entry {number}", bytes(raw))
 
 
-def _first_that_parses(candidates: Sequence[Dialect], body: bytes) -> RecordedRequest:
-    """Return the request in the first of the dialects in which it has a history, else the last try."""
-    found = RecordedRequest(None, reason=Reason.INVALID)
-    for candidate in candidates:
+_DOCUMENT: msgspec.json.Decoder[list[Raw] | dict[str, Raw]] = msgspec.json.Decoder(list[Raw] | dict[str, Raw])
+
+
+def _entries(text: bytes) -> list[Raw] | None:
+    """Return the records of a JSON document; None if it is a record itself. Raises ValueError."""
+    found, masked = rawjson.decode(_DOCUMENT, text)
+    if isinstance(found, list):
+        return list(map(rawjson.unmasked, found)) if masked else found
+    lists = [rawjson.object_of(found.get("log")).get("entries"), *(found.get(name) for name in LISTS)]
+    whole = next((raw for raw in lists if rawjson.is_array(raw)), None)
+    if whole is None or "messages" in found:
+        return None
+    return rawjson.elements(rawjson.unmasked(whole) if masked else whole)
+
+
+def _of_database(path: Path) -> Iterator[Record]:
+    """Yield opencode's messages, each with its session and its parts."""
+    messages = "select session_id, id, data from message order by session_id, time_created, id"
+    parts = "select data from part where message_id = ? order by id"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            for session, message, data in connection.execute(messages).fetchall():
+                said = ",".join(part for (part,) in connection.execute(parts, (message,)))
+                text = f'{{"session": {json.dumps(session)}, "message": {data}, "parts": [{said}]}}'
+                yield Record(f"{path}: message {message}", text.encode())
+    except (sqlite3.Error, TypeError) as error:
+        raise UserMistake(f"{path}: is a database, but not one of opencode's that we know: {error}") from error
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def _requests(records: Iterator[Record], dialect: Dialect | None) -> Iterator[RecordedRequest]:
+    """Yield the requests of a file's records. A session's are read by what its earlier records have said."""
+    sessions: dict[str, RecordedSession] = defaultdict(RecordedSession)
+    seen: set[bytes] = set()
+    for one in records:
         try:
-            found = RecordedRequest(candidate, candidate.parse(body))
-        except Unplannable as error:
-            found = RecordedRequest(candidate, reason=error.reason)
-        if found.reason != Reason.INVALID and (found.chat is None or found.chat.entries):
-            break
-    return found
+            record = _value_of(one.text)
+        except (ValueError, RecursionError) as error:
+            if one.ended:
+                raise UserMistake(f"{one.place}: expected a JSON object, such as a request's body: {error}") from error
+            yield RecordedRequest(None, reason=Reason.INVALID)
+            continue
+        source, exports = _read(record, one.text, sessions)
+        try:
+            for export in exports:
+                for found in _found(export, source, dialect, seen):
+                    if source == BODY and not found.expanded and not _has_history(found):
+                        raise UserMistake(f"{one.place}: {_expected(one.text, dialect)}")
+                    yield found
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise UserMistake(f"{one.place}: looks like {source}, but cannot be read as one: {error!r}") from error
+    for source, session in sessions.items():
+        for export in session.answered():
+            yield from _found(export, source, dialect, seen)
+
+
+def _read(record: Json, text: bytes, sessions: Mapping[str, RecordedSession]) -> tuple[str, Iterable[Exported]]:
+    """Return what a record is, and the requests that are complete with it."""
+    if "url" in record and "body" in record:
+        return ADDRESSED, [addressed(record, bytes(rawjson.members(text)["body"]))]
+    for known in FORMATS:
+        if known.sees(record):
+            return known.name, known.read(record, sessions[known.name])
+    return BODY, [Exported(record if whole_conversation(record) else text)]
+
+
+def _value_of(text: bytes) -> Json:
+    """Return a JSON object, also one with half surrogate pairs. Raises ValueError."""
+    value: Any
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}")
+    return value
+
+
+def _found(export: Exported, source: str, dialect: Dialect | None, seen: set[bytes]) -> Iterator[RecordedRequest]:
+    """Yield the request of a record, or its turns if it holds a whole conversation."""
+    if export.body is None:
+        yield RecordedRequest(None, reason=export.why, source=source)
+        return
+    whole = export.body if isinstance(export.body, dict) else {}
+    key = whole_conversation(whole)
+    dialect = next((one for one in DIALECTS if one.name == export.api), dialect)
+    for turn in _turns(whole, key, seen) if key else [export.body]:
+        body = turn if isinstance(turn, bytes) else rawjson.encode(turn)
+        found = RecordedRequest(None, reason=Reason.INVALID)
+        for candidate in [dialect] if dialect else for_body(body):
+            try:
+                found = RecordedRequest(candidate, candidate.parse(body))
+            except Unplannable as error:
+                found = RecordedRequest(candidate, reason=error.reason)
+            if _has_history(found):
+                break
+        said, caller = None if key else export.said, export.caller
+        yield msgspec.structs.replace(found, said=said, caller=caller, source=source, expanded=bool(key))
+
+
+def _has_history(found: RecordedRequest) -> bool:
+    return bool(found.chat.entries) if found.chat else found.reason != Reason.INVALID
+
+
+def _expected(text: bytes, dialect: Dialect | None) -> str:
+    bodies = dict.fromkeys(one.name for one in ([dialect] if dialect else for_body(text)))
+    return f"expected a request body of {' or '.join(bodies)}, or a record of {', '.join(one.name for one in FORMATS)}"
+
+
+def whole_conversation(body: Json) -> str:
+    """Return the member that holds the history if it ends with a reply, so that this is no request; else ""."""
+    for key in ("messages", "input"):
+        history = body.get(key)
+        if isinstance(history, list) and len(history) > 1 and is_reply(history[-1]):
+            return key
+    return ""
+
+
+def _turns(body: Json, key: str, seen: set[bytes]) -> Iterator[Json]:
+    """Yield the body of the request before each reply, if no earlier record of the file had it.
+
+    Some logs add the reply to each request, so that each line has all earlier turns again.
+    """
+    history = body[key]
+    for place, entry in enumerate(history):
+        if is_reply(entry) and place and not is_reply(history[place - 1]):
+            turn = {"model": "unknown", **body, key: history[:place]}
+            digest = sha256(rawjson.encode([turn["model"], turn[key]])).digest()
+            if digest not in seen:
+                seen.add(digest)
+                yield turn

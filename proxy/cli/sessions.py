@@ -1,163 +1,190 @@
-"""The session files of agents, which are read record after record.
+"""The session files of agents, which are read record after record, and what all readers of `replay` share.
 
 Shapes as these versions write them: Claude Code 2.1, Codex 0.169, and opencode's database of November 2026.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from proxy.cli.records import (
-    CHAT,
-    MESSAGES,
-    RESPONSES,
-    Exported,
-    Json,
-    RecordReader,
-    anthropic_usage,
-    call,
-    cost,
-    inside,
-    is_reply,
-    texts,
-)
+from proxy import rawjson
+from proxy.dialects.usage import Reported, reported
+
+Json = dict[str, Any]
+CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 
 
-class ClaudeCode(RecordReader):
+class Exported(NamedTuple):
+    """A request that is complete with a record."""
+
+    body: Json | bytes | None
+    """None: there is none, and `why` says so."""
+    api: str = ""
+    """The dialect's name; empty: the body shows it."""
+    said: Reported | None = None
+    caller: str = ""
+    why: str = ""
+
+
+@dataclass
+class RecordedSession:
+    """What the records of one file have said so far."""
+
+    histories: dict[str, list[Json]] = field(default_factory=lambda: defaultdict(list))
+    """Of the main agent (""), of each other one, or of the session of this name."""
+    replies: dict[str, Any] = field(default_factory=dict)
+    """A history's name → the id of its newest reply."""
+    model: str = "unknown"
+    system: Any = None
+    tools: Any = None
+    used: dict[str, Json] = field(default_factory=dict)
+    """A name → a tool that was called."""
+    waiting: Json | None = None
+    """A request whose cost has not been said yet."""
+
+    def answered(self, usage: Any = None) -> Iterator[Exported]:
+        if self.waiting is not None:
+            yield Exported(self.waiting, RESPONSES, usage_of(usage))
+            self.waiting = None
+
+
+def inside(value: Any, *names: str) -> Any:
+    """Return what stands at a path of names, or None. Databases keep JSON as text, which is read on the way."""
+    for name in names:
+        value = loaded(value)
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def loaded(value: Any) -> Any:
+    """Return what a text of JSON says, and any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def is_reply(entry: Any) -> bool:
+    """Whether the model wrote this entry of a history, in any API."""
+    if not isinstance(entry, dict):
+        return False
+    kind = str(entry.get("type", "message"))
+    return entry.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
+
+
+def call(name: str, function: str, arguments: Any) -> Json:
+    """A call of a chat message."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": name, "type": "function", "function": {"name": function, "arguments": text}}
+
+
+def usage_of(usage: Any) -> Reported | None:
+    """What a reply cost, in the words of OpenAI, Anthropic, Codex or LangChain; None without what was cached."""
+    text = rawjson.encode(loaded(usage))
+    for theirs in (b'"cached_input_tokens"', b'"cache_read"'):
+        text = text.replace(theirs, b'"cached_tokens"')
+    said = reported(text)
+    return said if said and said.cached is not None else None
+
+
+# -- the agents --------------------------------------------------------------------------------------------------------
+
+
+def claude_code(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """`~/.claude/projects/*/*.jsonl`: a line for each block of a reply, each result, and much that is only shown."""
-
-    def __init__(self) -> None:
-        self._histories: dict[str, list[Json]] = {}
-        self._replies: dict[str, str] = {}  # history → the id of its newest reply
-        self._system: Any = None
-        self._tools: list[Json] = []
-        self._used: dict[str, Json] = {}  # name → a tool that was called
-
-    def take(self, record: Json) -> Iterator[Exported]:
-        side = str(record.get("agentId") or "side") if record.get("isSidechain") else ""
-        history = self._histories.setdefault(side, [])
-        match record.get("type"):
-            case "system" if record.get("subtype") == "compact_boundary":
-                history.clear()
-            case "api-request-shape":
-                self._system = inside(record, "shape", "system") or self._system
-                self._tools = inside(record, "shape", "tools") or self._tools
-            case "attachment":
-                self._attached(record, history)
-            case "user":
-                message = record["message"]
-                history.append({"role": message.get("role", "user"), "content": message.get("content", "")})
-            case "assistant" if inside(record, "message", "model") != "<synthetic>":
-                yield from self._reply(record["message"], side, history)
-
-    def _attached(self, record: Json, history: list[Json]) -> None:
-        """What the client adds to the user's words."""
-        attachment = record.get("attachment") or {}
-        if attachment.get("type") == "prompt_snapshot" and self._system is None:
-            self._system = "\n".join(attachment.get("systemPrompt") or []) or None
-        for one in record.get("rendered") or []:
-            history.append({"role": record.get("renderedRole") or "user", "content": one.get("content")})
-
-    def _reply(self, message: Json, side: str, history: list[Json]) -> Iterator[Exported]:
-        blocks = message.get("content") or []
-        if self._replies.get(side) != message.get("id"):
-            self._replies[side] = message.get("id", "")
-            if history:
-                yield Exported(self._body(message, history), MESSAGES, anthropic_usage(message.get("usage")), side)
-            history.append({"role": "assistant", "content": []})
-        for block in blocks if isinstance(blocks, list) else [{"type": "text", "text": str(blocks)}]:
-            if block.get("type") == "tool_use":
-                self._used[block["name"]] = {"name": block["name"], "input_schema": {"type": "object"}}
-            history[-1]["content"].append(block)
-
-    def _body(self, message: Json, history: list[Json]) -> Json:
-        tools = self._tools or list(self._used.values())
-        body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": list(map(dict, history))}
-        return {**body, **({"system": self._system} if self._system else {}), **({"tools": tools} if tools else {})}
+    agent = str(record.get("agentId") or "side") if record.get("isSidechain") else ""
+    history = session.histories[agent]
+    match record.get("type"):
+        case "system" if record.get("subtype") == "compact_boundary":
+            history.clear()
+        case "api-request-shape":
+            session.system = inside(record, "shape", "system") or session.system
+            session.tools = inside(record, "shape", "tools") or session.tools
+        case "attachment":  # what the client adds to the user's words
+            if session.system is None and inside(record, "attachment", "type") == "prompt_snapshot":
+                session.system = "\n".join(inside(record, "attachment", "systemPrompt") or []) or None
+            role = record.get("renderedRole") or "user"
+            history += [{"role": role, "content": one.get("content")} for one in record.get("rendered") or []]
+        case "user":
+            message = record["message"]
+            history.append({"role": message.get("role", "user"), "content": message.get("content", "")})
+        case "assistant" if inside(record, "message", "model") != "<synthetic>":
+            yield from _block(record["message"], session, agent)
 
 
-class Codex(RecordReader):
+def _block(message: Json, session: RecordedSession, agent: str) -> Iterator[Exported]:
+    """A block of a reply. The first one completes the request before it."""
+    history = session.histories[agent]
+    if session.replies.get(agent) != message.get("id"):
+        session.replies[agent] = message.get("id")
+        body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": [*history]}
+        more = {"system": session.system, "tools": session.tools or list(session.used.values())}
+        body |= {name: value for name, value in more.items() if value}
+        if history:
+            yield Exported(body, MESSAGES, usage_of(message.get("usage")), agent)
+        history.append({"role": "assistant", "content": []})
+    blocks = message.get("content") or []
+    for block in blocks if isinstance(blocks, list) else [{"type": "text", "text": str(blocks)}]:
+        if block.get("type") == "tool_use":
+            session.used[block["name"]] = {"name": block["name"], "input_schema": {"type": "object"}}
+        history[-1]["content"].append(block)
+
+
+def codex(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """`~/.codex/sessions/**/rollout-*.jsonl`: items of the Responses API, with what a reply cost after it."""
-
-    def __init__(self) -> None:
-        self._items: list[Json] = []
-        self._model = "unknown"
-        self._instructions = ""
-        self._used: dict[str, Json] = {}
-        self._waiting: Json | None = None  # a request whose cost has not been said yet
-
-    def take(self, record: Json) -> Iterator[Exported]:
-        payload = record.get("payload")
-        payload = payload if isinstance(payload, dict) else {}
-        match record.get("type"):
-            case "session_meta":
-                self._instructions = inside(payload, "base_instructions", "text") or ""
-            case "turn_context":
-                self._model = payload.get("model") or self._model
-            case "compacted":
-                yield from self.end()
-                summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
-                self._items = list(payload.get("replacement_history") or [summary])
-            case "event_msg" if payload.get("type") == "token_count":
-                yield from self._asked(inside(payload, "info", "last_token_usage"))
-            case "response_item":
-                yield from self._item(payload)
-
-    def _item(self, payload: Json) -> Iterator[Exported]:
-        item = {key: value for key, value in payload.items() if not key.startswith("internal_")}
-        if is_reply(item) and self._items and not is_reply(self._items[-1]):
-            yield from self.end()
-            self._waiting = self._body()
-        if isinstance(name := item.get("name"), str):
-            self._used[name] = {"type": "function", "name": name, "parameters": {"type": "object"}}
-        if item.get("type") != "ghost_snapshot":
-            self._items.append(item)
-
-    def _body(self) -> Json:
-        body = {"model": self._model, "store": False, "input": list(self._items), "tools": list(self._used.values())}
-        return {**body, "instructions": self._instructions} if self._instructions else body
-
-    def _asked(self, usage: Any) -> Iterator[Exported]:
-        if self._waiting is not None:
-            spent = [inside(usage, name) for name in ("input_tokens", "output_tokens", "cached_input_tokens")]
-            yield Exported(self._waiting, RESPONSES, cost(*spent))
-            self._waiting = None
-
-    def end(self) -> Iterator[Exported]:
-        yield from self._asked(None)
+    payload = record["payload"] if isinstance(record.get("payload"), dict) else {}
+    items = session.histories[""]
+    match record.get("type"):
+        case "session_meta":
+            session.system = inside(payload, "base_instructions", "text")
+        case "turn_context":
+            session.model = payload.get("model") or session.model
+        case "compacted":
+            yield from session.answered()
+            summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
+            items[:] = payload.get("replacement_history") or [summary]
+        case "event_msg" if payload.get("type") == "token_count":
+            yield from session.answered(inside(payload, "info", "last_token_usage"))
+        case "response_item" if payload.get("type") != "ghost_snapshot":
+            item = {key: value for key, value in payload.items() if not key.startswith("internal_")}
+            if is_reply(item) and items and not is_reply(items[-1]):
+                yield from session.answered()
+                session.waiting = {"model": session.model, "store": False, "input": [*items]}
+                session.waiting["tools"] = [*session.used.values()]
+                session.waiting |= {"instructions": session.system} if session.system else {}
+            if isinstance(name := item.get("name"), str):
+                session.used[name] = {"type": "function", "name": name, "parameters": {"type": "object"}}
+            items.append(item)
 
 
-class Opencode(RecordReader):
-    """`opencode.db`: rows of messages, each with its parts, as `recordings` reads them from the database."""
-
-    def __init__(self) -> None:
-        self._session = ""
-        self._messages: list[Json] = []
-        self._used: dict[str, Json] = {}
-
-    def take(self, record: Json) -> Iterator[Exported]:
-        if record["session"] != self._session:
-            self._session, self._messages, self._used = record["session"], [], {}
-        message, parts = record["message"], record["parts"]
-        if message.get("role") == "user":
-            self._messages.append({"role": "user", "content": texts(parts)})
-            return
-        tokens = message.get("tokens") or {}
-        cached, written = inside(tokens, "cache", "read"), inside(tokens, "cache", "write")
-        said = cost(tokens.get("input"), tokens.get("output"), cached, cached, written)
-        body = {"model": message.get("modelID", ""), "messages": list(self._messages), "tools": [*self._used.values()]}
-        yield Exported(body, CHAT, said, self._session)
-        self._messages += self._reply(parts)
-
-    def _reply(self, parts: list[Json]) -> Iterator[Json]:
-        calls = [part for part in parts if part.get("type") == "tool"]
-        for one in calls:
+def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
+    """`opencode.db`: a message with its session and its parts, as `recordings` reads them from the database."""
+    name, message, parts = record["session"], record["message"], record["parts"]
+    if name not in session.histories:
+        session.histories.clear()
+        session.used.clear()
+    history = session.histories[name]
+    found = (part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str))
+    text = "\n".join(found)
+    if message.get("role") == "user":
+        history.append({"role": "user", "content": text})
+        return
+    tokens = message.get("tokens")
+    spent = {"input_tokens": inside(tokens, "input"), "output_tokens": inside(tokens, "output")}
+    spent["cache_read_input_tokens"] = inside(tokens, "cache", "read")
+    spent["cache_creation_input_tokens"] = inside(tokens, "cache", "write")
+    body = {"model": message.get("modelID", ""), "messages": [*history], "tools": [*session.used.values()]}
+    yield Exported(body, CHAT, usage_of(spent), name)
+    calls, results = [], []
+    for one in parts:
+        if one.get("type") == "tool":
             function = {"name": one["tool"], "parameters": {"type": "object"}}
-            self._used[one["tool"]] = {"type": "function", "function": function}
-        said = [call(one["callID"], one["tool"], inside(one, "state", "input") or {}) for one in calls]
-        yield {"role": "assistant", "content": texts(parts) or None, **({"tool_calls": said} if said else {})}
-        for one in calls:
-            state = one.get("state") or {}
-            output = state.get("output") or state.get("error") or ""
-            yield {"role": "tool", "tool_call_id": one["callID"], "content": output}
+            session.used[one["tool"]] = {"type": "function", "function": function}
+            calls.append(call(one["callID"], one["tool"], inside(one, "state", "input") or {}))
+            output = inside(one, "state", "output") or inside(one, "state", "error") or ""
+            results.append({"role": "tool", "tool_call_id": one["callID"], "content": output})
+    history += [{"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, *results]
