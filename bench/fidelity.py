@@ -36,7 +36,7 @@ from proxy.dialects.chat.request import texts
 from proxy.plan.turn import Unplannable
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Rendered
 from proxy.tokens import Tokens
 from proxy.tools.answer import Material, Tool, ToolAnswer, answer
 from tests.tools.paging import undone

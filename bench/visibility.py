@@ -21,8 +21,7 @@ from proxy.plan.plan import Role
 from proxy.policy import Policy
 from proxy.rawjson import members
 from proxy.requests.cache import MessageCache
-from proxy.requests.planned import Planned, plan
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Planned, Rendered, plan
 from tests.transcripts import Json, Run, requests_of
 
 MODEL = "gpt-4o"

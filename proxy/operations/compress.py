@@ -28,8 +28,7 @@ from proxy.plan.turn import Unplannable
 from proxy.policy import Inject, Mode
 from proxy.rawjson import NotJson
 from proxy.requests import archive
-from proxy.requests.planned import Planned, plan
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Planned, Rendered, plan
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall

@@ -19,9 +19,9 @@ from proxy.tools import answer as tools
 
 if TYPE_CHECKING:
     from proxy.requests.cache import MessageCache
+    from proxy.requests.planned import Rendered
     from proxy.requests.prepared import Prepared
     from proxy.requests.records import Records
-    from proxy.requests.rendered import Rendered
     from proxy.stores.guarded import Guarded
     from proxy.threads import WorkPool
 

@@ -28,8 +28,8 @@ from proxy.stores import Entry
 from proxy.stores.guarded import Missing
 
 if TYPE_CHECKING:
+    from proxy.requests.planned import Rendered
     from proxy.requests.records import Run
-    from proxy.requests.rendered import Rendered
     from proxy.stores.guarded import Guarded, Visit
 
 KIND, TEXTS, DIGESTS = "sessions", "originals", "digests"

@@ -39,9 +39,9 @@ from proxy.upstream.headers import Header, Headers, reply_headers
 
 if TYPE_CHECKING:
     from proxy.requests.cache import MessageCache
+    from proxy.requests.planned import Rendered
     from proxy.requests.prepared import Prepared
     from proxy.requests.records import Records
-    from proxy.requests.rendered import Rendered
     from proxy.requests.summaries import Summaries
     from proxy.requests.windows import Known
     from proxy.settings import Settings

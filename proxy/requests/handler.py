@@ -5,7 +5,7 @@
              └──only to be observed──> it goes upstream as it came, and what the plan would have done is recorded
 
 `Prepared` is the request, which each stage fills in further. What is planned goes through a `conversation`, which
-answers the calls of our tools; everything else is relayed. `ladder` says in which form to try again after a refusal.
+answers the calls of our tools; everything else is relayed. `prepared.Ladder` says in which form to try after a refusal.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, for_model, model_in, refusals, usage
 from proxy.dialects.render import shown_block
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
-from proxy.plan.compacting import Compacting
+from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies import identity
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, compaction, outcome, verify
 from proxy.requests.conversation import Rounds, Services, converse
-from proxy.requests.ladder import Ladder
-from proxy.requests.planned import Planned, plan
-from proxy.requests.prepared import Prepared
+from proxy.requests.planned import Planned, Rendered, plan
+from proxy.requests.prepared import Ladder, Prepared
 from proxy.requests.records import Records
 from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
 from proxy.requests.relay import refusal as read_refusal
-from proxy.requests.rendered import Rendered
 from proxy.requests.summary_writer import ask
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Kind, Outcome
@@ -44,10 +42,9 @@ from proxy.upstream.codings import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
 if TYPE_CHECKING:
-    from proxy.plan.turn import Request
+    from proxy.plan.turn import Hidden, Request
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
-    from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
 
@@ -80,7 +77,7 @@ class _Request:
         self._tenant = tenant
         self._owner = tenant  # whose records the request reads; it writes some only once `_accepted`
         self._accepted = True
-        self._records = Records(services.store.visit(), tenant.namespace)
+        self._opened: Records | None = None
         self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
         self.prepared = Prepared(b"", tenant)
 
@@ -90,12 +87,8 @@ class _Request:
         with self._client.present():
             self.prepared = await self._parse(body)
             self.prepared = await self._plan(self.prepared)
-            if (wish := self.prepared.wish) is not None:
-                ours = compaction.served(self.prepared, self._dialect)
-                if ours and wish.kind is Compacting.WHOLE and await self._compact(self.prepared):
-                    return
-                if not ours or wish.kind is Compacting.WHOLE:
-                    self.prepared = compaction.as_wished(self.prepared, wish)
+            if self.prepared.wish is not None and await self._compacted(self.prepared.wish):
+                return
             if self.prepared.only_observed:
                 await self._observe()
                 return
@@ -111,7 +104,8 @@ class _Request:
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
         if not self._accepted:  # then nobody may see what its records made of it
             self.prepared = self.prepared.again()
-        return outcome.of_chat(self.prepared, self._client, self._records.errors, self._ladder.refused)
+        errors = self._opened.errors if self._opened else {}
+        return outcome.of_chat(self.prepared, self._client, errors, self._ladder.refused)
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
@@ -128,7 +122,7 @@ class _Request:
 
     async def _parse(self, body: bytes) -> Prepared:
         """Parse the body and choose the policy for its model. Gives a reason instead if we cannot read the body."""
-        tenant, client = self._tenant, self._client
+        tenant, client, wish, restored = self._tenant, self._client, None, False
         limit, threads = self._services.settings.body_limit, self._services.threads
         try:
             clear = body
@@ -136,8 +130,10 @@ class _Request:
                 clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
             request = await self._run(partial(self._dialect.parse, clear), len(clear))
             tenant = self._identify(request)
-            run = partial(self._run, size=request.size)
-            request, wish, restored = await compaction.read(self._dialect, client.path, request, self._records, run)
+            if self._dialect.name in compaction.NATIVE:
+                run = partial(self._run, size=request.size)
+                read = compaction.read(self._dialect, client.path, request, self._records, run)
+                request, wish, restored = await read
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
@@ -147,8 +143,7 @@ class _Request:
         chosen, header = tenant.policy.for_model(request.model), _our_header(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        changed = request.body if wish or restored else None
-        prepared = Prepared(body, tenant, request, changed, wish=wish)
+        prepared = Prepared(body, tenant, request, request.body if wish or restored else None, wish=wish)
         if chosen.offload.mode is Mode.OFF or b"off" in header:
             prepared = replace(prepared, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in header:
@@ -172,42 +167,27 @@ class _Request:
             _without_identity(tenant.name, f"{tenant.name}: a request lacks {tenant.policy.identity}; its key counts")
             return tenant
         self._owner, self._accepted = owner, tenant.listed
-        self._records = Records(self._services.store.visit(), owner.namespace)
-        self._ladder = Ladder(self._services.known, self._dialect, owner.namespace, tenant.namespace)
-        return owner if tenant.listed else tenant
+        left = owner if tenant.listed else tenant
+        self._ladder = Ladder(self._services.known, self._dialect, owner.namespace, left.namespace)
+        return left
 
-    async def _was_accepted(self) -> None:
-        """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
-        prepared, rendered = self.prepared, self.prepared.rendered
-        if not self._accepted:
-            self._accepted = True
-            self._ladder.accepted()
-            tenant = replace(prepared.tenant, namespace=self._owner.namespace)
-            self.prepared = prepared = replace(prepared, tenant=tenant)
-            if not prepared.unplanned and not prepared.observed:
-                self._services.known.ask(tenant, self._client.headers)
-            if rendered is not None and rendered.planned.plan.boundaries:
-                summarise = partial(self._summarise, tenant, prepared.form)
-                await self._services.summaries.complete(rendered, self._records, tenant, summarise, waits=False)
-        if rendered is not None:
-            self._keep_originals(rendered)
-
-    def _ours(self) -> Sequence[Header]:
-        """Return our headers for a reply. Whose request was not accepted does not learn what we found."""
-        return self.prepared.headers() if self._accepted else ()
+    @property
+    def _records(self) -> Records:
+        """The owner's records. Most requests need none, so they are opened when something asks for them."""
+        if self._opened is None:
+            self._opened = Records(self._services.store.visit(), self._owner.namespace)
+        return self._opened
 
     async def _plan(self, prepared: Prepared) -> Prepared:
         """Return the request with its plan, or with the reason why it has none."""
         request, policy, prepared = prepared.request, prepared.tenant.policy, prepared.again()
         if request is None or prepared.unplanned:
             return prepared
-        window = self._ladder.window(policy, request.model)
-        reader, namespace, refused = self._services.reader, self._tenant.namespace, self._ladder.too_long
+        window, refused = self._ladder.window(policy, request.model), self._ladder.too_long
+        reader, caller = self._services.reader, self._tenant.namespace
         pauses = None if prepared.observed else self._pauses
         try:
-            planned = await plan(
-                self._dialect, request, policy, window, reader, namespace, refused=refused, pauses=pauses
-            )
+            planned = await plan(self._dialect, request, policy, window, reader, caller, refused=refused, pauses=pauses)
         except Unplannable as error:
             return replace(prepared, unplanned=error.reason)
         except Overloaded:
@@ -217,8 +197,7 @@ class _Request:
         if planned is None:
             obstacle = request.obstacle_beside(policy.upstream.members)
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
-        obstacle = "tool_choice" if planned.bound else ""
-        return replace(prepared, planned=planned, obstacle=obstacle)
+        return replace(prepared, planned=planned, obstacle="tool_choice" if planned.bound else "")
 
     async def _pauses(self, planned: Planned) -> Mapping[bytes, int]:
         """Return at which of this history's requests upstream's cache had expired. Whoever sees a pause first records
@@ -235,12 +214,13 @@ class _Request:
         planned, without = prepared.planned, prepared.form.without
         if planned is None or prepared.reason:
             return prepared
+        size = planned.request.size
         if planned.concerns_us:
             if Addition.PLACE in without:
                 planned = replace(planned, role=SnapshotRole.USER)
             rendered = await self._rendered(prepared, planned)
             if rendered.changed:
-                turn = await self._run(partial(rendered.turn, Addition.USAGE not in without), planned.request.size)
+                turn = await self._run(partial(rendered.turn, Addition.USAGE not in without), size)
                 return replace(prepared, planned=planned, rendered=rendered, turn=turn, uses=[])
         left = planned.reply_left(planned.tokens)
         if left is None or prepared.continued is not None or planned.reply_limit(planned.tokens) is None:
@@ -248,41 +228,57 @@ class _Request:
         if not planned.exceeds(refused=self._ladder.too_long):
             return prepared
         shorten = partial(self._dialect.with_lower_limit, planned.request, left)
-        return replace(prepared, shortened=await self._run(shorten, planned.request.size))
+        return replace(prepared, shortened=await self._run(shorten, size))
 
     async def _rendered(self, prepared: Prepared, planned: Planned) -> Rendered:
         """Return the request with the records that its plan needs, as far as they exist and fit."""
         reader, summaries, size = self._services.reader, self._services.summaries, planned.request.size
-        shown, rounds = await asyncio.gather(
-            summaries.existing(planned, self._records),
-            self._records.rounds(await self._run(planned.replies, size), planned.request.model),
-        )
+        shown, rounds = await asyncio.gather(summaries.existing(planned, self._records), self._hidden(planned))
         rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
         if not self._dialect.counts and (self._accepted or summaries.waits(rendered)):
-            summarise = partial(self._summarise, prepared.tenant, prepared.form)
-            rendered = await summaries.complete(rendered, self._records, prepared.tenant, summarise)
+            rendered = await self._summarised(prepared, rendered)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(rendered.fitting, reader), size)
         return rendered
 
-    async def _summarise(self, tenant: Tenant, form: Form, body: bytes) -> SummaryAnswer:
-        """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
-        changed, target = self._services.relay.changed, self._dialect.target(self._client.target)
-        if other := tenant.policy.offload.compress.model:
-            target = for_model(target, other)
-        request = changed(self._client, tenant, body, self._dialect, form.without, first=False, target=target)
-        return await ask(self._services.upstream, request, self._dialect)
+    async def _hidden(self, planned: Planned) -> Mapping[int, Hidden]:
+        replies = await self._run(planned.replies, planned.request.size)
+        return await self._records.rounds(replies, planned.request.model)
 
-    async def _compact(self, prepared: Prepared) -> bool:
+    async def _summarised(self, prepared: Prepared, rendered: Rendered, waits: bool | None = None) -> Rendered:
+        """Return the request with the snapshot that its plan needs, if it waits for it. Its call has the request's own
+        upstream and credentials."""
+        tenant, form, relay = prepared.tenant, prepared.form, self._services.relay
+
+        async def summarise(body: bytes) -> SummaryAnswer:
+            target = self._dialect.target(self._client.target)
+            if other := tenant.policy.offload.compress.model:
+                target = for_model(target, other)
+            call = relay.changed(self._client, tenant, body, self._dialect, form.without, first=False, target=target)
+            return await ask(self._services.upstream, call, self._dialect)
+
+        return await self._services.summaries.complete(rendered, self._records, tenant, summarise, waits=waits)
+
+    # -- compaction that the client asks for --
+
+    async def _compacted(self, wish: Wish) -> bool:
+        """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
+        if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
+        prepared, ours = self.prepared, compaction.served(self.prepared, self._dialect)
+        planned, whole = prepared.planned, wish.kind is Compacting.WHOLE
+        if ours and whole and planned is not None and await self._compact(prepared, planned):
+            return True
+        if not ours or whole:
+            self.prepared = compaction.as_wished(self.prepared, wish)
+        return False
+
+    async def _compact(self, prepared: Prepared, planned: Planned) -> bool:
         """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
-        planned, summaries, reader = prepared.planned, self._services.summaries, self._services.reader
-        assert planned is not None and prepared.request is not None
+        summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
         shown = await summaries.existing(cut if self._accepted else planned, self._records)
-        rounds = await self._records.rounds(await self._run(planned.replies, size), planned.request.model)
-        rendered = await self._run(partial(Rendered.of, cut, shown, rounds, reader), size)
-        summarise = partial(self._summarise, prepared.tenant, prepared.form)
-        rendered = await summaries.complete(rendered, self._records, prepared.tenant, summarise, waits=True)
+        rendered = await self._run(partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size)
+        rendered = await self._summarised(prepared, rendered, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
             return False
         self.prepared = replace(prepared, planned=cut, rendered=rendered)
@@ -293,8 +289,7 @@ class _Request:
         text = shown_block(cut.transcript, rendered.shown)
         if not await self._records.keep_compaction(text):
             return False
-        made = partial(compaction.reply, planned, self._client.path, text, reader)
-        head, body = await self._run(made, size)
+        head, body = await self._run(partial(compaction.reply, planned, self._client.path, text, reader), size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
         return True
@@ -308,8 +303,12 @@ class _Request:
         if turn is None or rendered is None:
             return await self._send_untouched(prepared)
         rounds = Rounds(self._services, self._client, prepared, rendered, self._records, self._was_accepted)
-        if self._dialect.counts:
-            return await self._count(prepared, await rounds.send(turn.request()))
+        if self._dialect.counts:  # nothing is stored, asked for or learned
+            async with aclosing(await rounds.send(turn.request())) as reply:
+                if reply.status != 200:
+                    return await read_refusal(reply)
+                await pass_on(reply, self._client, prepared.headers(), self._dialect.error_event)
+                return None
         try:
             taken_back = await converse(turn, self._client, rounds)
         except Refusal as refusal:
@@ -320,6 +319,65 @@ class _Request:
             named = complaint if complaint in prepared.additions else Addition.ANY
             self._ladder.took(prepared, frozenset(), prepared.form.blamed | {named})
         return None
+
+    async def _send_untouched(self, prepared: Prepared) -> Refusal | None:
+        """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
+        client, form, tenant, relay = self._client, prepared.form, prepared.tenant, self._services.relay
+        body, observed, planned = prepared.continued or prepared.shortened, prepared.only_observed, prepared.planned
+        if body is None and Addition.THINKING in form.without and prepared.request:
+            body = prepared.request.body
+        if body is not None:
+            request = relay.changed(client, tenant, body, self._dialect, form.without, first=not client.sent)
+        else:
+            request = relay.request(client, tenant, prepared.body)
+            if client.sent:
+                request = replace(request, headers=request.headers.without((IDEMPOTENCY_KEY,)))
+        client.sent = client.sent or time.perf_counter()
+        async with aclosing(await self._services.upstream.send(request)) as reply:
+            read = b""
+            if reply.status >= 400 and not observed and planned is not None and refusals.may_be_overflow(reply.status):
+                refusal = await read_refusal(reply)
+                if refusal.whole:
+                    return refusal
+                read = refusal.body
+            compared = prepared.in_force is not None and prepared.in_force.holdout
+            ends = ReplyEnds(reply) if observed or compared else None
+            if 200 <= reply.status < 300:
+                await self._was_accepted()
+            await pass_on(reply, client, self._ours(), self._dialect.error_event, ends.take if ends else ignore, read)
+            if reply.status == 200:
+                if not observed:
+                    self._ladder.took(prepared, frozenset(), form.blamed)
+                if ends is not None and (said := usage.reported(ends.both)):
+                    self.prepared = replace(self.prepared, reported=said)
+            return None
+
+    async def _observe(self) -> None:
+        """Send the client's bytes upstream and upstream's bytes back, and only record what the plan would have done.
+
+        Nothing is stored, asked for or learned on the way.
+        """
+        await self._foresee()
+        await self._send_untouched(self.prepared)
+        if self.prepared.reported is not None and self.prepared.foreseen is not None:
+            await self._foresee()
+
+    async def _foresee(self) -> None:
+        """Add the forecast, which rests on what upstream reported once its reply has ended."""
+        planned, said = self.prepared.planned, self.prepared.reported
+        if planned is None:
+            return
+        threads, forecast = self._services.threads, partial(outcome.foreseen, planned, said)
+        try:
+            size, begun = planned.request.size, said is not None
+            foreseen = await threads.run(self._tenant.namespace, forecast, size, begun=begun)
+            self.prepared = replace(self.prepared, foreseen=foreseen)
+        except Overloaded:
+            self.prepared = self.prepared.again(unplanned=Reason.BUSY)
+
+    def _ours(self) -> Sequence[Header]:
+        """Return our headers for a reply. Whose request was not accepted does not learn what we found."""
+        return self.prepared.headers() if self._accepted else ()
 
     async def _next(self, refusal: Refusal) -> Form | None:
         """Return the form in which to try again, or pass on the refusal."""
@@ -337,81 +395,26 @@ class _Request:
                 return self._ladder.first(self.prepared, form)
         return form
 
-    async def _send_untouched(self, prepared: Prepared) -> Refusal | None:
-        """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
-        client, form, tenant, relay = self._client, prepared.form, prepared.tenant, self._services.relay
-        body = prepared.continued or prepared.shortened
-        if body is None and Addition.THINKING in form.without and prepared.request:
-            body = prepared.request.body
-        if body is not None:
-            request = relay.changed(client, tenant, body, self._dialect, form.without, first=not client.sent)
-        else:
-            request = relay.request(client, tenant, prepared.body)
-            if client.sent:
-                request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
-        client.sent = client.sent or time.perf_counter()
-        async with aclosing(await self._services.upstream.send(request)) as reply:
-            read = b""
-            observed = prepared.only_observed
-            if (
-                not observed
-                and prepared.planned is not None
-                and reply.status >= 400
-                and refusals.may_be_overflow(reply.status)
-            ):
-                refusal = await read_refusal(reply)
-                if refusal.whole:
-                    return refusal
-                read = refusal.body
-            compared = prepared.in_force is not None and prepared.in_force.holdout
-            ends = ReplyEnds(reply) if observed or compared else None
-            if 200 <= reply.status < 300:
-                await self._was_accepted()
-            await pass_on(reply, client, self._ours(), self._dialect.error_event, ends.take if ends else ignore, read)
-            if reply.status == 200:
-                if not observed:
-                    self._ladder.took(prepared, frozenset(), form.blamed)
-                if ends is not None and (said := usage.reported(ends.both)):
-                    self.prepared = replace(self.prepared, reported=said)
-            return None
-
-    async def _count(self, prepared: Prepared, reply: UpstreamReply) -> Refusal | None:
-        """Pass on upstream's count of the rewritten request's tokens. Nothing is stored, asked for or learned."""
-        async with aclosing(reply):
-            if reply.status != 200:
-                return await read_refusal(reply)
-            await pass_on(reply, self._client, prepared.headers(), self._dialect.error_event)
-            return None
-
-    async def _observe(self) -> None:
-        """Send the client's bytes upstream and upstream's bytes back, and only record what the plan would have done.
-
-        Nothing is stored, asked for or learned on the way.
-        """
-        self.prepared = await self._foreseen(self.prepared)
-        await self._send_untouched(self.prepared)
-        if self.prepared.reported is not None and self.prepared.foreseen is not None:
-            self.prepared = await self._foreseen(self.prepared)
-
-    async def _foreseen(self, prepared: Prepared) -> Prepared:
-        """Return the request with its forecast, which rests on what upstream reported once its reply has ended."""
-        planned, said = prepared.planned, prepared.reported
-        if planned is None:
-            return prepared
-        forecast = partial(outcome.foreseen, planned, said)
-        threads, size = self._services.threads, planned.request.size
-        try:
-            foreseen = await threads.run(self._tenant.namespace, forecast, size, begun=said is not None)
-        except Overloaded:
-            return prepared.again(unplanned=Reason.BUSY)
-        return replace(prepared, foreseen=foreseen)
+    async def _was_accepted(self) -> None:
+        """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
+        prepared, rendered = self.prepared, self.prepared.rendered
+        if not self._accepted:
+            self._accepted = True
+            self._ladder.accepted()
+            tenant = replace(prepared.tenant, namespace=self._owner.namespace)
+            self.prepared = prepared = replace(prepared, tenant=tenant)
+            if not prepared.unplanned and not prepared.observed:
+                self._services.known.ask(tenant, self._client.headers)
+            if rendered is not None and rendered.planned.plan.boundaries:
+                await self._summarised(prepared, rendered, waits=False)
+        if rendered is not None:
+            self._keep_originals(rendered)
 
     def _keep_originals(self, rendered: Rendered) -> None:
         """Store the moved texts in the background, for the caller's next conversations and for people."""
         namespace, name, request = self._owner.namespace, rendered.moves_name, rendered.planned.request
         if not rendered.planned.policy.store_originals or self._records.has_originals(name):
             return
-
         keep = partial(archive.keep, rendered, self._services.store, namespace, partial(self._run, size=request.size))
         held = 2 * len(request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
     from proxy.dialects.usage import Reported
     from proxy.requests.exchange import Exchange
-    from proxy.requests.planned import Planned
+    from proxy.requests.planned import Planned, Rendered
     from proxy.requests.prepared import Prepared
-    from proxy.requests.rendered import Rendered
     from proxy.requests.summary_writer import Spent, SummaryJob
 
 

@@ -1,4 +1,4 @@
-"""A request's history with its plan."""
+"""A request's history with its plan, and the request as that plan has it sent, with the records that exist."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from proxy import rawjson
-from proxy.dialects import Dialect
+from proxy.dialects import Dialect, Entry, render
+from proxy.dialects.files import Files, moved_files
+from proxy.dialects.render import ActiveSnapshot
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning
 from proxy.plan.message import Reading
-from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Role, Room, SummaryBoundary
+from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Role, Room, SummaryBoundary, live
 from proxy.plan.preview import names_in
 from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
-from proxy.plan.turn import Addition, Request
-from proxy.policy import Inject, Mode, Policy, SnapshotRole
+from proxy.plan.turn import Addition, Hidden, Request
+from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
+from proxy.tools import answer as tools
 from proxy.tools.definitions import OTHER_NAMES
 
 if TYPE_CHECKING:
-    from proxy.plan.turn import Request
+    from proxy.dialects.turn import Turn
     from proxy.requests.cache import MessageCache
 
 
@@ -101,7 +103,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """Whether the request may have to be changed."""
         return self._changes and not self.bound
 
-    @property
+    @cached_property
     def bound(self) -> bool:
         """Whether it is sent whole, because the model may not read what was moved, and everything fits."""
         return self.request.bound and self._changes and self.room.holds(self.tokens)
@@ -147,7 +149,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The tokens of the history as the client sent it."""
         return self.history.tokens
 
-    @property
+    @cached_property
     def holdout(self) -> Holdout:
         """The group of this conversation, if its policy leaves a share of them as they come.
 
@@ -157,20 +159,12 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         share = self.policy.offload.holdout
         if not share or self.request.continues:
             return Holdout.NONE
-        return Holdout.KEPT if self._drawn < share * 2**64 else Holdout.PLANNED
-
-    @cached_property
-    def _drawn(self) -> int:
-        return int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.history.measured)).digest()[:8])
-
-    @property
-    def measured(self) -> bool:
-        """Whether every part of the history could be counted, and none is an image, audio or a file."""
-        return not self.history.fixed
+        drawn = int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.history.measured)).digest()[:8])
+        return Holdout.KEPT if drawn < share * 2**64 else Holdout.PLANNED
 
     @property
     def chain(self) -> list[bytes]:
-        """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
+        """The digests of the history: entry *i* identifies the meaning of the first *i* messages."""
         return self.history.links
 
     def prompt(self, tokens: int) -> int:
@@ -229,9 +223,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def befores(self) -> set[bytes]:
         """Return what the history before the coming reply may be in a later request: with the system messages at its
         end, or without them, because some clients add a reminder to each request and keep none."""
-        messages = self.transcript.messages
-        end = len(messages)
-        while end and messages[end - 1].role is Role.SYSTEM:
+        end = len(self.transcript.messages)
+        while end and self.transcript.messages[end - 1].role is Role.SYSTEM:
             end -= 1
         return {self.chain[-1], self.chain[end]}
 
@@ -260,17 +253,14 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
     def refusable(self, namespace: str, addition: Addition) -> Refusable:
-        """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
+        """Return what a refusal of this addition is about. If it names none, it is about this conversation alone, which
+        the history up to the first request that we changed identifies."""
         shape = self.request.shape
-        shape = f"{shape} {self._beginning}" if addition is Addition.ANY else shape
+        if addition is Addition.ANY:
+            roles = [message.role for message in self.transcript.messages]
+            asked = roles.index(Role.USER) + 1 if Role.USER in roles else 0
+            shape = f"{shape} {self.chain[asked if self.plan.empty else self.plan.first].hex()}"
         return Refusable(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
-
-    @property
-    def _beginning(self) -> str:
-        """Identifies the history up to the first request that we changed."""
-        roles = [message.role for message in self.transcript.messages]
-        asked = roles.index(Role.USER) + 1 if Role.USER in roles else 0
-        return self.chain[asked if self.plan.empty else self.plan.first].hex()
 
 
 async def plan(
@@ -297,9 +287,7 @@ async def plan(
         request = replace(request, names=names)
     policy = policy.for_request(has_tools=request.has_tools, unsent=request.unsent)
     defined = await reader.tool_tokens(request.tools, request.model, caller)
-    before = (
-        0 if request.preamble is rawjson.NULL else await reader.tool_tokens(request.preamble, request.model, caller)
-    )
+    before = await reader.tool_tokens(request.preamble, request.model, caller)
     reply = policy.upstream.reply_room(window)
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
@@ -317,3 +305,144 @@ async def plan(
     if pauses is not None and found.may_pause and (expired := await pauses(found)):
         found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
     return found
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """A request ready to send. `plan` is the part of the history's plan that it shows."""
+
+    planned: Planned
+    plan: Plan
+    shown: ActiveSnapshot | None
+    rounds: Mapping[int, Hidden]
+    """The hidden rounds as they are sent, by the index of the reply that hid them."""
+    entries: list[Entry]
+    tokens: int
+    """The tokens of the entries as sent."""
+    found: Mapping[int, Hidden]
+    """The hidden rounds that have records, whether or not there is room for them."""
+    altered: Mapping[int, Entry] = {}
+    """The client's entries that are sent otherwise than they came, as they are sent."""
+
+    @classmethod
+    def of(
+        cls,
+        planned: Planned,
+        shown: ActiveSnapshot | None,
+        rounds: Mapping[int, Hidden],
+        reader: MessageCache,
+        plan: Plan | None = None,
+    ) -> Rendered:
+        """Render the plan with the records that exist. `plan` replaces the part of the plan that they allow."""
+        dialect, transcript = planned.dialect, planned.transcript
+        plan = plan or planned.plan.shown(shown.boundary if shown else None)
+        sent, altered = shrunk(planned, plan, rounds), dict[int, Entry]()
+        entries = render.render(
+            dialect,
+            transcript,
+            plan,
+            reader.compactor(dialect, transcript, planned.reading.shape),
+            shown=shown,
+            role=planned.role,
+            rounds=sent,
+            marking=planned.request,
+            altered=altered,
+        )
+        asked, start = planned.summary_asked, shown.boundary.end if shown else 0
+        if asked is not None and asked >= start and planned.policy.tools.inject is not Inject.NEVER:
+            last = asked - len(planned.history)
+            part, text = dialect.texts(entries[last])[-1]
+            hinted = {part: text + compacting.hint(planned.names[1])}
+            altered[asked] = entries[last] = dialect.replace(entries[last], hinted)
+        tokens = sum(hidden.tokens for index, hidden in sent.items() if index >= start)
+        if shown:
+            tokens += reader.count(render.shown_block(transcript, shown), planned.request.model)
+        for index, item in enumerate(planned.history.items):
+            if shown is None or index >= start or render.stays(transcript, shown.boundary, index):
+                tokens += live(item, plan.moves.get(index))
+        return Rendered(planned, plan, shown, sent, entries, tokens, rounds, altered)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the request differs from what the client sent."""
+        return self.injecting or not self.plan.empty or bool(self.rounds)
+
+    @property
+    def injecting(self) -> bool:
+        """Whether our tools are added. Once added, they stay, because decisions are final.
+
+        Hidden rounds alone are a reason to add them: an event that was shown while the request was too large may be
+        waiting again, and the history still has the calls of our tools from that time.
+        """
+        inject = self.planned.policy.tools.inject
+        offloading = not self.plan.empty or bool(self.rounds) or self.planned.recalls
+        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and offloading)
+
+    @property
+    def moves_name(self) -> str:
+        """A name for all files together, which identifies the history up to the last one and the set of texts."""
+        moves, end = self.plan.moves, self.shown.boundary.end if self.shown else 0
+        last = max(max(moves, default=-1) + 1, end)
+        return f"{self.planned.chain[last].hex()}-{len(self.plan.events)}-{end}-{hash(tuple(moves)):x}"
+
+    def turn(self, usage: bool = True) -> Turn:
+        """Return the turn that sends this request, and asks for its `usage`."""
+        planned = self.planned
+        definitions = our_definitions(planned) if self.injecting else []
+        left, rounds = planned.reply_left(self.tokens), planned.policy.tools.max_rounds
+        return planned.dialect.turn(planned.request, self.entries, definitions, rounds, usage, left)
+
+    def files(self) -> Files:
+        """Return the files that our tools can read. A waiting event's files are included: it may have been shown.
+
+        Beside these, they can read `planned.quoted` where the caller's records have it.
+        """
+        planned, boundary = self.planned, self.shown.boundary if self.shown else None
+        store_dir = planned.policy.offload.store_dir
+        return moved_files(planned.dialect, planned.transcript, planned.plan, store_dir, boundary, planned.chain)
+
+    def originals(self) -> dict[str, Callable[[], str]]:
+        """Return functions that return the moved texts and the originals behind snapshots, by their files' names."""
+        files = self.files()
+        return {path.rpartition("/")[2]: partial(files.read, path) for path in files}
+
+    def fitting(self, reader: MessageCache) -> Rendered:
+        """Return the request without the hidden rounds that do not fit the window. The oldest are left out first.
+
+        Each time that one more is left out, the prefix breaks near its beginning. So they leave in a few large groups,
+        of more than half of all tokens but the newest round's. The newest is left out only if it does not fit itself.
+        """
+        planned, rounds = self.planned, dict(self.found)
+        start = self.shown.boundary.end if self.shown else 0
+        sizes = [(index, hidden.tokens if index >= start else 0) for index, hidden in sorted(self.rounds.items())]
+        excess = -planned.room.left(self.tokens)
+        group = 1 << max(sum(size for _, size in sizes[:-1]).bit_length() - 1, 0)
+        freed, enough = 0, -(-excess // group) * group
+        for index, size in sizes:
+            if freed >= (excess if index == sizes[-1][0] else enough):
+                break
+            del rounds[index]
+            freed += size
+        return replace(Rendered.of(planned, self.shown, rounds, reader, self.plan), found=self.found)
+
+    def _replaced(self) -> list[int]:
+        return render.taken(self.planned.transcript, self.shown.boundary) if self.shown else []
+
+    def compressed(self) -> int:
+        """Return how many entries the snapshot replaces."""
+        return len(self._replaced())
+
+    def compacted(self) -> int:
+        """Return how many entries are sent with previews."""
+        return len(self.plan.moves.keys() - set(self._replaced()))
+
+
+def shrunk(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> dict[int, Hidden]:
+    """Return the hidden rounds as they are sent: long answers that were used are pointers."""
+    least = planned.policy.offload.max_tool_message_tokens
+    return render.shrunk(planned.dialect, plan, rounds, least, planned.names)
+
+
+def our_definitions(planned: Planned) -> list[bytes]:
+    """Return the definitions of our tools, as the request's API has them."""
+    others = planned.policy.tools.archive is ArchiveUse.SEARCH
+    return tools.definitions(planned.names, planned.policy.offload.store_dir, others=others)

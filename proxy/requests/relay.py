@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
@@ -113,15 +113,12 @@ class Relay:
         request = self.request(client, tenant, await client.body(GATHERED))
         with client.present():
             client.sent = time.perf_counter()
-            async with aclosing(await self._send(request, client)) as reply:
+            try:
+                sent = await self._upstream.send(request)
+            except UpstreamFault as error:  # if the client's body broke off, that is the reason
+                raise client.broken or error from error
+            async with aclosing(sent) as reply:
                 await pass_on(reply, client)
-
-    async def _send(self, request: UpstreamRequest, client: Exchange) -> UpstreamReply:
-        """Send the request. Raises ProxyError: that of the client's body if it broke off, whatever happens upstream."""
-        try:
-            return await self._upstream.send(request)
-        except UpstreamFault as error:
-            raise client.broken or error from error
 
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes] = REWRITTEN) -> UpstreamRequest:
@@ -143,8 +140,10 @@ async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: C
     except ClientGone:
         fault = Fault.CLIENT_GONE
     except ProxyError as error:
-        fault = await _report(client, error)
+        fault = Fault.CLIENT_GONE if client.gone else error.fault
         detail = error.detail if isinstance(error, UpstreamFault) else ""
+        if not client.gone and not client.status:
+            await client.fail(error)
     except asyncio.CancelledError:
         fault = Fault.PROXY
         raise
@@ -186,28 +185,19 @@ async def pass_on(
         raise
 
 
-async def _report(client: Exchange, error: ProxyError) -> Fault:
-    """Reply with the error, unless a reply has begun: that one is left unfinished and so cut off. Returns the fault."""
-    if client.gone:
-        return Fault.CLIENT_GONE
-    if not client.status:
-        await client.fail(error)
-    return error.fault
-
-
 class ReplyEnds:
     """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
-    upstream says what the request cost. Some streams say at their beginning what the prompt cost."""
+    upstream says what the request cost. Some streams say at their beginning what the prompt cost.
 
-    def __init__(self, reply: UpstreamReply | None = None) -> None:
-        """With `reply`, both are kept decompressed; they are empty if that is not possible."""
+    Both are kept decompressed; they are empty if that is not possible.
+    """
+
+    def __init__(self, reply: UpstreamReply) -> None:
         self.first = self.last = b""
-        self._pieces: Callable[[bytes], Iterable[bytes]] = lambda chunk: (chunk,)
-        if reply is not None:
-            self._pieces = _nothing
-            with suppress(BadEncoding):
-                encoding = b",".join(reply.headers.get_all(b"content-encoding"))
-                self._pieces = codings.reply_decoder(encoding.decode("latin-1")).feed
+        self._decoder: codings.ContentDecoder | None = None
+        with suppress(BadEncoding):
+            encoding = b",".join(reply.headers.get_all(b"content-encoding"))
+            self._decoder = codings.reply_decoder(encoding.decode("latin-1"))
 
     @property
     def both(self) -> bytes:
@@ -218,7 +208,7 @@ class ReplyEnds:
         """Take the reply's next chunk."""
         size = 0
         try:
-            for piece in self._pieces(chunk):
+            for piece in self._decoder.feed(chunk) if self._decoder else ():
                 if len(self.first) < ENDING:
                     self.first += piece[: ENDING - len(self.first)]
                 self.last = (self.last + piece[-ENDING:])[-ENDING:]
@@ -226,11 +216,7 @@ class ReplyEnds:
                 if size > max(DECODED, len(chunk)):
                     raise BadEncoding("too large to be decompressed on the event loop")
         except BadEncoding:
-            self._pieces, self.first, self.last = _nothing, b"", b""
-
-
-def _nothing(_: bytes) -> Iterable[bytes]:
-    return ()
+            self._decoder, self.first, self.last = None, b"", b""
 
 
 # -- replies that are read --------------------------------------------------------------------------------------------

@@ -35,9 +35,8 @@ from proxy.plan.summary import SummaryAnswer, shares
 from proxy.plan.turn import Hidden
 from proxy.policy import Compress, Inject, Wait
 from proxy.requests import outcome
-from proxy.requests.planned import Planned
+from proxy.requests.planned import Planned, Rendered, our_definitions, shrunk
 from proxy.requests.records import Records
-from proxy.requests.rendered import Rendered, our_definitions, shrunk
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
 from proxy.telemetry import logs
 from proxy.threads import nobody_waits

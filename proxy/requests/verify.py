@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
     from proxy.policy import Policy
     from proxy.requests.conversation import Services
+    from proxy.requests.planned import Rendered
     from proxy.requests.prepared import Prepared
     from proxy.requests.records import Records
-    from proxy.requests.rendered import Rendered
 
 REPLY_TOKENS = 2_000
 """Tokens of output that a reply is taken to cost until upstream has said it."""

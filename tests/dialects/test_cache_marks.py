@@ -17,8 +17,7 @@ from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
-from proxy.requests.planned import plan
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Rendered, plan
 from tests import written
 from tests.requests.planning import Counting
 

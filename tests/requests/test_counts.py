@@ -11,8 +11,7 @@ import pytest
 from proxy.dialects.chat import CHAT
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
-from proxy.requests.planned import plan
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Rendered, plan
 from proxy.tokens import Tokens
 from tests import written
 from tests.sampling import sample

@@ -17,8 +17,7 @@ from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Hidden, Unplannable
 from proxy.policy import Inject, Mode, Policy, Tools
 from proxy.requests.cache import MessageCache
-from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered, plan
 from proxy.requests.summaries import summary_on_prefix
 from tests import written
 from tests.requests.planning import (

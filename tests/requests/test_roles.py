@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from proxy.plan.texts import ResultPreset
 from proxy.policy import Mode, Policy
-from proxy.requests.planned import Planned
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Planned, Rendered
 from tests.requests.planning import LAST, OFFLOAD, SYSTEM, USER, Json, planned, step
 
 

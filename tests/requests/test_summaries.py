@@ -15,9 +15,8 @@ from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.summary import SummaryAnswer
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Wait
-from proxy.requests.planned import Planned
+from proxy.requests.planned import Planned, Rendered
 from proxy.requests.records import Records, sealed
-from proxy.requests.rendered import Rendered
 from proxy.requests.summaries import (
     FIRST_PAUSE,
     LONGEST_PAUSE,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from proxy.plan.texts import ResultPreset
 from proxy.policy import Inject, Offload, Policy
 from proxy.policy import Tools as ToolsPolicy
-from proxy.requests.rendered import Rendered
+from proxy.requests.planned import Rendered
 from proxy.tokens import Tokens
 from tests.dialects.chat.turns import DONE, ROLE, called, calls, chunk, folded, read, stream, text, usage, whole
 from tests.requests.planning import Json, planned
