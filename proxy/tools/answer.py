@@ -8,52 +8,54 @@ to look goes on everywhere else, and says so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from proxy.plan import summary
 from proxy.plan.preview import EARLIER, line_count
-from proxy.tools import pages
-from proxy.tools.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
-from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions
-from proxy.tools.find import Index, line_of
-from proxy.tools.reports import FEW, LISTED, Reports
-from proxy.tools.search import Files, Find, LineMatch, LineTooLong, TooSlow, matches
+from proxy.tools import pages, search
+from proxy.tools.definitions import (
+    DEFAULT_MATCHES,
+    NAMES,
+    OTHER_NAMES,
+    Asked,
+    Names,
+    Tool,
+    Useless,
+    brief,
+    definitions,
+    parsed,
+)
+from proxy.tools.find import LISTED, Index, line_of
+from proxy.tools.search import Files, Find, LineMatch, LineTooLong, TooSlow
 
-__all__ = ["NAMES", "OTHER_NAMES", "Names", "Tool", "definitions"]
+__all__ = ["NAMES", "OTHER_NAMES", "Tool", "definitions"]
 
 Result = Literal["ok", "empty", "refused", "budget"]
 
 BUDGET_USED_UP = "budget used up: answer with what you have"
 """The only answer that is given even if it exceeds the budget."""
-
 TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
-"""The answer to calls beyond that number."""
-
 REPEATED = "the same call was answered above in this turn: use that answer, or ask for something else"
-"""The answer to a call that the model repeats."""
-
 NOTHING_MOVED = "Nothing has been moved out of this conversation: all of it is in your context. Look there."
 """The answer where there are no files. A weak model takes anything like *no matches* for the answer to its question."""
-
 GONE = (
     '"{path}" is not of this conversation, and it is not among the texts that are kept of earlier ones. Look in your '
     "context, or get it again."
 )
 """The answer where a request quotes a reference that leads nowhere: it has expired, was never kept, or is another's."""
-
 ELSEWHERE = "Nothing has been moved out of this conversation, but it quotes texts of earlier ones. Send one of these:"
 """The answer where there are no files, and the request quotes names that a call does not send."""
+MISSING = (
+    'Nothing that was moved out of this conversation is called "{path}": look in your context, or use other tools.'
+)
 
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
-
 TOKENS_PER_MATCH = 20
 """The first guess at the size of a match."""
-
 LEAST_LINES, LEAST_CHARS = 30, 4_000
 """A call for less of a file gets so many lines, or as many of them as these characters hold. Weak models ask for a
 line at a time until their rounds are used up."""
@@ -81,16 +83,14 @@ class Media(msgspec.Struct, frozen=True):
 
 
 class _Short(Exception):
-    """An answer that gives a reason instead of content. `listed`: the files that it lists too; `shown`: a whole one."""
+    """An answer that gives a reason instead of content: the longest of these wordings that fits."""
 
-    def __init__(
-        self, text: str, result: Result = "refused", *, listed: Sequence[str] | None = None, shown: str = ""
-    ) -> None:
-        super().__init__(text)
-        self.text, self.result, self.listed, self.shown = text, result, listed, shown
+    def __init__(self, *wordings: str, result: Result = "refused") -> None:
+        super().__init__(wordings[0])
+        self.wordings, self.result = wordings, result
 
 
-class Material(msgspec.Struct, frozen=True, dict=True):
+class Material(msgspec.Struct, frozen=True):
     """What an answer is made of, and the most tokens that it may have, as counted by `count`.
 
     `matcher` compiles a pattern; if it refuses one, it raises ValueError with a text.
@@ -107,10 +107,6 @@ class Material(msgspec.Struct, frozen=True, dict=True):
     """The tokens that the turn may still read, for what cannot be read in parts."""
     media: Callable[[str], Media | None] = lambda path: None
     """Takes the path of a file, and returns the image or the file that it is; None for a text."""
-
-    @cached_property
-    def reports(self) -> Reports:
-        return Reports(self.files, self.index, self.store_dir)
 
     def fits(self, text: str) -> bool:
         return self.count(text) <= self.budget
@@ -137,41 +133,45 @@ def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generat
     It yields often, so that others can have their turn. Never raises because of anything that a model or a file's text
     may contain.
     """
-    result: Result = "ok"
+    note, media = "", None
     text: str | None
-    media: Media | None = None
-    note = ""
+    result: Result = "ok"
     try:
-        given, ignored = parsed(tool, arguments, material.names)
-        note = noted(ignored, tool, material.names)
+        asked = parsed(tool, arguments, material.names)
+        note = asked.note
         material = material.less(note)
         if tool == "grep":
-            text = yield from _grep(given, material)
+            text = yield from _grep(asked, material)
         else:
-            text, media = _read(given, material)
+            text, media = _read(asked, material)
     except Useless as useless:
-        text, result = _fitting(_Short(str(useless)), material), "refused"
+        text, result = str(useless) if material.fits(str(useless)) else None, "refused"
     except _Short as short:
-        text, result = _fitting(short, material), short.result
+        text, result = next(filter(material.fits, short.wordings), None), short.result
     if text is None:
         note, text, result = "", BUDGET_USED_UP, "budget"
-    tokens = material.count(note + text)
-    return (
-        ToolAnswer(note + text, result, tokens + media.tokens, media.part)
-        if media
-        else ToolAnswer(note + text, result, tokens)
-    )
+    answer = ToolAnswer(note + text, result, material.count(note + text))
+    if media:
+        return msgspec.structs.replace(answer, tokens=answer.tokens + media.tokens, part=media.part)
+    return answer
 
 
 def meaning(tool: Tool, arguments: str | bytes, index: Index, names: Names) -> tuple[str | bytes, ...]:
     """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
     try:
-        given, _ = parsed(tool, arguments, names)
-        path = path_of(given)
+        asked = parsed(tool, arguments, names)
     except Useless:
         return tool, arguments
-    rest = {key: value for key, value in given.items() if key != "path" and value is not None}
-    return tool, msgspec.json.encode(rest, order="sorted"), *(index.find(path).paths or [path])
+    rest = msgspec.structs.replace(asked, path="", note="")
+    return tool, msgspec.json.encode(rest), *(index.find(asked.path).paths or [asked.path])
+
+
+def asks_for(tool: Tool, arguments: str | bytes, names: Names) -> str:
+    """Return the path that a call names, as it stands there; empty if it names none."""
+    try:
+        return parsed(tool, arguments, names).path
+    except Useless:
+        return ""
 
 
 def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
@@ -180,12 +180,9 @@ def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
     return ToolAnswer(text, "refused", count(text))
 
 
-def asks_for(tool: Tool, arguments: str | bytes, names: Names) -> str:
-    """Return the path that a call names, as it stands there; empty if it names none."""
-    try:
-        return path_of(parsed(tool, arguments, names)[0])
-    except Useless:
-        return ""
+def repeated(count: Callable[[str], int]) -> ToolAnswer:
+    """Return the answer to a call that has been answered before in the same turn."""
+    return ToolAnswer(REPEATED, "empty", count(REPEATED))
 
 
 def gone(path: str, count: Callable[[str], int]) -> ToolAnswer:
@@ -200,23 +197,11 @@ def elsewhere(names: Sequence[str], store_dir: str, count: Callable[[str], int])
     return ToolAnswer(text, "empty", count(text))
 
 
-def repeated(count: Callable[[str], int]) -> ToolAnswer:
-    """Return the answer to a call that has been answered before in the same turn."""
-    return ToolAnswer(REPEATED, "empty", count(REPEATED))
+def _with_listing(text: str, paths: Sequence[str], index: Index) -> list[str]:
+    return [f"{text} {listing}" for listing in index.listings(paths)]
 
 
-def _fitting(short: _Short, material: Material) -> str | None:
-    """Return the longest wording of the answer that its budget allows."""
-    wordings = [f"{short.text}\n{short.shown}\n---"] if short.shown else []
-    if short.listed is not None:
-        reports, listed = material.reports, short.listed
-        wordings += [f"{short.text} {reports.listing(listed[:most], len(listed))}" for most in LISTED]
-    else:
-        wordings.append(short.text)
-    return next(filter(material.fits, wordings), None)
-
-
-# -- grep -------------------------------------------------------------------------------------------------------------
+# -- grep --------------------------------------------------------------------------------------------------------------
 
 
 class _Scope(msgspec.Struct, frozen=True):
@@ -228,32 +213,64 @@ class _Scope(msgspec.Struct, frozen=True):
     where: str
     missing: str = ""
 
-    @property
-    def named(self) -> str:
-        """The one file that the call named; empty if it named none or several."""
-        return self.first[0] if len(self.first) == 1 and not self.missing else ""
 
-
-def _grep(given: Mapping[str, Any], material: Material) -> Generator[None, None, str | None]:
-    pattern, limit = string(given, "pattern"), at_most(given, DEFAULT_MATCHES)
-    find = _compiled(pattern, material)
-    scope = _scope(path_of(given), string(given, "glob"), material)
-    if not material.index.paths:
-        raise _Short(NOTHING_MOVED, "empty")
+def _grep(asked: Asked, material: Material) -> Generator[None, None, str | None]:
+    files, index = material.files, material.index
     try:
-        found = yield from _found(matches(material.files, scope.first, find))
+        find = _compiled(asked.pattern, material)
+        if not index.paths:
+            raise _Short(NOTHING_MOVED, result="empty")
+        scope = _scope(asked, material)
+        found = yield from _found(search.matches(files, scope.first, find))
         wider = not found and bool(scope.rest)
         if wider:
-            found = yield from _found(matches(material.files, scope.rest, find))
-    except LineTooLong as error:
-        read = f"or read the file in parts: {material.names[1]} takes offset and column"
-        raise _Short(f"This pattern cannot be used: {error}, {read}.") from error
+            found = yield from _found(search.matches(files, scope.rest, find))
     except TooSlow as error:
-        raise _Short(f"This pattern cannot be used: {error}.") from error
-    short = material.reports.short(scope.named) if scope.named and (wider or not found) else ""
-    if not found:
-        raise _Short(_nothing(pattern, scope), "empty", listed=material.index.paths, shown=short)
-    return _report(_heads(pattern, scope, found, wider, short, material), found, limit, material)
+        read = f", or read the file in parts: {material.names[1]} takes offset and column"
+        hint = read if isinstance(error, LineTooLong) else ""
+        raise _Short(f"This pattern cannot be used: {error}{hint}.") from error
+    # The one file that the call named is shown if it is short and has no match.
+    named = scope.first[0] if len(scope.first) == 1 and not scope.missing else ""
+    short = search.short(files, index, named) if named and (wider or not found) else ""
+    if found:
+        return _report(_heads(asked.pattern, scope, found, wider, short, material), found, asked.limit, material)
+    if scope.missing:
+        none = f'Nothing that was moved out of this conversation has a match for pattern "{asked.pattern}".'
+        none = f"{none} {scope.missing}"
+    else:
+        nor = ", nor in anything else that was moved" if scope.rest else ""
+        none = f'No matches for pattern "{asked.pattern}" {scope.where}{nor}.'
+    shown = [f"{none}\n{short}\n---"] if short else []
+    raise _Short(*shown, *_with_listing(none, index.paths, index), result="empty")
+
+
+def _compiled(pattern: str, material: Material) -> Find:
+    if not pattern:
+        raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
+    try:
+        return material.matcher(pattern)
+    except TooSlow:
+        raise
+    except ValueError as error:
+        raise _Short(
+            f"This pattern cannot be used: {error}. The syntax is RE2's, without look-ahead, look-behind and"
+            " back-references; put a backslash before ( [ { * + ? . | ^ $ \\ to search for the character itself."
+        ) from error
+
+
+def _scope(asked: Asked, material: Material) -> _Scope:
+    """Return where these arguments of grep look."""
+    index, path, glob = material.index, asked.path or material.store_dir, asked.glob
+    paths = index.find(path).paths
+    if not paths:
+        return _Scope(index.paths, (), "", MISSING.format(path=brief(path)))
+    where = f'in path "{brief(path)}"' + (f' (filter: "{brief(glob)}")' if glob else "")
+    if glob:
+        paths = index.fitting(glob, paths)
+        if not paths:
+            return _Scope(index.paths, (), "", f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
+    chosen = set(paths)
+    return _Scope(paths, [path for path in index.paths if path not in chosen], where)
 
 
 def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[LineMatch]]:
@@ -268,55 +285,15 @@ def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[
     return found
 
 
-def _compiled(pattern: str, material: Material) -> Find:
-    if not pattern:
-        raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
-    try:
-        return material.matcher(pattern)
-    except TooSlow as error:
-        raise _Short(f"This pattern cannot be used: {error}.") from error
-    except ValueError as error:
-        raise _Short(
-            f"This pattern cannot be used: {error}. The syntax is RE2's, without look-ahead, look-behind and"
-            " back-references; put a backslash before ( [ { * + ? . | ^ $ \\ to search for the character itself."
-        ) from error
-
-
-def _scope(path: str, glob: str, material: Material) -> _Scope:
-    """Return where these arguments of grep look."""
-    index = material.index
-    path = path or material.store_dir
-    paths = index.find(path).paths
-    if not paths:
-        return _Scope(index.paths, (), "", _missing(path))
-    where = f'in path "{brief(path)}"' + (f' (filter: "{brief(glob)}")' if glob else "")
-    if glob:
-        paths = index.fitting(glob, paths)
-        if not paths:
-            return _Scope(index.paths, (), "", f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
-    chosen = set(paths)
-    return _Scope(paths, [path for path in index.paths if path not in chosen], where)
-
-
-def _missing(path: str) -> str:
-    unknown = f'Nothing that was moved out of this conversation is called "{brief(path)}"'
-    return f"{unknown}: look in your context, or use other tools."
-
-
-def _nothing(pattern: str, scope: _Scope) -> str:
-    if scope.missing:
-        return f'Nothing that was moved out of this conversation has a match for pattern "{pattern}". {scope.missing}'
-    return (
-        f'No matches for pattern "{pattern}" {scope.where}{", nor in anything else that was moved" * bool(scope.rest)}.'
-    )
+def _total(found: Sequence[LineMatch]) -> str:
+    return f"{MAX_MATCHES}+" if len(found) > MAX_MATCHES else str(len(found))
 
 
 def _heads(
     pattern: str, scope: _Scope, found: Sequence[LineMatch], wider: bool, short: str, material: Material
 ) -> list[str]:
     """Return the beginning of a report in all its lengths, longest first."""
-    total = _total(found)
-    number = f"{total} {'match' if total == '1' else 'matches'}"
+    number = f"{_total(found)} {'match' if len(found) == 1 else 'matches'}"
     numbered = f"(line numbers are {material.names[1]}'s offset)"
     if scope.missing:
         return [f'{scope.missing} Found {number} for pattern "{pattern}" in everything that was moved {numbered}:']
@@ -327,16 +304,12 @@ def _heads(
     return [*([f"{none}\n{short}\n---\n{elsewhere}"] if short else []), f"{none} {elsewhere}"]
 
 
-def _total(found: Sequence[LineMatch]) -> str:
-    return f"{MAX_MATCHES}+" if len(found) > MAX_MATCHES else str(len(found))
-
-
 def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material) -> str | None:
     """Return the most complete report that fits: with the lines around few matches, or as many matches as fit."""
-    reports = material.reports
-    if len(found) <= min(FEW, limit):
+    files, index, limit = material.files, material.index, limit or DEFAULT_MATCHES
+    if len(found) <= min(search.FEW, limit):
         for head in heads:
-            text = reports.report(head, found, around=True)
+            text = search.report(files, index, head, found, around=True)
             if material.fits(text):
                 return text
     most = min(limit, len(found), MAX_MATCHES)
@@ -346,57 +319,56 @@ def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, materi
         if shown < len(found):
             more = "send a larger limit, or narrow" if shown == limit < MAX_MATCHES else "narrow"
             foot = f"[first {shown} of {_total(found)} matches; for the rest {more} the pattern, the path or the glob]"
-        return reports.report(heads[-1], found[:shown], around=False, foot=foot)
+        return search.report(files, index, heads[-1], found[:shown], foot=foot)
 
     guess = 1 + material.budget // TOKENS_PER_MATCH
     shown = pages.largest(most, guess, lambda shown: material.fits(report(shown)))
     return report(shown) if shown or material.fits(report(0)) else None
 
 
-# -- read_file --------------------------------------------------------------------------------------------------------
+# -- read_file ---------------------------------------------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, Any], material: Material) -> tuple[str | None, Media | None]:
-    asked = path_of(given)
-    path, head = _existing(asked, material)
+def _read(asked: Asked, material: Material) -> tuple[str | None, Media | None]:
+    path, head = _existing(asked.path, material)
+    room = material.less(head)
     if media := material.media(path):
-        return head + _shown(media, max(material.budget, material.left) - material.count(head)), media
+        left = max(material.budget, material.left) - material.count(head)
+        if not media.part:
+            reason = f"[{media.about}] cannot be shown again, because this API's results are only text."
+            raise _Short(reason, result="empty")
+        if media.tokens > left:
+            reason = f"[{media.about}] takes {media.tokens} tokens, and only {max(left, 0)} are left for it."
+            raise _Short(reason, result="budget")
+        return f"{head}[{media.about}]", media
     text = material.files[path]
-    line, column = number(given, "offset", _pointed_at(asked, text, bool(head))), number(given, "column", 0)
-    limit = at_most(given, sys.maxsize)
-    span = pages.span(text, line, limit, column)
+    line = _pointed_at(asked.path, text, bool(head)) if asked.offset is None else asked.offset
+    span = pages.span(text, line, asked.limit or sys.maxsize, asked.column)
     if span is None:
-        raise _Short(head + _past_end(text, line, column), "empty")
-    span = _widened(text, span)
-    budget = material.budget - (material.count(head) if head else 0)
-    page = pages.page(text, span, f'{material.names[1]}(path="{path}"', budget, material.count)
+        raise _Short(head + _past_end(text, line, asked.column), result="empty")
+    # A call for a few lines gets more.
+    more = pages.span(text, line, LEAST_LINES, asked.column)
+    stop = min(more.stop, span.start + LEAST_CHARS) if more else span.stop
+    if stop < len(text):
+        stop = text.rfind("\n", span.start, stop) + 1
+    span = msgspec.structs.replace(span, stop=max(span.stop, stop))
+    page = pages.page(text, span, f'{material.names[1]}(path="{path}"', room.budget, material.count)
     return page and head + page, None
-
-
-def _shown(media: Media, budget: int) -> str:
-    """Return the text before an image or a file. Raises if it cannot be shown."""
-    if not media.part:
-        raise _Short(f"[{media.about}] cannot be shown again, because this API's results are only text.", "empty")
-    if media.tokens > budget:
-        raise _Short(
-            f"[{media.about}] takes {media.tokens} tokens, and only {max(budget, 0)} are left for it.", "budget"
-        )
-    return f"[{media.about}]"
 
 
 def _existing(path: str, material: Material) -> tuple[str, str]:
     """Return the file that read_file's argument means, and a line that names it if the argument does not."""
     index = material.index
     if not path:
-        raise _Short('"path" is missing: send the path of a file.', listed=index.paths)
+        raise _Short(*_with_listing('"path" is missing: send the path of a file.', index.paths, index))
     if not index.paths:
-        raise _Short(NOTHING_MOVED, "empty")
+        raise _Short(NOTHING_MOVED, result="empty")
     meant = index.find(path)
     if not meant.paths:
-        raise _Short(_missing(path), listed=index.paths)
+        raise _Short(*_with_listing(MISSING.format(path=brief(path)), index.paths, index))
     if len(meant.paths) > 1:
         several = f'"{brief(path)}" may mean {len(meant.paths)} files: send the path of one of them.'
-        raise _Short(several, listed=meant.paths)
+        raise _Short(*_with_listing(several, meant.paths, index))
     [file] = meant.paths
     about = index.about(file)
     known = meant.exact and about != EARLIER.about
@@ -414,15 +386,6 @@ def _pointed_at(asked: str, text: str, inside: bool) -> int:
         if " calls " in title and f'"{asked.strip()}"' in said:
             return summary.HEADER.join(sections[:place]).count("\n")
     return 0
-
-
-def _widened(text: str, span: pages.Span) -> pages.Span:
-    """Return the span, or more lines if it has few."""
-    more = pages.span(text, span.line, LEAST_LINES, span.column)
-    stop = min(more.stop, span.start + LEAST_CHARS) if more else span.stop
-    if stop < len(text):
-        stop = text.rfind("\n", span.start, stop) + 1
-    return msgspec.structs.replace(span, stop=max(span.stop, stop))
 
 
 def _past_end(text: str, line: int, column: int) -> str:

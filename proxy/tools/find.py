@@ -20,6 +20,13 @@ import msgspec
 
 from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label
 
+MAX_NAMES, MAX_WORDS = 20, 64
+"""The most names, and the most words, of a phrase that are looked up."""
+LEAST_WORDS = 5
+"""Characters. A shorter part of a phrase says too little."""
+LISTED = (20, 5, 0)
+"""How many files an answer lists: the first of these numbers that its budget allows."""
+
 _WRAPPING = "\"'`<>()[]{},;@ \t\r\n"
 _LINES = re.compile(
     r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$",
@@ -30,14 +37,6 @@ _BREAKS = re.compile(r":?[\s\"'`<>()\[\]{},;=|]+")
 _NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")
 """What a path or a file's name has in it."""
 _WORD = re.compile(r"[^\W_]+")
-
-MAX_NAMES, MAX_WORDS = 20, 64
-"""The most names, and the most words, of a phrase that are looked up."""
-
-LEAST_WORDS = 5
-"""Characters. A shorter part of a phrase says too little."""
-
-# -- names --
 
 
 def named(path: str, paths: Sequence[str]) -> str | None:
@@ -61,8 +60,8 @@ def below(directory: str, paths: Iterable[str]) -> list[str]:
 
 def fitting(glob: str, paths: Iterable[str], directory: str) -> list[str]:
     """Return the files whose name matches `glob`. A glob with a slash is matched against the path below `directory`."""
-    glob = glob.strip().removeprefix("./").removeprefix("**/")
-    return [path for path in paths if _fits(glob, relative(path, directory).split("/"))]
+    wanted = _short(glob)
+    return [path for path in paths if _fits(wanted, relative(path, directory))]
 
 
 def relative(path: str, directory: str) -> str:
@@ -75,9 +74,6 @@ def line_of(path: str) -> int:
     lines = _LINES.search(path.strip(_WRAPPING))
     numbers = re.findall(r"\d{1,9}", lines[0]) if lines else []
     return max(int(numbers[0]) - 1, 0) if numbers else 0
-
-
-# -- words --
 
 
 class Meant(msgspec.Struct, frozen=True):
@@ -97,8 +93,27 @@ class Index:
 
     def about(self, path: str) -> str:
         """Return what the file is, such as `result of read_log /var/log/billing.log`; empty if that is not known."""
-        label = self._labels.get(path)
-        return label.about if label else ""
+        return self._labels.get(path, NAMELESS).about
+
+    def title(self, path: str) -> str:
+        about = self.about(path)
+        return f"File: {relative(path, self._store_dir)}" + (f" ({about})" if about else "")
+
+    def listings(self, paths: Sequence[str]) -> list[str]:
+        """List these files with what they are, in all lengths, the longest first."""
+        named = [f"{path}: {about}" if (about := self.about(path)) else path for path in paths[: LISTED[0]]]
+        found = []
+        for most in LISTED:
+            more = [f"and {len(paths) - most} more"] if len(paths) > most else []
+            found.append("\n".join(["Files:", *named[:most], *more]) if named[:most] else f"{len(paths)} files exist.")
+        return found
+
+    def fitting(self, glob: str, paths: Sequence[str]) -> list[str]:
+        """Return those of `paths` whose name fits the glob, or else those whose calls named something that fits."""
+        if own := fitting(glob, paths, self._store_dir):
+            return own
+        wanted = _short(glob).lower()
+        return [path for path in paths if any(_fits(wanted, said) for said in self._said(path))]
 
     def find(self, path: str) -> Meant:
         """Return the files that `path` means, in the order of the history; none if nothing is called so. It may be
@@ -107,22 +122,49 @@ class Index:
         found = [self._find(one) for one in several] if len(several) > 1 else [self._find(path)]
         return Meant(self._all(meant.paths for meant in found), all(meant.exact for meant in found))
 
-    def fitting(self, glob: str, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths` whose name fits the glob, or else those whose calls named something that fits."""
-        if own := fitting(glob, paths, self._store_dir):
-            return own
-        wanted = glob.strip().removeprefix("./").removeprefix("**/").lower()
-        return [path for path in paths if any(_fits(wanted, said.split("/")) for said in self._said(path))]
-
     def _find(self, path: str) -> Meant:
+        # The path of a file, or of a folder.
         for spelled in (path, _clean(path)):
             file = named(spelled, self.paths)
             if found := below(spelled, self.paths) if file is None else [file]:
                 return Meant(found, exact=True)
-        names = _names_in(path)
-        if len(names) > 1 and (found := self._all(map(self._called, names))):
-            return Meant(found, exact=False)
-        return Meant(self._called(path) or self._in_phrase(path, names), exact=False)
+        # Several names in a phrase; a name that a call used; one name in a phrase, or else its longest known part.
+        names = [piece for piece in _BREAKS.split(path) if _NAMED.search(piece)][:MAX_NAMES]
+        by_name, phrase = self._all(map(self._called, names)), _words(path)
+        found = (by_name if len(names) > 1 else []) or self._called(path) or by_name
+        if not names and not found:
+            found = self._longest(lambda text: len(text.replace(" ", "")) >= LEAST_WORDS and text in phrase)
+        return Meant(found, exact=False)
+
+    def _called(self, path: str) -> list[str]:
+        """Return the files that a name means, from the surest likeness to the vaguest."""
+        name = normpath(_clean(path).lower()).lstrip("/")
+        name = name.removeprefix(f"{_bare(self._store_dir)}/")
+        own = _DIGEST.search(name.removesuffix(".txt"))
+        if own and (found := [path for path in self.paths if f"-{own[1][:DIGITS]}" in path.lower()]):
+            return found
+        short = _DIGEST.sub("", name.removesuffix(".txt"))
+        words, whole, stem = _words(short), _words(name), _stem(short)
+        if not words:
+            return []
+        return (
+            self._whose(lambda text: text in (words, whole))
+            or (self.fitting(name, self.paths) if "*" in name else [])
+            or self._longest(lambda text: words.endswith(text) or text.endswith(words))
+            or [path for path in self.paths if "." in name and stem in map(_stem, self._said(path))]
+            or self._whose(lambda text: words in text)
+        )
+
+    def _whose(self, fits: Callable[[str], bool]) -> list[str]:
+        """Return the files that are called by something that fits."""
+        return [path for path, texts in self._texts.items() if any(map(fits, texts))]
+
+    def _longest(self, fits: Callable[[str], bool]) -> list[str]:
+        """Return the files that are called by the texts with the most words that fit."""
+        known = {text for texts in self._texts.values() for text in texts if fits(text)}
+        most = max((text.count(" ") for text in known), default=0)
+        chosen = {text for text in known if text.count(" ") == most}
+        return [path for path, texts in self._texts.items() if texts & chosen]
 
     def _all(self, found: Iterable[Iterable[str]]) -> list[str]:
         """Return every path once, in the order of the history."""
@@ -131,9 +173,8 @@ class Index:
 
     def _said(self, path: str) -> list[str]:
         """Return what a call said of its result, as paths in lower case, and the file's own name without the digest."""
-        label = self._labels.get(path)
         own = path.rpartition("/")[2].lower().removesuffix(".txt")
-        return [_DIGEST.sub("", own), *(_clean(said).lower() for said in (label.said if label else ()))]
+        return [_DIGEST.sub("", own), *(_clean(said).lower() for said in self._labels.get(path, NAMELESS).said)]
 
     @cached_property
     def _texts(self) -> dict[str, set[str]]:
@@ -145,43 +186,6 @@ class Index:
             said = (label.about, label.stem, *label.said, *self._said(path))
             found[path] = {_words(text) for one in said for text in (one, f"{tool} {one}")} - {""}
         return found
-
-    def _whose(self, fits: Callable[[str], bool]) -> list[str]:
-        """Return the files that are called by something that fits."""
-        return [path for path, texts in self._texts.items() if any(map(fits, texts))]
-
-    def _called(self, path: str) -> list[str]:
-        """Return the files that a name means, from the surest likeness to the vaguest."""
-        name = normpath(_clean(path).lower()).lstrip("/")
-        name = name.removeprefix(f"{_bare(self._store_dir)}/")
-        own = _DIGEST.search(name.removesuffix(".txt"))
-        if own and (found := [path for path in self.paths if f"-{own[1][:DIGITS]}" in path.lower()]):
-            return found
-        short = _DIGEST.sub("", name.removesuffix(".txt"))
-        words, stem = _words(short), _stem(short)
-        if not words:
-            return []
-        return (
-            self._whose(lambda text: text in (words, _words(name)))
-            or (self.fitting(name, self.paths) if "*" in name else [])
-            or self._longest(lambda text: words.endswith(text) or text.endswith(words))
-            or [path for path in self.paths if "." in name and stem in map(_stem, self._said(path))]
-            or self._whose(lambda text: words in text)
-        )
-
-    def _longest(self, fits: Callable[[str], bool]) -> list[str]:
-        """Return the files that are called by the longest texts that fit, but for mere tools."""
-        known = {text for texts in self._texts.values() for text in texts if fits(text)}
-        most = max((text.count(" ") for text in known), default=0)
-        chosen = {text for text in known if text.count(" ") == most}
-        return [path for path, texts in self._texts.items() if texts & chosen]
-
-    def _in_phrase(self, phrase: str, names: Sequence[str]) -> list[str]:
-        """Return the files that a phrase means: the names in it, or else the longest part of it that calls one."""
-        if names:
-            return self._all(map(self._called, names))
-        words = _words(phrase)
-        return self._longest(lambda text: len(text.replace(" ", "")) >= LEAST_WORDS and text in words)
 
 
 def _bare(path: str) -> str:
@@ -203,16 +207,15 @@ def _stem(path: str) -> str:
     return path.rpartition("/")[2].partition(".")[0]
 
 
-def _names_in(phrase: str) -> list[str]:
-    """Return what looks like a path or a file's name in a text."""
-    return [piece for piece in _BREAKS.split(phrase) if _NAMED.search(piece)][:MAX_NAMES]
-
-
 def _words(text: str) -> str:
     """Return the first words of a text, with a space around each; empty if it has none."""
     words = [match[0] for match in islice(_WORD.finditer(text.lower()), MAX_WORDS)]
     return f" {' '.join(words)} " if words else ""
 
 
-def _fits(glob: str, parts: Sequence[str]) -> bool:
-    return fnmatchcase("/".join(parts) if "/" in glob else parts[-1], glob)
+def _short(glob: str) -> str:
+    return glob.strip().removeprefix("./").removeprefix("**/")
+
+
+def _fits(glob: str, path: str) -> bool:
+    return fnmatchcase(path if "/" in glob else path.rpartition("/")[2], glob)

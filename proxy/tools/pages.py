@@ -18,7 +18,6 @@ from proxy.plan.preview import line_count, line_feeds
 
 OURS = "[lines"
 """The beginning of our line."""
-
 CHARACTERS_PER_TOKEN = 3
 """The first guess at a page's size; English and code have 3 to 5."""
 
@@ -51,8 +50,7 @@ def line_start(text: str, number: int, start: int = 0) -> int:
 
 
 def span(text: str, line: int, limit: int = sys.maxsize, column: int = 0) -> Span | None:
-    """Return `limit` lines beginning with `line`, without its first `column` characters; None if there is no text
-    there."""
+    """Return `limit` lines from `line` on, without its first `column` characters; None if there is no text there."""
     start = line_start(text, line)
     if start + column >= (line_start(text, 1, start) if column else len(text)):
         return None
@@ -68,7 +66,10 @@ def page(text: str, span: Span, call: str, budget: int, count: Callable[[str], i
     """
 
     def shown(size: int) -> str:
-        part = text[span.start : _cut(text, span, size)]
+        stop = span.start + size
+        if stop < span.stop:
+            stop = text.rfind("\n", span.start, stop) + 1 or stop
+        part = text[span.start : stop]
         ours = _ours(part, span, len(text), call)
         return part + ours if part.endswith("\n") or not ours else f"{part}\n{ours}"
 
@@ -89,33 +90,20 @@ def largest(size: int, guess: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _cut(text: str, span: Span, size: int) -> int:
-    """Return where a page of at most `size` characters ends: after its last newline, if it has one."""
-    stop = span.start + size
-    if stop >= span.stop:
-        return span.stop
-    return text.rfind("\n", span.start, stop) + 1 or stop
-
-
 def _ours(part: str, span: Span, end: int, call: str) -> str:
     """Return the bracketed line after a page, or nothing if the page ends the text and needs none."""
-    stop = span.start + len(part)
-    whole_lines = part.endswith("\n")
+    stop, whole_lines = span.start + len(part), part.endswith("\n")
     last = span.line + part.count("\n") - whole_lines
     where = f"{OURS} {span.line}-{last} of {span.lines}"
     if stop == end:
-        return f"{where}; end of file{'' if whole_lines else ' without a newline'}]" if _looks_like_ours(part) else ""
+        # Could a reader take the file's own last line for ours? Readers differ in what ends a line.
+        said = part.rstrip()
+        lines = (said.rpartition("\n")[2], *said.splitlines()[-1:])
+        ambiguous = any(line.lstrip().startswith(OURS) for line in lines)
+        return f"{where}; end of file{'' if whole_lines else ' without a newline'}]" if ambiguous else ""
     if stop == span.stop:
         return f"{where}]"
     if whole_lines:
         return f"{where}; continue with {call}, offset={last + 1})]"
     column = span.column + len(part)
     return f"{where}; cut within line {last}; continue with {call}, offset={last}, column={column})]"
-
-
-def _looks_like_ours(part: str) -> bool:
-    """Whether a reader could mistake the last line of `part`, which is the file's own, for one of ours."""
-    said = part.rstrip()
-    # Readers differ in whether a carriage return, or another of the separators that Python knows, ends a line.
-    last = (said.rpartition("\n")[2], *said.splitlines()[-1:])
-    return any(line.lstrip().startswith(OURS) for line in last)

@@ -1,11 +1,19 @@
-"""Finds lines: where a pattern matches in texts."""
+"""Finds the lines of texts in which a pattern matches, and reports them to a model, file by file.
+
+Lines have the numbers that `read_file` takes as its offset.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import msgspec
+
+from proxy.plan.preview import line_count
+from proxy.tools.find import Index
+from proxy.tools.pages import line_start
 
 Files = Mapping[str, str]
 """Path → whole text. May be lazy: a text is looked up only when it is read or searched."""
@@ -18,12 +26,14 @@ If there is too much to search in one call, it returns `~offset`: no match begin
 continue from there.
 """
 
-LONG_LINE = 500
-"""Characters. Of a longer line, only windows of this size around its matches are shown."""
-
-LEAD = 150
-"""Characters of a window before its match."""
-
+LONG_LINE, LEAD = 500, 150
+"""Characters: of a longer line, only windows of this size around its matches are shown, each with so many before it."""
+FEW, AROUND = 5, 3
+"""Up to so many matches come with so many lines around them: a match alone often says nothing."""
+NEIGHBOUR_CHARS = 200
+"""The most characters of a line around a match."""
+SHORT_LINES, SHORT_CHARS = 40, 3_000
+"""A named file up to this size is shown if nothing matches in it: a weak model often searches for the wrong word."""
 
 _base64 = re.compile(rb"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{1000,}+={0,2}")
 """The bytes of an image or a file, which no pattern means."""
@@ -75,37 +85,86 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
             yield None
             number, start = number + data.count(b"\n", start, ~found), ~found
             continue
-        line_start = data.rfind(b"\n", start, found) + 1 or start
-        if line_start == len(data):
+        begin = data.rfind(b"\n", start, found) + 1 or start
+        if begin == len(data):
             return  # an empty match after the last line
-        line_end = data.find(b"\n", found)
-        line_end = len(data) if line_end < 0 else line_end
-        number += data.count(b"\n", start, line_start)
-        yield from _in_line(path, number, TextLine(data[line_start:line_end]), found - line_start, find)
-        number, start = number + 1, line_end + 1
+        end = data.find(b"\n", found)
+        end = len(data) if end < 0 else end
+        number += data.count(b"\n", start, begin)
+        yield from _in_line(path, number, TextLine(data[begin:end]), found - begin, find)
+        number, start = number + 1, end + 1
 
 
 def _in_line(path: str, number: int, line: TextLine, at: int, find: Find) -> Iterator[LineMatch]:
     """Yield the line, in which a match begins at byte `at`, or the windows around its matches if it is long."""
     text = line.decode()
-    if len(text) <= LONG_LINE:
-        yield LineMatch(path, number, _length(line[:at]), text.removesuffix("\r"))
-        return
     column = resume = 0
     while at >= 0:
-        hit = column + _length(line[resume:at])
-        stop = max(0, hit - LEAD) + LONG_LINE
-        yield LineMatch(path, number, hit, _window(text, max(0, hit - LEAD), stop), windowed=True)
+        hit = column + len(line[resume:at].decode("utf-8", "ignore"))  # an empty match may be within a character
+        if len(text) <= LONG_LINE:
+            yield LineMatch(path, number, hit, text.removesuffix("\r"))
+            return
+        start = max(0, hit - LEAD)
+        stop = start + LONG_LINE
+        window = ("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else "")
+        yield LineMatch(path, number, hit, window, windowed=True)
         if stop >= len(text):
             return
         resume += len(text[column:stop].encode())
         column, at = stop, find(line, resume)
 
 
-def _length(data: bytes) -> int:
-    """Count the characters of `data`. An empty match may cut it off within a character."""
-    return len(data.decode("utf-8", "ignore"))
+# -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def _window(text: str, start: int, stop: int) -> str:
-    return ("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else "")
+def report(
+    files: Files, index: Index, head: str, found: Sequence[LineMatch], *, around: bool = False, foot: str = ""
+) -> str:
+    """List matches by file, with the lines around them if wanted, between a first and a last line."""
+    lines = [head]
+    for path, group in groupby(found, lambda match: match.path):
+        lines += ["---", index.title(path), *_shown(files[path] if around else "", [*group])]
+    return "\n".join([*lines, "---", foot] if foot else [*lines, "---"])
+
+
+def short(files: Files, index: Index, path: str) -> str:
+    """Return a short file in the form of a report, or nothing if it is not short."""
+    text = files[path]
+    if not text or len(text) > SHORT_CHARS or line_count(text) > SHORT_LINES:
+        return ""
+    lines = [_neighbour(place, line) for place, line in _lines(text, 0, SHORT_LINES)]
+    return "\n".join(["---", f"{index.title(path)}, all of it", *lines])
+
+
+def _shown(text: str, group: Sequence[LineMatch]) -> Iterator[str]:
+    """Yield the matches of a file; with its `text`, also the lines around them unless a line is long."""
+    if not text or any(match.windowed for match in group):
+        for match in group:
+            column = f", column {match.column}" if match.windowed else ""
+            yield f"{match.line - 1}{column}: {match.text}"
+        return
+    hits, begun = {match.line - 1: match.text for match in group}, False
+    places = sorted({place for hit in hits for place in range(max(hit - AROUND, 0), hit + AROUND + 1)})
+    for _, pairs in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
+        block = [place for _, place in pairs]
+        if begun:
+            yield "…"
+        for place, line in _lines(text, block[0], block[-1] + 1):
+            yield f"{place}: {hits[place]}" if place in hits else _neighbour(place, line)
+        begun = True
+
+
+def _lines(text: str, first: int, stop: int) -> Iterator[tuple[int, str]]:
+    """Yield the lines from `first` to `stop` with their numbers, as far as the text has them."""
+    start = line_start(text, first)
+    for place in range(first, stop):
+        if start >= len(text):
+            return
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield place, text[start:end].removesuffix("\r")
+        start = end + 1
+
+
+def _neighbour(place: int, line: str) -> str:
+    return f"{place}- {line[:NEIGHBOUR_CHARS]}{'…' if len(line) > NEIGHBOUR_CHARS else ''}"

@@ -18,6 +18,7 @@ from proxy.tools.answer import (
     LEAST_CHARS,
     LEAST_LINES,
     MAX_MATCHES,
+    MISSING,
     NAMES,
     NOTHING_MOVED,
     OTHER_NAMES,
@@ -25,7 +26,6 @@ from proxy.tools.answer import (
     Result,
     Tool,
     ToolAnswer,
-    _missing,
     answer,
     answering,
     definitions,
@@ -188,7 +188,8 @@ def test_a_short_named_file_without_a_match_is_shown() -> None:
 @pytest.mark.parametrize("arguments", [{"path": "/etc/app.conf"}, {"glob": "*.py"}])
 def test_a_search_in_nothing_searches_everything_and_says_so(arguments: dict[str, str]) -> None:
     text = grep(pattern="fine", **arguments)
-    reason = _missing("/etc/app.conf") if "path" in arguments else f'No file in "{STORE}" fits the glob "*.py".'
+    missing = MISSING.format(path="/etc/app.conf")
+    reason = missing if "path" in arguments else f'No file in "{STORE}" fits the glob "*.py".'
     assert text.startswith(f'{reason} Found 1 match for pattern "fine" in everything that was moved {OFFSETS}:')
     assert "2: fine" in text
 
@@ -197,21 +198,13 @@ def test_a_search_in_several_files_of_that_name() -> None:
     assert grep(pattern="E47", path="cat").count("\nFile: ") == 2
 
 
-def test_grep_with_a_glob() -> None:
-    for glob in ("billing*", "*.log"):
-        assert (
-            grep(pattern="fine", glob=glob, path="context_store/")
-            == f"""\
-Found 1 match for pattern "fine" in path "context_store/" (filter: "{glob}") {OFFSETS}:
----
-File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
-0- start
-1- error E471 here
-2: fine
-3- Error E4712
-4- error E47
----"""
-        )
+@pytest.mark.parametrize("glob", ["billing*", "*.log"])
+def test_grep_with_a_glob(glob: str) -> None:
+    head = f'Found 1 match for pattern "fine" in path "context_store/" (filter: "{glob}") {OFFSETS}:'
+    text = grep(pattern="fine", glob=glob, path="context_store/")
+    assert text.startswith(
+        f"{head}\n---\nFile: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)\n0- start\n"
+    )
 
 
 def test_grep_up_to_a_limit() -> None:
@@ -226,8 +219,8 @@ File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
 ---
 [first 2 of 4 matches; for the rest send a larger limit, or narrow the pattern, the path or the glob]"""
     )
-    assert "59: x" not in grep({F: "x\n" * 60}, pattern="x")
-    assert "[first 50 of 60 matches; for the rest send a larger limit" in grep({F: "x\n" * 60}, pattern="x")
+    text = grep({F: "x\n" * 60}, pattern="x")
+    assert "50: x" not in text and "[first 50 of 60 matches; for the rest send a larger limit" in text
 
 
 def test_grep_stops_counting_at_its_limit() -> None:
@@ -354,7 +347,7 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
             '{"pattern": "zebra", "path": "/etc"}',
             "empty",
             'Nothing that was moved out of this conversation has a match for pattern "zebra".'
-            f" {_missing('/etc')} {LISTED}",
+            f" {MISSING.format(path='/etc')} {LISTED}",
         ),
         (
             "grep",
@@ -377,8 +370,8 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
         ("read_file", "null", "refused", f"The arguments are not a JSON object. {READ_TAKES}"),
         ("read_file", "{}", "refused", f'"path" is missing: send the path of a file. {LISTED}'),
         ("read_file", '{"path": "./"}', "refused", f'"./" may mean 3 files: send the path of one of them. {LISTED}'),
-        ("read_file", '{"path": "nowhere\\u0000"}', "refused", f"{_missing('nowhere' + chr(0))} {LISTED}"),
-        ("read_file", '{"path": "' + "y" * 999 + '"}', "refused", _missing("y" * 999) + " " + LISTED),
+        ("read_file", '{"path": "nowhere\\u0000"}', "refused", f"{MISSING.format(path='nowhere' + chr(0))} {LISTED}"),
+        ("read_file", '{"path": "' + "y" * 999 + '"}', "refused", MISSING.format(path="y" * 200 + "…") + " " + LISTED),
         ("read_file", '{"path": "' + "y" * 1001 + '"}', "refused", '"path" must be a string of at most 1000 char'),
         ("read_file", f'{{"path": "{LOG}", "offset": -1}}', "refused", '"offset" must be a whole number, 0 or more.'),
         ("read_file", f'{{"path": "{LOG}", "offset": "-1"}}', "refused", '"offset" must be'),
@@ -399,7 +392,7 @@ def test_the_list_of_files_is_bounded() -> None:
     files = {f"{STORE}/{number}.txt": "x" for number in range(100)}
     assert read(files, path="y").endswith(f"{STORE}/19.txt\nand 80 more")
     assert read(files, budget=300, path="y").endswith(f"{STORE}/4.txt\nand 95 more")
-    assert read(files, budget=130, path="y") == f"{_missing('y')} 100 files exist."
+    assert read(files, budget=130, path="y") == f"{MISSING.format(path='y')} 100 files exist."
     assert ask("read_file", files, 30, path="y").result == "budget"
 
 
@@ -446,25 +439,14 @@ def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, argument
 def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
     raw = definitions(names, STORE)
     assert raw == definitions(names, STORE)
-    tools = [msgspec.json.decode(tool) for tool in raw]
-    assert [tool["name"] for tool in tools] == list(names)
-    for tool, properties, required in zip(
-        tools,
-        (["pattern", "path", "glob", "limit"], ["path", "offset", "limit", "column"]),
-        ("pattern", "path"),
-        strict=True,
-    ):
-        assert list(tool) == ["name", "description", "parameters"]
+    takes = {"pattern": ["pattern", "path", "glob", "limit"], "path": ["path", "offset", "limit", "column"]}
+    for name, tool, (required, properties) in zip(names, map(msgspec.json.decode, raw), takes.items(), strict=True):
+        assert list(tool) == ["name", "description", "parameters"] and tool["name"] == name
         assert STORE in tool["description"]
-        assert tool["parameters"]["type"] == "object"
+        assert tool["parameters"]["type"] == "object" and tool["parameters"]["required"] == [required]
         assert list(tool["parameters"]["properties"]) == properties
-        assert tool["parameters"]["required"] == [required]
         assert {value["type"] for value in tool["parameters"]["properties"].values()} == {"string", "integer"}
-
-
-@pytest.mark.parametrize("names", [NAMES, OTHER_NAMES])
-def test_the_definitions_say_once_whose_paths_these_are_and_which_other_names_they_have(names: tuple[str, str]) -> None:
-    said = b"".join(definitions(names, STORE)).decode()
+    said = b"".join(raw).decode()
     assert said.count(f"for {names[0]} and {names[1]} only: they mean nothing to the user or to any other tool") == 1
     assert said.count("the path, address or command of the call whose result was moved") == 2
     assert said.count("counted from 0") == 2
