@@ -38,9 +38,8 @@ from proxy.requests.windows import Known
 from proxy.server import websocket
 from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
 from proxy.server.bounds import COME_BACK, Inflow, Places, Presence
-from proxy.stores import expires_by_itself, open_store
+from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
-from proxy.stores.retention import Sweeper
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Kind, Outcome
@@ -316,8 +315,8 @@ class App:
             await held.enter_async_context(running(exchange))
             if not expires_by_itself(self._store_url):
                 warn, swept = logs.Limited(logger), self._metrics.swept
-                sweeper = Sweeper(self._store.store, self._retention, warn=warn, swept=swept)
-                await held.enter_async_context(running(sweeper.run()))
+                sweeping = sweep_always(self._store.store, self._retention, warn=warn, swept=swept)
+                await held.enter_async_context(running(sweeping))
             yield
 
     async def _finish(self) -> None:

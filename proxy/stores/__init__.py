@@ -3,19 +3,27 @@
 A key is `NAMESPACE/KIND/NAME`, with `[A-Za-z0-9._-]` between the slashes. Any other key raises ValueError. If the
 engine fails, every method raises `errors.StoreFault` and nothing else. Each engine has one module, imported only when
 it is used.
+
+`sweep` deletes records not put again within their tenant's retention, in stores that do not expire them themselves.
+Every worker sweeps, at its own time: deleting a record twice is harmless, so no leader is needed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from proxy.errors import UserMistake
+from proxy.errors import StoreFault, UserMistake
+from proxy.threads import nobody_waits
 
 # No part begins with a dot, so none can be `.`, `..` or a store's own working folder. 255 bytes is the longest file
 # name on ext4, XFS and APFS. Three of them and a prefix stay below the 1,024 bytes that S3 and GCS allow for a key.
@@ -56,7 +64,6 @@ def namespace_of(key: str) -> str:
 
 Retention = Callable[[str], float | None]
 """Returns how many seconds to keep a namespace's records after they were last put, or None to keep them forever."""
-
 
 Damaged = Callable[[str], None]
 """Called, in any thread, with a key whose record is damaged or is not a record at all."""
@@ -104,6 +111,10 @@ class Store(Protocol):
         """
 
 
+_REDIS = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_OBJECTS = ("s3", "gs", "az")
+
+
 def open_store(url: str, retention: Retention = lambda namespace: None, damaged: Damaged = lambda key: None) -> Store:
     """Return the store at a URL or a folder's path. Nothing connects yet, so the engine may start later.
 
@@ -112,15 +123,30 @@ def open_store(url: str, retention: Retention = lambda namespace: None, damaged:
     UserMistake if the URL cannot be used or the engine's client library is not installed.
     """
     scheme = _scheme(url)
-    if scheme not in _OPENERS:
-        known = ", ".join(f"{name}://" for name in _OPENERS if name)
+    if scheme not in ("", "file", *_REDIS, *_OBJECTS):
+        known = ", ".join(f"{name}://" for name in ("file", *_REDIS, *_OBJECTS))
         raise UserMistake(f"no store is known for {scheme}://; a folder's path or one of {known}")
     try:
-        _parts(url)
+        if scheme:
+            urlsplit(url)
     except ValueError as error:
         # Python's own text may repeat the password.
         raise UserMistake("the store's URL: expected a host's name, or an IPv6 address in brackets") from error
-    return _OPENERS[scheme](url, retention, damaged)
+    extra = "redis" if scheme in _REDIS else "objects"
+    try:
+        if (folder := folder_of(url)) is not None:
+            from proxy.stores.local import LocalStore
+
+            return LocalStore(folder, damaged)
+        if scheme in _REDIS:
+            from proxy.stores.redis import open_redis
+
+            return open_redis(url, retention, damaged)
+        from proxy.stores.objects import open_objects
+
+        return open_objects(url)
+    except ModuleNotFoundError as error:
+        raise UserMistake(f"a store at {scheme}:// needs: pip install 'offload-proxy[{extra}]'") from error
 
 
 def expires_by_itself(url: str) -> bool:
@@ -130,19 +156,10 @@ def expires_by_itself(url: str) -> bool:
 
 def describe(url: str) -> str:
     """Return the URL without user, password and query, for logs."""
-    parts = _parts(url)
-    if parts is None:
+    if not _scheme(url):
         return url
+    parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
-def _scheme(url: str) -> str:
-    return url.partition("://")[0].lower() if "://" in url else ""
-
-
-def _parts(url: str) -> SplitResult | None:
-    """Return a URL's parts; None for a folder's path. Raises ValueError for brackets that hold no IPv6 address."""
-    return urlsplit(url) if _scheme(url) else None
 
 
 def folder_of(url: str) -> Path | None:
@@ -158,35 +175,75 @@ def folder_of(url: str) -> Path | None:
     return Path(unquote(parts.path)).expanduser()
 
 
-def _folder(url: str, retention: Retention, damaged: Damaged) -> Store:
-    from proxy.stores.local import LocalStore
-
-    folder = folder_of(url)
-    assert folder is not None
-    return LocalStore(folder, damaged)
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower() if "://" in url else ""
 
 
-def _redis(url: str, retention: Retention, damaged: Damaged) -> Store:
-    try:
-        from proxy.stores.redis import open_redis
-    except ModuleNotFoundError as error:
-        raise UserMistake("a Redis store needs: pip install 'offload-proxy[redis]'") from error
-    return open_redis(url, retention, damaged)
+# -- retention --
+
+SWEEP_SECONDS, AGAIN_SECONDS = 3600.0, 60.0
+"""Seconds until the next sweep, and until another one if the store failed."""
+
+BATCH = 100
+"""Records that are deleted together, which takes a disk some milliseconds."""
+
+WORK_SECONDS = 0.005
+"""A sweep rests after so many seconds of work."""
 
 
-def _objects(url: str, retention: Retention, damaged: Damaged) -> Store:
-    try:
-        from proxy.stores.objects import open_objects
-    except ModuleNotFoundError as error:
-        raise UserMistake("an object store needs: pip install 'offload-proxy[objects]'") from error
-    return open_objects(url)
+async def sweep_always(
+    store: Store,
+    retention: Retention,
+    *,
+    warn: Callable[[str, str], None],
+    swept: Callable[[int, float], None],
+    seconds: float = SWEEP_SECONDS,
+) -> None:
+    """Sweep until cancelled. The first sweep starts after a random delay, so that workers take turns."""
+    await asyncio.sleep(random.uniform(0, seconds))
+    with nobody_waits():
+        while True:
+            pause = seconds
+            try:
+                await sweep(store, retention, swept)
+            except StoreFault as fault:
+                warn("store sweep", f"store: sweep: {fault.message}")
+                pause = min(seconds, AGAIN_SECONDS)
+            await asyncio.sleep(pause)
 
 
-_REDIS = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+async def sweep(
+    store: Store,
+    retention: Retention,
+    swept: Callable[[int, float], None] = lambda deleted, overdue: None,
+    clock: Callable[[], float] = time.time,
+) -> int:
+    """Read the whole store once and delete all that has expired; returns how many records. Raises StoreFault.
 
-_OPENERS: Mapping[str, Callable[[str, Retention, Damaged], Store]] = {
-    "": _folder,
-    "file": _folder,
-    **dict.fromkeys(_REDIS, _redis),
-    **dict.fromkeys(("s3", "gs", "az"), _objects),
-}
+    It rests as long as it works. `swept(deleted, overdue)` is called for every few records: how many were deleted, and
+    how many seconds the oldest of them was past its retention; at the end of a sweep, none is.
+    """
+    now, deleted, began = clock(), 0, time.monotonic()
+    expired: dict[str, float] = {}
+
+    async def delete() -> int:
+        if not expired:
+            return 0
+        await store.delete(*expired)
+        swept(count := len(expired), max(expired.values()))
+        expired.clear()
+        return count
+
+    async with aclosing(store.list("")) as entries:
+        async for entry in entries:
+            kept = retention(namespace_of(entry.key))
+            if kept is not None and now - entry.modified > kept:
+                expired[entry.key] = now - entry.modified - kept
+            if len(expired) == BATCH:
+                deleted += await delete()
+            if (worked := time.monotonic() - began) >= WORK_SECONDS:
+                await asyncio.sleep(worked)
+                began = time.monotonic()
+    deleted += await delete()
+    swept(0, 0.0)
+    return deleted

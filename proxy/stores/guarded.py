@@ -110,20 +110,19 @@ class Memory:
             self._records.discard(key)
 
     def was_put(self, key: str) -> bool:
-        """Return whether the record was put recently."""
+        """Return whether the record was put recently, or is owed."""
         until = self._puts.get(key)
-        return until is not None and self._clock() < until
+        return key in self.unwritten or (until is not None and self._clock() < until)
 
     def owe(self, key: str, value: bytes) -> int:
         """Remember a record that has yet to be put. Returns how many older ones had to be given up."""
         self.settle(key)  # it may be owed already
         self.unwritten[key] = value
         self._held += len(key) + len(value) + ENTRY_WEIGHT
-        given_up = 0
+        before = len(self.unwritten)
         while self._held > UNWRITTEN_BYTES:
             self.settle(next(iter(self.unwritten)))
-            given_up += 1
-        return given_up
+        return before - len(self.unwritten)
 
     def settle(self, key: str) -> None:
         """Stop owing a record."""
@@ -154,7 +153,6 @@ class Breaker:
 
     @property
     def state(self) -> Literal["closed", "open"]:
-        """Whether calls are made as they come."""
         return "closed" if self._next_probe is None else "open"
 
     def admit(self) -> bool:
@@ -167,12 +165,10 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """Note that a call was answered, and close the breaker."""
         self._failures, self._pause, self._next_probe, self._probing = 0, PAUSE, None, False
         self.answered = self._clock()
 
     def failed(self) -> None:
-        """Note that a call failed."""
         self._failures += 1
         if self._probing:
             self._pause = min(2 * self._pause, LONGEST)
@@ -206,10 +202,10 @@ class Guarded:
         self.memory = Memory(cache_bytes, refresh_seconds, clock)
         self.reading, self.writing = Breaker(clock), Breaker(clock)
         self.retention = retention
+        self.clock = clock
         self._warn = warn
         self._count_damaged = count_damaged
         self._budget = budget_seconds
-        self._clock = clock
         self._putting: asyncio.Task[None] | None = None
 
     @property
@@ -217,30 +213,26 @@ class Guarded:
         """closed: the engine works; open: reading or writing fails."""
         return self.writing.state if self.reading.state == "closed" else "open"
 
-    def breaker(self, operation: StoreOperation) -> Breaker:
-        """Return the breaker that an operation asks."""
-        return self.writing if operation in (StoreOperation.PUT, StoreOperation.DELETE) else self.reading
-
     def visit(self, budget_seconds: float | None = None) -> Visit:
         """Return a visit for one request or background task, with its own time budget."""
-        return Visit(self, self._budget if budget_seconds is None else budget_seconds, self._clock)
+        return Visit(self, self._budget if budget_seconds is None else budget_seconds)
 
     async def check(self, seconds: float) -> str | None:
         """Read, and write and delete a record, even if a breaker is open. Returns None if all of this is done within
         `seconds`, else the reason."""
         record = f"health/probe/{uuid4().hex}"
-        operation = StoreOperation.GET
+        operation, breaker = StoreOperation.GET, self.reading
         try:
             async with asyncio.timeout(seconds):
                 await self.store.get(PROBE)
-                self.reading.succeeded()
-                operation = StoreOperation.PUT
+                breaker.succeeded()
+                operation, breaker = StoreOperation.PUT, self.writing
                 await self.store.put(record, b"")
                 await self.store.delete(record)
-                self.writing.succeeded()
+                breaker.succeeded()
         except (TimeoutError, StoreFault) as fault:
             reason = fault.message if isinstance(fault, StoreFault) else f"no answer to a check within {seconds:g} s"
-            self.breaker(operation).failed()
+            breaker.failed()
             self.tell(operation, reason)
             return reason
         return None
@@ -285,14 +277,14 @@ class Guarded:
             await asyncio.sleep(pause)
             pause = PAUSE if await self._put_unwritten() else min(2 * pause, LONGEST)
 
-    async def _put_unwritten(self) -> int:
-        """Put what could not be put so far, until the breaker opens. Returns how many records were."""
-        done = 0
+    async def _put_unwritten(self) -> bool:
+        """Put what could not be put so far, until the breaker opens. Returns whether any record was."""
+        done = False
         for key, value in list(self.memory.unwritten.items()):
-            if await self.visit(CLOSING)._put(key, value) is not Missing.FAILED:
+            if await self.visit(CLOSING).put_now(key, value) is not Missing.FAILED:
                 self.memory.keep(key, value)
                 self.memory.settle(key)
-                done += 1
+                done = True
             elif self.writing.state == "open":
                 break
         return done
@@ -301,12 +293,9 @@ class Guarded:
 class Visit:
     """One request's use of the store, from any number of tasks at once. No method raises StoreFault."""
 
-    def __init__(self, guarded: Guarded, budget_seconds: float, clock: Callable[[], float]) -> None:
-        self._guarded = guarded
-        self._store = guarded.store
-        self._memory = guarded.memory
+    def __init__(self, guarded: Guarded, budget_seconds: float) -> None:
+        self._guarded, self._store, self._memory = guarded, guarded.store, guarded.memory
         self._budget = self._left = budget_seconds
-        self._clock = clock
         self._errors: Counter[str] = Counter()
 
     @property
@@ -316,12 +305,7 @@ class Visit:
 
     def anew(self) -> Visit:
         """Return a new visit with a full budget."""
-        return Visit(self._guarded, self._budget, self._clock)
-
-    async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
-        """Return the record. `final` means that a record absent now stays absent, so its absence is remembered."""
-        [value] = await self.get_many([key], final=final)
-        return value
+        return Visit(self._guarded, self._budget)
 
     async def get_many(
         self,
@@ -332,16 +316,41 @@ class Visit:
     ) -> Sequence[bytes | Missing]:
         """Return the records in the order of `keys`, fetching those not in memory together.
 
-        A stored record that is not `intact` counts as absent and is deleted, so that it can be put again.
+        `final` means that a record absent now stays absent, so its absence is remembered. A stored record that is not
+        `intact` counts as absent and is deleted, so that it can be put again.
         """
-        known = self._memory.recall(keys)
-        unknown = [key for key in dict.fromkeys(keys) if key not in known]
-        found = {**known, **await self._fetch(unknown, final, intact)} if unknown else known
+        found: dict[str, bytes | Missing] = {**self._memory.recall(keys)}
+        unknown = [key for key in dict.fromkeys(keys) if key not in found]
+        values = await self.read(unknown) if unknown else []
+        if values is Missing.FAILED:
+            return [found.get(key, Missing.FAILED) for key in keys]
+        for key, value in zip(unknown, values, strict=True):
+            if value is not None and not intact(key, value):
+                value = None
+                self.damaged(key)
+                await self.discard(key)
+            there: bytes | Absent = Missing.ABSENT if value is None else value
+            found[key] = there
+            if value is not None or final:
+                self._memory.keep(key, there)
         return [found[key] for key in keys]
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Failed:
+        """Return the engine's current records, None where absent, without putting them in memory."""
+        return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
+
+    async def list(self, prefix: str) -> Sequence[Entry] | Failed:
+        """Return every record whose key begins with `prefix`, in the engine's order."""
+
+        async def collected() -> Sequence[Entry]:
+            async with aclosing(self._store.list(prefix)) as entries:
+                return [entry async for entry in entries]
+
+        return await self._ask(StoreOperation.LIST, collected)
 
     def was_put(self, key: str) -> bool:
         """Return whether this record was put recently, so that the caller need not prepare another put."""
-        return key in self._memory.unwritten or self._memory.was_put(key)
+        return self._memory.was_put(key)
 
     def note_put(self, key: str) -> None:
         """Remember, until a refresh is due, that this record or everything that the key represents was put."""
@@ -355,7 +364,7 @@ class Visit:
         """
         if not sure and self.was_put(key):
             return Put.EXISTED
-        written = await self._put(key, value)
+        written = await self.put_now(key, value)
         if written is Missing.FAILED:
             if not keep:
                 return Put.FAILED
@@ -365,9 +374,12 @@ class Visit:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
 
-    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Failed:
-        """Return the engine's current records, None where absent, without putting them in memory."""
-        return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
+    async def put_now(self, key: str, value: bytes) -> bool | Failed:
+        """Ask the engine to put the record. Returns whether it was new."""
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
+        if written is not Missing.FAILED:
+            self.note_put(key)
+        return written
 
     def damaged(self, key: str) -> None:
         """Count and log a damaged record, which the caller treats as absent."""
@@ -378,47 +390,21 @@ class Visit:
         self._memory.forget(key)
         await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
 
-    async def list(self, prefix: str) -> Sequence[Entry] | Failed:
-        """Return every record whose key begins with `prefix`, in the engine's order."""
-
-        async def collected() -> Sequence[Entry]:
-            async with aclosing(self._store.list(prefix)) as entries:
-                return [entry async for entry in entries]
-
-        return await self._ask(StoreOperation.LIST, collected)
-
-    async def _put(self, key: str, value: bytes) -> bool | Failed:
-        """Put the record. Returns whether it was new."""
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
-        if written is not Missing.FAILED:
-            self.note_put(key)
-        return written
-
-    async def _fetch(
-        self, keys: Sequence[str], final: bool, intact: Callable[[str, bytes], bool]
-    ) -> Mapping[str, bytes | Missing]:
-        values = await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
-        if values is Missing.FAILED:
-            return dict.fromkeys(keys, Missing.FAILED)
-        found: dict[str, bytes | Absent] = {}
-        for key, value in zip(keys, values, strict=True):
-            found[key] = Missing.ABSENT if value is None else value
-            if value is not None and not intact(key, value):
-                found[key] = Missing.ABSENT
-                self.damaged(key)
-                await self.discard(key)
-            if found[key] is not Missing.ABSENT or final:
-                self._memory.keep(key, found[key])
-        return found
-
     async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Failed:
         """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""
-        guarded, breaker = self._guarded, self._guarded.breaker(operation)
+        guarded = self._guarded
+        writes = operation in (StoreOperation.PUT, StoreOperation.DELETE)
+        breaker = guarded.writing if writes else guarded.reading
+
+        def missed(why: StoreMiss) -> Failed:
+            self._errors[f"{operation}:{why}"] += 1
+            return Missing.FAILED
+
         if self._left <= 0:
-            return self._missed(operation, StoreMiss.BUDGET)
+            return missed(StoreMiss.BUDGET)
         if not breaker.admit():
-            return self._missed(operation, StoreMiss.OPEN)
-        began = self._clock()
+            return missed(StoreMiss.OPEN)
+        began = guarded.clock()
         try:
             async with asyncio.timeout(self._left):
                 answer = await ask()
@@ -428,17 +414,13 @@ class Visit:
             else:
                 breaker.failed()
                 guarded.tell(operation, "no answer in time")
-            return self._missed(operation, StoreMiss.TIMEOUT)
+            return missed(StoreMiss.TIMEOUT)
         except StoreFault as fault:
             if not isinstance(fault, StoreBusy):
                 breaker.failed()
             guarded.tell(operation, fault.message)
-            return self._missed(operation, StoreMiss.FAILED)
+            return missed(StoreMiss.FAILED)
         finally:
-            self._left -= self._clock() - began
+            self._left -= guarded.clock() - began
         breaker.succeeded()
         return answer
-
-    def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Failed:
-        self._errors[f"{operation}:{fault}"] += 1
-        return Missing.FAILED

@@ -98,7 +98,6 @@ class Folder:
         return None
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """Return the values in the order of `keys`."""
         return [self.get(key) for key in keys]
 
     def walk(self, prefix: str) -> Iterator[Entry]:
@@ -118,7 +117,8 @@ class Folder:
                 folder.parent.rmdir()
 
     def _prepare(self) -> None:
-        """Make the folder at its first use, and again if it has vanished.
+        """Make the folder at its first use, and again if it has vanished. Remove the temporary files of processes that
+        died in the middle of a put.
 
         If this fails, the operation itself reports the error. A read-only folder can still be read.
         """
@@ -126,17 +126,13 @@ class Folder:
             if not self._made or not self._root.exists():
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._made = True
-            if self._clock() - self._tidied > LEFTOVER_SECONDS:
-                self._tidied = self._clock()
-                self._tidy()
-
-    def _tidy(self) -> None:
-        """Remove the temporary files of processes that died in the middle of a put."""
-        now = self._clock()
-        for entry in os.scandir(self._temporary):
-            with suppress(FileNotFoundError):
-                if now - entry.stat().st_mtime > LEFTOVER_SECONDS:
-                    os.unlink(entry.path)
+            now = self._clock()
+            if now - self._tidied > LEFTOVER_SECONDS:
+                self._tidied = now
+                for entry in os.scandir(self._temporary):
+                    with suppress(FileNotFoundError):
+                        if now - entry.stat().st_mtime > LEFTOVER_SECONDS:
+                            os.unlink(entry.path)
 
     @contextmanager
     def _written(self, value: bytes, sync: bool) -> Iterator[Path]:
@@ -164,7 +160,9 @@ def _published(temporary: Path, path: Path, sync: bool) -> bool:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            _make_parents(path)
+            with suppress(FileNotFoundError):  # a delete of their last record may remove the folders again at once
+                _make(path.parent.parent)
+                _make(path.parent)
         else:
             if sync:
                 _sync(path.parent)
@@ -172,21 +170,12 @@ def _published(temporary: Path, path: Path, sync: bool) -> bool:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
-def _make_parents(path: Path) -> None:
-    """Make the folders of the namespace and the kind. A delete of their last record may remove them again at once."""
-    with suppress(FileNotFoundError):
-        _make(path.parent.parent)
-        _make(path.parent)
-
-
 def _make(folder: Path) -> None:
     """Make one folder, private and durable, unless it exists."""
-    try:
+    with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    folder.chmod(0o700)
-    _sync(folder.parent)
+        folder.chmod(0o700)
+        _sync(folder.parent)
 
 
 def _sync(folder: Path) -> None:
@@ -200,19 +189,17 @@ def _sync(folder: Path) -> None:
 
 def _within(folder: Path, above: str, prefix: str) -> list[str]:
     """Return the names of the subfolders that can contain keys with this prefix."""
+    names = list[str]()
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if is_part(entry.name) and _is_folder(entry))
+        for entry in os.scandir(folder):
+            with suppress(OSError):  # a link that leads to itself
+                if is_part(entry.name) and entry.is_dir():
+                    names.append(entry.name)
     except FileNotFoundError:
         if not above:
             raise
-        return []
-    return [name for name in names if f"{above}{name}/".startswith(prefix) or prefix.startswith(f"{above}{name}/")]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link that leads to itself
-        return entry.is_dir()
-    return False
+    below = {name: f"{above}{name}/" for name in sorted(names)}
+    return [name for name, path in below.items() if path.startswith(prefix) or prefix.startswith(path)]
 
 
 def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
@@ -227,34 +214,30 @@ def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
 
 
 class LocalStore:
-    """`Folder` for asyncio: runs its blocking calls in threads, and raises StoreFault for OSError."""
+    """`Folder` for asyncio: one call in one thread, and StoreFault for OSError."""
 
     def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
         self._folder = Folder(root, damaged, clock)
         self._threads = WorkPool("store", THREADS, WAITING)
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store the value if the key is absent, and return whether it was. It is durable if anybody waits for it."""
         return await self._run(partial(self._folder.put, checked(key), value, sync=not comes_later()), key)
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value, or None."""
-        return await self._run(partial(self._folder.get, checked(key)), key)
+        [value] = await self.get_many([key])
+        return value
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """Return the values in the order of `keys`. One thread reads them all."""
         wanted = [checked(key) for key in keys]
         return await self._run(partial(self._folder.get_many, wanted), "".join(wanted[:1]))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`."""
         walk = self._folder.walk(checked_prefix(prefix))
         while batch := await self._run(lambda: tuple(islice(walk, BATCH)), prefix):
             for entry in batch:
                 yield entry
 
     async def delete(self, *keys: str) -> None:
-        """Delete the records. One thread deletes them all."""
         wanted = [checked(key) for key in keys]
         await self._run(partial(self._folder.delete, wanted), "".join(wanted[:1]))
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -28,7 +28,7 @@ from obstore.store import from_url
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Entry, checked, checked_prefix, is_key, namespace_of
-from proxy.threads import Slot, Turns
+from proxy.threads import Turns
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -75,19 +75,14 @@ class ObjectStore:
         return await self._run(self._put(checked(key), value), key)
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value, or None."""
         return await self._run(self._get(checked(key)), key)
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """Return the values in the order of `keys`, fetched by concurrent requests."""
         wanted = [checked(key) for key in keys]
         return await asyncio.gather(*(self.get(key) for key in wanted))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`.
-
-        The engine lists only whole folders, so this method compares the rest of the prefix itself.
-        """
+        """The engine lists only whole folders, so this method compares the rest of the prefix itself."""
         folder = checked_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._engine, folder or None, chunk_size=1000)
         while page := await self._run(_next(pages), prefix):
@@ -96,7 +91,6 @@ class ObjectStore:
                     yield Entry(found["path"], found["size"], found["last_modified"].timestamp())
 
     async def delete(self, *keys: str) -> None:
-        """Delete the records, by concurrent requests."""
         wanted = [checked(key) for key in keys]
         await asyncio.gather(*(self._run(self._delete(key), key) for key in wanted))
 
@@ -128,10 +122,8 @@ class ObjectStore:
             raise
 
     async def _delete(self, key: str) -> None:
-        try:
+        with suppress(FileNotFoundError):  # S3 reports no error for a missing object, the others do
             await obstore.delete_async(self._engine, key)
-        except FileNotFoundError:  # S3 reports no error for a missing object, the others do
-            return
 
     async def _run(self, work: Coroutine[Any, Any, T], key: str) -> T:
         """Do this work in turn. It is never begun if the caller is cancelled before."""
@@ -140,17 +132,21 @@ class ObjectStore:
         except asyncio.CancelledError:
             work.close()
             raise
-        task = asyncio.create_task(self._begun(work, turn))
+
+        async def begun() -> T:
+            try:
+                return await work
+            except Exception as error:  # noqa: BLE001  (obstore raises others for a reply that it cannot read)
+                # Not `from error`: a traceback would show its text, which can contain signed addresses and our data.
+                reason = ", ".join(dict.fromkeys((type(error).__name__, *_codes(error))))
+                raise StoreFault(f"the object store failed: {reason}") from None
+            finally:
+                self._turns.give_back(turn)
+
+        task = asyncio.create_task(begun())
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
-
-    async def _begun(self, work: Coroutine[Any, Any, T], turn: Slot) -> T:
-        try:
-            with _faults():
-                return await work
-        finally:
-            self._turns.give_back(turn)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
@@ -159,21 +155,12 @@ class ObjectStore:
 
 
 async def _next(pages: Any) -> Sequence[Any]:
-    """Return the next page of a listing, empty at the end."""
+    """Return the next page of a listing, empty at the end: obstore's iterators know no `anext` with a default."""
     try:
         page: Sequence[Any] = await anext(pages)
-    except StopAsyncIteration:  # obstore's iterators do not support `anext` with a default
+    except StopAsyncIteration:
         return ()
     return page
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  (obstore raises others for a reply that it cannot read)
-        # Not `from error`: a traceback would show its text, which can contain signed addresses and the data we sent.
-        raise StoreFault(f"the object store failed: {_reason(error)}") from None
 
 
 _TELLING = re.compile(
@@ -187,16 +174,6 @@ def _codes(error: Exception) -> list[str]:
     return [next(filter(None, match)).strip() for match in _TELLING.findall(str(error))]
 
 
-def _reason(error: Exception) -> str:
-    """Return the error's class and the safe parts of its text."""
-    return ", ".join(dict.fromkeys((type(error).__name__, *_codes(error))))
-
-
-def _misconfigured(error: Exception) -> str:
-    """Return obstore's text as one line of bounded length, without the internal dump after its first blank line."""
-    return " ".join(str(error).partition("\n\n")[0].split())[:500]
-
-
 def open_objects(url: str) -> ObjectStore:
     """Return the store at a URL without connecting. Raises UserMistake if obstore does not understand the URL."""
     parts = urlsplit(url)
@@ -204,5 +181,7 @@ def open_objects(url: str) -> ObjectStore:
     try:
         engine = from_url(parts._replace(query="").geturl(), config=config, client_options=CLIENT, retry_config=RETRY)
     except (BaseError, ValueError) as error:
-        raise UserMistake(f"the store's URL: {_misconfigured(error)}") from error
+        # One line of bounded length, without obstore's internal dump after its first blank line.
+        said = " ".join(str(error).partition("\n\n")[0].split())[:500]
+        raise UserMistake(f"the store's URL: {said}") from error
     return ObjectStore(engine)

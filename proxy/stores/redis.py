@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -62,49 +62,38 @@ ten times as long for a reply with each number."""
 
 GONE = -2
 
-_CODE = re.compile(r"[A-Z]{2,20}")
-
 
 class RedisStore:
-    """Records as Redis strings. `close` also closes the clients in `others`."""
+    """Records as Redis strings, with the first of the `clients`. `close` closes all of them."""
 
     def __init__(
-        self,
-        client: Redis | RedisCluster,
-        retention: Retention,
-        *,
-        damaged: Damaged = lambda key: None,
-        prefix: str = PREFIX,
-        others: Sequence[Redis] = (),
-        clock: Callable[[], float] = time.time,
+        self, clients: Sequence[Redis | RedisCluster], retention: Retention, damaged: Damaged, prefix: str
     ) -> None:
-        self._client: Any = client  # its types include decoded replies, which this class never requests
+        self._clients = clients
+        self._client: Any = clients[0]  # its types include decoded replies, which this class never requests
         self._retention = retention
         self._damaged = damaged
         self._prefix = prefix
-        self._others = others
-        self._clock = clock
         self._turns = Turns(CONNECTIONS)
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store the value if the key is absent, and renew the record's time to live, in one round trip."""
+        """Also renews the record's time to live, in the same round trip."""
         name = self._name(key)
         async with self._turns.place(namespace_of(key)), self._writing():
-            created, _, size = await self._put(name, key, value)
+            created, size = await self._put(name, key, value)
             if _code(size) == "WRONGTYPE":
                 self._damaged(key)
                 await self._client.unlink(name)
-                created, _, size = await self._put(name, key, value)
+                created, size = await self._put(name, key, value)
             _answered([size])
-        return bool(created)
+        return created
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value, or None."""
         [value] = await self.get_many([key])
         return value
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """Return the values in the order of `keys`, with one round trip for each namespace."""
+        """One round trip for each namespace."""
         found: dict[str, bytes | None] = {}
         for namespace, group in _by_namespace(keys).items():
             names = [self._name(key) for key in group]
@@ -113,38 +102,43 @@ class RedisStore:
                     pipe = self._client.pipeline(transaction=False)
                     pipe.execute_command("MGET", *names)  # its own method is not for clusters
                     pipe.execute_command("EXISTS", *names)
-                    values, there = convert(
-                        _answered(await pipe.execute(raise_on_error=False)), tuple[list[bytes | None], int]
-                    )
+                    answers = _answered(await pipe.execute(raise_on_error=False))
+                    values, there = convert(answers, tuple[list[bytes | None], int])
                     found |= zip(group, values, strict=True)
                     if there > len(values) - values.count(None):  # MGET is silent about lists and the like
                         await self._look_for_damage([key for key in group if found[key] is None])
         return [found[key] for key in keys]
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients."""
-        seen: set[bytes] = set()  # SCAN may return a name twice while Redis resizes its table
+        """Uses SCAN, which does not block other clients."""
         namespace, slash, rest = checked_prefix(prefix).partition("/")
         pattern = f"{self._prefix}{{{namespace}}}/{rest}" if slash else f"{self._prefix}{{{namespace}"
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", pattern) + "*"
-        for node in await self._nodes():
-            async for page in _scanned(node, pattern):
-                new = set(page) - seen
-                for entry in await self._entries(new):
+        nodes = [self._client]
+        if isinstance(self._client, RedisCluster):
+            with _faults():
+                await self._client.initialize()
+            nodes = self._client.get_primaries()
+        seen: set[bytes] = set()  # SCAN may return a name twice while Redis resizes its table
+        for node in nodes:
+            cursor = None
+            while cursor != 0:
+                with _faults():
+                    page = await node.execute_command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", BATCH)
+                    cursor, names = convert(page, tuple[int, list[bytes]])
+                    entries = await self._entries(set(names) - seen)
+                for entry in entries:
                     yield entry
-                seen |= new
+                seen.update(names)
 
     async def delete(self, *keys: str) -> None:
-        """Delete the records."""
         for namespace, group in _by_namespace(keys).items():
-            names = [self._name(key) for key in group]
             async with self._turns.place(namespace), self._writing():
-                await self._client.unlink(*names)
+                await self._client.unlink(*map(self._name, group))
 
     async def close(self) -> None:
-        """Close every connection."""
         with _faults():
-            for client in (self._client, *self._others):
+            for client in self._clients:
                 await client.aclose()
 
     @asynccontextmanager
@@ -159,16 +153,18 @@ class RedisStore:
                     await self._client.connection_pool.disconnect(inuse_connections=False)
                 raise
 
-    async def _put(self, name: str, key: str, value: bytes) -> Sequence[Any]:
-        """Return what SET, its time to live, and STRLEN say."""
-        kept = _milliseconds(self._retention(namespace_of(key)))
+    async def _put(self, name: str, key: str, value: bytes) -> tuple[bool, Any]:
+        """Return whether SET made the record, and what STRLEN says of it."""
+        seconds = self._retention(namespace_of(key))
+        kept = None if seconds is None else max(1, int(seconds * 1000))
         pipe = self._client.pipeline(transaction=False)
         pipe.set(name, value, nx=True, px=kept)
         pipe.persist(name) if kept is None else pipe.pexpire(name, kept)
         pipe.strlen(name)
         # If redis-py raised the errors itself, their texts would contain the command with all its content.
         created, renewed, size = await pipe.execute(raise_on_error=False)
-        return [*_answered([created, renewed]), size]
+        _answered([created, renewed])
+        return bool(created), size
 
     async def _look_for_damage(self, keys: Sequence[str]) -> None:
         pipe = self._client.pipeline(transaction=False)
@@ -178,48 +174,34 @@ class RedisStore:
             if kind not in (b"none", b"string"):
                 self._damaged(key)
 
-    async def _nodes(self) -> Sequence[Any]:
-        """Return what has to be asked for a listing of all keys: the cluster's primaries, or the only server."""
-        if not isinstance(self._client, RedisCluster):
-            return [self._client]
-        with _faults():
-            await self._client.initialize()
-        return self._client.get_primaries()
-
-    def _name(self, key: str) -> str:
-        namespace, _, rest = checked(key).partition("/")
-        return f"{self._prefix}{{{namespace}}}/{rest}"
-
-    def _key(self, name: bytes) -> str:
-        """Return the key of a name in Redis, or something that is no key."""
-        namespace, _, rest = name.decode(errors="replace").removeprefix(self._prefix + "{").partition("}/")
-        return f"{namespace}/{rest}"
-
     async def _entries(self, names: set[bytes]) -> Sequence[Entry]:
-        keys = {key: name for name in names if is_key(key := self._key(name))}
+        """Return the entries of those of these names that have records.
+
+        Redis keeps no time of change, so it is computed from the retention and the time that a record has left to live.
+        If either is unknown, the record counts as put now, so that it is not deleted for its age.
+        """
+        keys: dict[str, bytes] = {}
+        for name in names:
+            namespace, _, rest = name.decode(errors="replace").removeprefix(self._prefix + "{").partition("}/")
+            if is_key(key := f"{namespace}/{rest}"):
+                keys[key] = name
         entries: list[Entry] = []
-        one_slot = _by_namespace(list(keys)).values() if isinstance(self._client, RedisCluster) else [list(keys)]
+        one_slot = _by_namespace([*keys]).values() if isinstance(self._client, RedisCluster) else [[*keys]]
         for group in filter(None, one_slot):
-            with _faults():
-                answer = convert(await self._client.eval(SIZES, len(group), *(keys[key] for key in group)), bytes)
-                numbers = [int(number) for number in answer.split()]
+            answer = convert(await self._client.eval(SIZES, len(group), *(keys[key] for key in group)), bytes)
+            numbers = [int(number) for number in answer.split()]
             for key, size, left in zip(group, numbers[::2], numbers[1::2], strict=True):
                 if size < 0:
                     self._damaged(key)
                 elif left != GONE:
-                    entries.append(self._entry(key, size, left))
+                    kept = self._retention(namespace_of(key))
+                    age = 0.0 if kept is None or left < 0 else max(0.0, kept - left / 1000)
+                    entries.append(Entry(key, size, time.time() - age))
         return entries
 
-    def _entry(self, key: str, size: int, left: int) -> Entry:
-        """Return the entry of a record with `left` milliseconds to live.
-
-        Redis keeps no time of change, so this is computed from the retention and `left`. If either is unknown, the
-        record counts as put now, so that it is not deleted for its age.
-        """
-        kept = self._retention(namespace_of(key))
-        known = left >= 0 and kept is not None
-        age = max(0.0, (kept or 0.0) - left / 1000) if known else 0.0
-        return Entry(key, size, self._clock() - age)
+    def _name(self, key: str) -> str:
+        namespace, _, rest = checked(key).partition("/")
+        return f"{self._prefix}{{{namespace}}}/{rest}"
 
 
 def _by_namespace(keys: Sequence[str]) -> dict[str, list[str]]:
@@ -227,16 +209,6 @@ def _by_namespace(keys: Sequence[str]) -> dict[str, list[str]]:
     for key in dict.fromkeys(keys):
         groups[namespace_of(checked(key))].append(key)
     return groups
-
-
-async def _scanned(node: Redis | ClusterNode, pattern: str) -> AsyncGenerator[list[bytes], None]:
-    """Yield the names on one server that match, page by page."""
-    cursor = None
-    while cursor != 0:
-        with _faults():
-            page = await node.execute_command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", BATCH)
-            cursor, names = convert(page, tuple[int, list[bytes]])
-        yield names
 
 
 def _answered(answers: Sequence[Any]) -> Sequence[Any]:
@@ -247,16 +219,10 @@ def _answered(answers: Sequence[Any]) -> Sequence[Any]:
     return answers
 
 
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else max(1, int(seconds * 1000))
-
-
 @contextmanager
 def _faults() -> Iterator[None]:
     try:
         yield
-    except StoreFault:
-        raise
     except Exception as error:  # noqa: BLE001  (redis-py's parser can raise any class for a damaged reply)
         # Without the error's text, which can contain the data we sent. `from error` would show it in a traceback.
         raise StoreFault(f"Redis failed: {_reason(error)}") from None
@@ -278,65 +244,51 @@ def _code(error: object) -> str:
     if not isinstance(error, RedisError):
         return ""
     code = str(getattr(error, "status_code", None) or str(error).partition(" ")[0])
-    return code if _CODE.fullmatch(code) else ""
+    return code if re.fullmatch(r"[A-Z]{2,20}", code) else ""
 
 
-def open_redis(url: str, retention: Retention, damaged: Damaged = lambda key: None) -> RedisStore:
+def open_redis(url: str, retention: Retention, damaged: Damaged) -> RedisStore:
     """Return the store at a URL without connecting. Raises UserMistake if redis-py does not understand the URL."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     prefix = options.pop("prefix", PREFIX)
-    plain = parts._replace(query=urlencode(options))
     if "{" in prefix:
         raise UserMistake("the store's URL: prefix must not contain {, which marks the namespace")
-    kind = parts.scheme.partition("+")[2]
     try:
-        if kind == "cluster":
-            return RedisStore(_cluster(plain), retention, damaged=damaged, prefix=prefix)
-        client, *others = _sentinel(plain) if kind else _single(plain)
-        # This does not connect, but it rejects unknown options now and not at the first request.
-        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        clients = _opened(parts._replace(query=urlencode(options)))
+        if isinstance(clients[0], Redis):
+            # This does not connect, but it rejects unknown options now and not at the first request.
+            clients[0].connection_pool.make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RedisError) as error:
         raise UserMistake(f"the store's URL: {error}") from error
-    return RedisStore(client, retention, damaged=damaged, prefix=prefix, others=others)
+    return RedisStore(clients, retention, damaged, prefix)
 
 
-def _defaults() -> dict[str, Any]:
-    """Return the default options: timeouts in seconds, and one immediate retry in case a connection died."""
-    return {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 1)}
-
-
-def _single(parts: SplitResult) -> list[Redis]:
-    return [Redis.from_pool(ConnectionPool.from_url(parts.geturl(), **_defaults()))]
-
-
-def _sentinel(parts: SplitResult) -> list[Redis]:
-    """Return the master's client, followed by those of the sentinels. Raises ValueError if the URL has no service."""
+def _opened(parts: SplitResult) -> Sequence[Redis | RedisCluster]:
+    """Return the client for a URL, followed by those of its sentinels. Raises ValueError if the URL has no service."""
+    scheme, _, kind = parts.scheme.partition("+")
+    if not kind:
+        return [Redis.from_pool(ConnectionPool.from_url(parts.geturl(), **_defaults()))]
     user, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
+    # redis-py can parse options and passwords, but not URLs of this kind, so give it one that it knows.
+    options = dict(parse_url(f"redis://{user}@host/{database if kind == 'sentinel' else ''}?{parts.query}"))
+    del options["host"]
+    tls, named = scheme == "rediss", [urlsplit(f"//{host}") for host in hosts.split(",")]
+    if kind == "cluster":
+        nodes = [ClusterNode(one.hostname or "localhost", one.port or PORT) for one in named]
+        return [RedisCluster(startup_nodes=nodes, ssl=tls, **_defaults() | options)]
     if not service:
         raise ValueError("redis+sentinel:// needs the service's name after the hosts, as in //HOST,HOST/mymaster")
-    # redis-py can parse options and passwords, but not URLs of this kind, so give it one that it knows.
-    options = dict(parse_url(f"redis://{user}@sentinel/{database}?{parts.query}"))
     own = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-    del options["host"]
-    tls = parts.scheme == "rediss+sentinel"
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        [_address(host) for host in hosts.split(",")],
+        [(one.hostname or "localhost", one.port or SENTINEL_PORT) for one in named],
         sentinel_kwargs=_defaults() | own | {"ssl": tls},
         **_defaults() | options | {"ssl": tls},
     )
     return [sentinels.master_for(service), *sentinels.sentinels]
 
 
-def _cluster(parts: SplitResult) -> RedisCluster:
-    user, _, hosts = parts.netloc.rpartition("@")
-    options = dict(parse_url(f"redis://{user}@cluster/?{parts.query}"))
-    del options["host"]
-    nodes = [ClusterNode(*_address(host, PORT)) for host in hosts.split(",")]
-    return RedisCluster(startup_nodes=nodes, ssl=parts.scheme.startswith("rediss"), **_defaults() | options)
-
-
-def _address(host: str, port: int = SENTINEL_PORT) -> tuple[str, int]:
-    parts = urlsplit(f"//{host}")
-    return parts.hostname or "localhost", parts.port or port
+def _defaults() -> dict[str, Any]:
+    """Return the default options: timeouts in seconds, and one immediate retry in case a connection died."""
+    return {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 1)}

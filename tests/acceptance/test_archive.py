@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.stores import open_store
-from proxy.stores.retention import Sweeper
+from proxy.stores import open_store, sweep
 from proxy.tools.definitions import NAMES, definitions
 from tests.clients.apis import Asked, api
 from tests.clock import wait_until
@@ -130,14 +129,13 @@ def test_a_summary_that_quotes_a_reference_leads_to_the_text(name: str, inject: 
 def swept(store: Path, days: float) -> None:
     """Sweep a store as a proxy does so many days from now, which keeps records for 30 days."""
 
-    async def sweep() -> None:
+    async def work() -> None:
         engine = open_store(str(store))
         later = time.time() + days * 86_400
-        sweeper = Sweeper(engine, lambda _: 30 * 86_400.0, warn=lambda *_: None, clock=lambda: later)
-        assert await sweeper.once() is not None
+        await sweep(engine, lambda _: 30 * 86_400.0, clock=lambda: later)
         await engine.close()
 
-    asyncio.run(sweep())
+    asyncio.run(work())
 
 
 @each_api

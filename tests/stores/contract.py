@@ -13,8 +13,8 @@ from contextlib import aclosing
 
 import pytest
 
-from proxy.stores import Entry, Store, retention
-from proxy.stores.retention import Sweeper
+from proxy import stores
+from proxy.stores import Entry, Store, sweep
 from proxy.threads import nobody_waits
 from tests.clock import turns
 
@@ -26,15 +26,10 @@ async def listed(store: Store, prefix: str) -> dict[str, Entry]:
     return {entry.key: entry for entry in found}
 
 
-async def swept(store: Store, space: str, later: float = 0) -> int | None:
+async def swept(store: Store, space: str, later: float = 0) -> int:
     """Return how many records of `space`, kept for a minute, a sweep `later` seconds from now deletes."""
-    sweeper = Sweeper(
-        store,
-        lambda namespace: 60 if namespace == space else None,
-        warn=lambda kind, text: pytest.fail(text),
-        clock=lambda: time.time() + later,
-    )
-    return await sweeper.once()
+    kept = {space: 60.0}
+    return await sweep(store, kept.get, clock=lambda: time.time() + later)
 
 
 class StoreContract:
@@ -181,7 +176,7 @@ class StoreContract:
         for name in "abc":
             await store.put(f"{space}/original/{name}", b"1")
         await store.put(f"{space}x/original/a", b"1")
-        monkeypatch.setattr(retention, "BATCH", 2)
+        monkeypatch.setattr(stores, "BATCH", 2)
         assert [await swept(store, space), await swept(store, space, later=120)] == [0, 3]
         assert set(await listed(store, space)) == {f"{space}x/original/a"}
 

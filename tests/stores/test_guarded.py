@@ -74,6 +74,11 @@ async def in_time(asked: Awaitable[T], clock: Clock) -> T:
     return await task
 
 
+async def got(visit: Visit, key: str, *, final: bool = False) -> bytes | Missing:
+    [value] = await visit.get_many([key], final=final)
+    return value
+
+
 @pytest.fixture
 def store() -> Scripted:
     return Scripted()
@@ -83,11 +88,11 @@ async def test_a_namespace_that_asks_for_too_much_keeps_out_no_other(store: Scri
     guarded = Guarded(store, warn=lambda *what: None)
     store.trouble, store.fault = "too much waits", StoreBusy
     for number in range(2 * FAILURES):
-        assert await guarded.visit().get(f"flood-1/rounds/{number}") is Missing.FAILED
+        assert await got(guarded.visit(), f"flood-1/rounds/{number}") is Missing.FAILED
     assert guarded.state == "closed"
     store.fault = StoreFault
     for number in range(FAILURES):
-        await guarded.visit().get(f"flood-1/rounds/{number}")
+        await got(guarded.visit(), f"flood-1/rounds/{number}")
     assert guarded.state == "open", "this concerns all"
     await guarded.close()
 
@@ -114,14 +119,14 @@ def visit(guarded: Guarded) -> Visit:
 
 async def test_a_record_is_asked_for_once(guarded: Guarded, store: Scripted) -> None:
     store.records[KEY] = b"1"
-    assert await guarded.visit().get(KEY) == b"1"
-    assert await guarded.visit().get(KEY) == b"1"
+    assert await got(guarded.visit(), KEY) == b"1"
+    assert await got(guarded.visit(), KEY) == b"1"
     assert store.asked == [f"get {KEY}"]
 
 
 async def test_only_what_is_not_known_is_asked_for(visit: Visit, store: Scripted) -> None:
     store.records |= {KEY: b"1", OTHER: b"2"}
-    await visit.get(KEY)
+    await got(visit, KEY)
     assert list(await visit.get_many([OTHER, KEY, "a/b/none", OTHER])) == [b"2", b"1", Missing.ABSENT, b"2"]
     assert store.asked == [f"get {KEY}", f"get {OTHER} a/b/none"]
     assert list(await visit.get_many([])) == []
@@ -129,29 +134,29 @@ async def test_only_what_is_not_known_is_asked_for(visit: Visit, store: Scripted
 
 
 async def test_absence_is_asked_about_again(visit: Visit, store: Scripted) -> None:
-    assert await visit.get(KEY) is Missing.ABSENT
+    assert await got(visit, KEY) is Missing.ABSENT
     store.records[KEY] = b"1"
-    assert await visit.get(KEY) == b"1"
+    assert await got(visit, KEY) == b"1"
 
 
 async def test_absence_is_remembered_where_it_is_final(guarded: Guarded, store: Scripted) -> None:
-    assert await guarded.visit().get(KEY, final=True) is Missing.ABSENT
-    assert await guarded.visit().get(KEY) is Missing.ABSENT
+    assert await got(guarded.visit(), KEY, final=True) is Missing.ABSENT
+    assert await got(guarded.visit(), KEY) is Missing.ABSENT
     assert store.asked == [f"get {KEY}"]
     assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
-    assert await guarded.visit().get(KEY) == b"1"
+    assert await got(guarded.visit(), KEY) == b"1"
 
 
 async def test_failure_is_never_remembered(visit: Visit, store: Scripted) -> None:
     store.trouble = "away"
-    assert await visit.get(KEY, final=True) is Missing.FAILED
+    assert await got(visit, KEY, final=True) is Missing.FAILED
     store.trouble = None
-    assert await visit.get(KEY, final=True) is Missing.ABSENT
+    assert await got(visit, KEY, final=True) is Missing.ABSENT
 
 
 async def test_what_was_written_need_not_be_read(guarded: Guarded, store: Scripted) -> None:
     assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
-    assert await guarded.visit().get(KEY) == b"1"
+    assert await got(guarded.visit(), KEY) == b"1"
     assert store.asked == [f"put {KEY}"]
 
 
@@ -163,7 +168,7 @@ async def test_who_must_be_sure_asks_again(guarded: Guarded, store: Scripted) ->
 
 
 async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guarded: Guarded, store: Scripted) -> None:
-    await guarded.visit().get(KEY, final=True)
+    await got(guarded.visit(), KEY, final=True)
     store.records[KEY] = b"1"
     assert await guarded.visit().read([KEY, OTHER]) == [b"1", None]
     assert guarded.memory.recall([KEY, OTHER]) == {KEY: Missing.ABSENT}
@@ -177,7 +182,7 @@ async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
 async def test_the_winners_bytes_are_the_record(guarded: Guarded, store: Scripted) -> None:
     store.records[KEY] = b"theirs"
     assert await guarded.visit().put(KEY, b"mine") is Put.EXISTED
-    assert await guarded.visit().get(KEY) == b"theirs"
+    assert await got(guarded.visit(), KEY) == b"theirs"
 
 
 async def test_a_put_is_made_once_until_the_record_needs_refreshing(
@@ -207,7 +212,7 @@ async def test_a_fault_is_told_from_absence_counted_and_reported(
     visit: Visit, store: Scripted, warned: list[tuple[str, str]]
 ) -> None:
     store.trouble = "disk full"
-    assert await visit.get(KEY) is Missing.FAILED
+    assert await got(visit, KEY) is Missing.FAILED
     assert list(await visit.get_many([KEY, OTHER])) == [Missing.FAILED] * 2
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
     assert visit.errors == {"get:failed": 2, "put:failed": 1}
@@ -220,18 +225,18 @@ async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(
 ) -> None:
     store.hangs = True
     visit = guarded.visit()
-    asked = asyncio.gather(visit.get(KEY), visit.put(OTHER, b"1", keep=False))
+    asked = asyncio.gather(got(visit, KEY), visit.put(OTHER, b"1", keep=False))
     await turns()
     clock.move(BUDGET)
     assert await asked == [Missing.FAILED, Put.FAILED]
-    assert await visit.get(KEY) is Missing.FAILED
+    assert await got(visit, KEY) is Missing.FAILED
     assert visit.errors == {"get:timeout": 1, "put:timeout": 1, "get:budget": 1}
     assert len(store.asked) == 2, "with the budget spent, nobody is asked"
 
 
 async def test_a_visit_may_have_a_budget_of_its_own(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.hangs = True
-    asked = asyncio.create_task(guarded.visit(3 * BUDGET).get(KEY))
+    asked = asyncio.create_task(got(guarded.visit(3 * BUDGET), KEY))
     await clock.let_pass(2 * BUDGET)
     assert not asked.done()
     await clock.let_pass(BUDGET)
@@ -240,20 +245,20 @@ async def test_a_visit_may_have_a_budget_of_its_own(guarded: Guarded, store: Scr
 
 async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.records[OTHER] = b"known"
-    await guarded.visit().get(OTHER)
+    await got(guarded.visit(), OTHER)
     store.trouble = "away"
     for _ in range(FAILURES):
-        await guarded.visit().get(KEY)
+        await got(guarded.visit(), KEY)
     assert guarded.state == "open"
     asked = len(store.asked)
     visit = guarded.visit()
-    assert await visit.get(KEY) is Missing.FAILED
+    assert await got(visit, KEY) is Missing.FAILED
     assert visit.errors == {"get:open": 1}
-    assert await visit.get(OTHER) == b"known"
+    assert await got(visit, OTHER) == b"known"
     assert len(store.asked) == asked
     store.trouble = None
     clock.move(PAUSE)
-    assert await guarded.visit().get(KEY) is Missing.ABSENT
+    assert await got(guarded.visit(), KEY) is Missing.ABSENT
     assert guarded.state == "closed"
 
 
@@ -262,7 +267,7 @@ async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, sto
     for number in range(FAILURES):
         visit = guarded.visit()
         store.hangs = False
-        await visit.get(f"acme-1/round/{number}")
+        await got(visit, f"acme-1/round/{number}")
         store.hangs = True
         assert await in_time(visit.put(f"acme-1/round/{number}", b"1", keep=False), clock) is Put.FAILED
     assert guarded.writing.state == "open"
@@ -270,17 +275,17 @@ async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, sto
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
     assert visit.errors == {"put:open": 1}, "nobody waits"
     store.hangs = False
-    assert await visit.get(OTHER) is Missing.ABSENT
+    assert await got(visit, OTHER) is Missing.ABSENT
 
 
 async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.trouble = "away"
     for _ in range(FAILURES):
-        await guarded.visit().get(KEY)
+        await got(guarded.visit(), KEY)
     clock.move(PAUSE)
     asked = len(store.asked)
     store.hangs = True
-    await in_time(asyncio.gather(*(guarded.visit().get(KEY) for _ in range(20))), clock)
+    await in_time(asyncio.gather(*(got(guarded.visit(), KEY) for _ in range(20))), clock)
     assert len(store.asked) == asked + 1
 
 
@@ -317,7 +322,7 @@ async def test_a_cancelled_request_is_no_fault(
     guarded: Guarded, store: Scripted, warned: list[tuple[str, str]]
 ) -> None:
     store.hangs = True
-    task = asyncio.create_task(guarded.visit().get(KEY))
+    task = asyncio.create_task(got(guarded.visit(), KEY))
     await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -458,12 +463,12 @@ async def test_what_could_not_be_written_is_read_and_put_again(guarded: Guarded,
     assert guarded.state == "open"
     assert await guarded.visit().put("a-1/rounds/0", b"other") is Put.EXISTED, "it has one of this name"
     assert await guarded.visit().put("a-1/originals/o", b"o", keep=False) is Put.FAILED
-    assert await guarded.visit().get("a-1/rounds/0") == b"0"
+    assert await got(guarded.visit(), "a-1/rounds/0") == b"0"
     store.trouble = None
     await clock.let_pass(10 * PAUSE)
     assert store.records == {f"a-1/rounds/{number}": b"%d" % number for number in range(FAILURES + 2)}
     assert guarded.state == "closed"
-    assert await guarded.visit().get("a-1/rounds/0") == b"0"
+    assert await got(guarded.visit(), "a-1/rounds/0") == b"0"
 
 
 async def test_what_could_not_be_written_is_put_at_the_end(store: Scripted, warned: list[tuple[str, str]]) -> None:

@@ -289,10 +289,10 @@ async def test_threads_that_hang_are_faults_in_time_and_then_left_alone(
     guarded = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, budget_seconds=10, clock=clock)
     states = set()
     for number in range(40):
-        asked = asyncio.create_task(guarded.visit().get(f"acme-1/rounds/{number}"))
+        asked = asyncio.create_task(guarded.visit().get_many([f"acme-1/rounds/{number}"]))
         await turns()
         clock.move(10)
-        assert await asked is Missing.FAILED
+        assert await asked == [Missing.FAILED]
         states.add(guarded.state)
     assert "open" in states
     assert len([thread for thread in set(threading.enumerate()) - before if thread.name.startswith("store-")]) <= 8

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.stores import open_store
+from proxy.stores import open_store, sweep, sweep_always
 from proxy.stores.local import Folder
-from proxy.stores.retention import Sweeper
 from tests.clock import PATIENCE, soon, until
 from tests.stores.contract import listed
 
@@ -30,8 +29,8 @@ async def test_each_namespace_after_its_own_retention(tmp_path: Path) -> None:
         for age in (1, 5, 20):
             put(tmp_path, f"{name}-1/original/{age}", age * DAY)
     store = open_store(str(tmp_path))
-    sweeper = Sweeper(store, {"days-1": 3 * DAY, "weeks-1": 14 * DAY}.get, warn=lambda *what: None)
-    assert await sweeper.once() == 3
+    kept = {"days-1": 3 * DAY, "weeks-1": 14 * DAY}
+    assert await sweep(store, kept.get) == 3
     left = {
         "days-1/original/1",
         "weeks-1/original/1",
@@ -39,7 +38,7 @@ async def test_each_namespace_after_its_own_retention(tmp_path: Path) -> None:
         *(f"ever-1/original/{n}" for n in (1, 5, 20)),
     }
     assert set(await listed(store, "")) == left
-    assert await sweeper.once() == 0
+    assert await sweep(store, kept.get) == 0
     await store.close()
 
 
@@ -47,8 +46,9 @@ async def test_it_goes_on_after_a_fault_and_until_it_is_cancelled(tmp_path: Path
     warned: list[tuple[str, str]] = []
     (tmp_path / "store").write_text("a file where the folder should be")
     store = open_store(str(tmp_path / "store"))
-    sweeper = Sweeper(store, lambda namespace: DAY, warn=lambda *what: warned.append(what), every_seconds=0.02)
-    task = asyncio.create_task(sweeper.run())
+    kept, swept = {"a-1": DAY}, lambda *_: None
+    sweeping = sweep_always(store, kept.get, warn=lambda *what: warned.append(what), swept=swept, seconds=0.02)
+    task = asyncio.create_task(sweeping)
     await until(lambda: warned)
     assert warned[0] == ("store sweep", "store: sweep: the store's folder failed: Not a directory")
     (tmp_path / "store").unlink()
@@ -66,8 +66,7 @@ async def test_two_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
     for number in range(500):
         put(tmp_path, f"a-{number % 7}/original/{number}", 2 * DAY)
     stores = [open_store(str(tmp_path)) for _ in range(2)]
-    sweepers = [Sweeper(store, lambda namespace: DAY, warn=lambda kind, text: pytest.fail(text)) for store in stores]
-    deleted = await asyncio.gather(*(sweeper.once() for sweeper in sweepers))
+    deleted = await asyncio.gather(*(sweep(store, lambda namespace: DAY) for store in stores))
     assert sum(deleted) >= 500
     assert await listed(stores[0], "") == {}
     for store in stores:
@@ -89,14 +88,13 @@ async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Folder, "delete", slow)
     swept: list[tuple[int, float]] = []
     store = open_store(str(tmp_path))
-    sweeper = Sweeper(store, lambda namespace: DAY, warn=lambda *_: None, swept=lambda *what: swept.append(what))
-    sweep = asyncio.create_task(sweeper.once())
+    sweeping = asyncio.create_task(sweep(store, lambda namespace: DAY, lambda *what: swept.append(what)))
     await asyncio.to_thread(begun.wait, PATIENCE)
     for _ in range(20):
         assert await soon(store.get("b-1/original/new")) == b"1"
-    assert not sweep.done()
+    assert not sweeping.done()
     let_go.set()
-    assert await sweep == 250
+    assert await sweeping == 250
     assert [count for count, _ in swept] == [100, 100, 50, 0]
     assert [overdue == pytest.approx(DAY, rel=0.01) for _, overdue in swept] == [True, True, True, False]
     assert swept[-1] == (0, 0.0), "nothing is left"
