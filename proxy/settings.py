@@ -100,14 +100,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> Settings:
     """Settings from flags, and from the environment where a flag is None. The default environment is the process's.
 
-    Raises UserMistake, which names the flag or variable and what was expected.
+    Empty variables do not count: compose files set them. Raises UserMistake, which names the flag or variable and what
+    was expected.
     """
     environment = dict(os.environ if environment is None else environment)
-    given: dict[str, Any] = {"environment": environment, "store": _default_store(environment)}
+    home = environment.get("HOME")
+    # The user's state directory (XDG Base Directory), so that `store ls` finds the records of `serve`.
+    state = environment.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
+    given: dict[str, Any] = {"environment": environment}
+    if state:
+        given["store"] = os.path.join(state, "offload-proxy")
     for field in msgspec.structs.fields(Settings):
-        source, text = _said(field.name, flags, environment)
-        if text is not None:
-            given[field.name] = _value(source, text, field)
+        name = field.name
+        sources = {_flag(name): flags.get(name)} | {one: environment.get(one) or None for one in _variables(name)}
+        source, text = next(((source, text) for source, text in sources.items() if text is not None), ("", None))
+        if text is None:
+            continue
+        try:
+            plain = _PLAIN.get(name, str)(text)
+            given[name] = msgspec.convert(plain, field.type, strict=False, dec_hook=lambda kind, value: kind(value))
+        except (ValueError, msgspec.ValidationError) as error:
+            raise UserMistake(f"{source}: expected {_expected(field)}") from error
     settings = Settings(**given)
     if settings.buffered_limit < 2 * settings.body_limit:
         raise UserMistake(
@@ -124,7 +137,7 @@ def flags() -> Iterator[tuple[str, str]]:
         if expected := _expected(field):
             number = field.default if isinstance(field.default, int | float) else 0
             default = f"{number >> 20}MiB" if isinstance(number, int) and number >= 1 << 20 else number
-            yield f"--{field.name.replace('_', '-')}", expected + (f" [{default}]" if default else "")
+            yield _flag(field.name), expected + (f" [{default}]" if default else "")
 
 
 def _expected(field: msgspec.structs.FieldInfo) -> str:
@@ -146,32 +159,14 @@ def strange_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 _SERVICE = re.compile(r"^OFFLOAD_PROXY_|_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
 
 
-def _said(name: str, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> tuple[str, str | None]:
-    """The flag or variable that has a setting, and its text. Empty variables do not count: compose files set them."""
-    if (flag := flags.get(name)) is not None:
-        return "--" + name.replace("_", "-"), flag
-    for variable in _variables(name):
-        if text := environment.get(variable):
-            return variable, text
-    return name, None
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _variables(name: str) -> tuple[str, ...]:
-    match name:
-        case "environment":
-            return ()
-        case "upstream":
-            return "OFFLOAD_UPSTREAM", "OPENAI_BASE_URL"
-        case _:
-            return ("OFFLOAD_" + name.upper(),)
-
-
-def _value(source: str, text: str, field: msgspec.structs.FieldInfo) -> Any:
-    try:
-        plain = _PLAIN.get(field.name, str)(text)
-        return msgspec.convert(plain, field.type, strict=False, dec_hook=lambda kind, value: kind(value))
-    except (ValueError, msgspec.ValidationError) as error:
-        raise UserMistake(f"{source}: expected {_expected(field)}") from error
+    if name == "environment":
+        return ()
+    return ("OFFLOAD_" + name.upper(), *(("OPENAI_BASE_URL",) if name == "upstream" else ()))
 
 
 def _bytes(text: str) -> int:
@@ -217,13 +212,6 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "store": _path,
 }
 """Parsers of settings whose text msgspec cannot convert itself."""
-
-
-def _default_store(environment: Mapping[str, str]) -> str:
-    """The user's state directory (XDG Base Directory), so that `store ls` finds the records of `serve`."""
-    home = environment.get("HOME")
-    state = environment.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
-    return os.path.join(state, "offload-proxy") if state else "offload-store"
 
 
 def _refuse_loop(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
 from proxy.policies import Policies, builtin, load
-from proxy.policies.identity import described
+from proxy.policies.tenants import described
 from proxy.policy import Inject, Mode, Policy
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.settings import Settings

@@ -19,8 +19,7 @@ from proxy.cli.tally import Tally
 from proxy.cli.words import harmless, several, table
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
-from proxy.policies import defaults, load_alone
-from proxy.policies.file import parse
+from proxy.policies import defaults, load_alone, parse
 from proxy.policy import Policy, Profile
 from proxy.requests.cache import MessageCache
 from proxy.threads import WorkPool

@@ -1,5 +1,5 @@
-"""What may be written in a policy file: its types, and what is made from them: the JSON Schema, the tables of
-`docs/policies.md`, and the words of errors.
+"""What may be written in a policy file: YAML with lines, the types, and what is made from them: the JSON Schema, the
+tables of `docs/policies.md`, and the words of errors.
 
 Descriptions say what is expected; editors show them, and so do errors.
 """
@@ -8,21 +8,110 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any
 
 import msgspec
+import yaml
 from msgspec import Meta
 
+from proxy.errors import PolicyError
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.profiles import PROFILES, presets
 from proxy.plan.texts import ResultRule
-from proxy.policies.document import Path
 from proxy.policy import Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream
+
+Path = tuple[str | int, ...]
+"""The path to a value: keys and 0-based indexes from the top."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
+
+
+# -- YAML --
+
+_REFERENCE = re.compile(r"\$\{([^}]*)\}?")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+class Document:
+    """A file's text: `value` in YAML's plain types, and the line of each key and item. Raises PolicyError if it is bad.
+
+    The text is parsed to nodes first, because only nodes have line numbers and show repeated keys. `${VAR}` is replaced
+    after parsing, in each value, so that a variable's content can never become structure.
+    """
+
+    def __init__(self, text: str, name: str, environment: Mapping[str, str]) -> None:
+        """`name` is the file's in errors."""
+        self.name = name
+        self._environment = environment
+        self._lines: dict[Path, int] = {}
+        try:
+            self._loader = yaml.SafeLoader(text)
+            root = self._loader.get_single_node()
+            if root is None:
+                # A file is empty for a moment while it is being written. That must not count as a policy of defaults.
+                raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
+            self.value = self._value(root, ())
+        except yaml.MarkedYAMLError as error:
+            at = error.problem_mark.line if error.problem_mark else 0
+            # Between braces or brackets, YAML reads `${` as the start of a mapping, but its message does not say so.
+            unquoted = "${" in "".join(text.splitlines()[at : at + 1])
+            hint = "; write ${NAME} in quotes here" if unquoted else ""
+            raise PolicyError(f"{name}:{at + 1}: not valid YAML: {error.problem or error.context}{hint}") from error
+        except yaml.YAMLError as error:
+            raise PolicyError(f"{name}:1: not valid YAML: it has characters that are forbidden in YAML") from error
+        except RecursionError as error:
+            raise PolicyError(f"{name}:1: nested too deeply, or an alias contains itself") from error
+
+    def place(self, path: Path) -> str:
+        """Return the file and line of `path` as `FILE:LINE`. A path that is not in the file gets its parent's line."""
+        line = next((self._lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self._lines), 1)
+        return f"{self.name}:{line}"
+
+    def error(self, path: Path, text: str, line: int | None = None) -> PolicyError:
+        """Return an error whose text begins with file, line and key, such as `rules[0].offload.mode`."""
+        place = self.place(path) if line is None else f"{self.name}:{line}"
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        return PolicyError(": ".join(filter(None, (place, key, text))))
+
+    def _value(self, node: yaml.Node, path: Path) -> Any:
+        line = node.start_mark.line + 1
+        self._lines.setdefault(path, line)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        try:
+            value = self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+            # Besides its own errors, PyYAML raises Python's where a tag does not fit: `!!bool maybe`, `!!int ''`.
+            raise self.error(path, "cannot be read as YAML; put it in quotes if it is text", line) from error
+
+        def variable(match: re.Match[str]) -> str:
+            if not _VARIABLE.fullmatch(match[0]):
+                raise self.error(path, "expected ${NAME} with the name of an environment variable", line)
+            if match[1] not in self._environment:
+                raise self.error(path, f"the environment variable {match[1]} is not set", line)
+            return self._environment[match[1]]
+
+        return _REFERENCE.sub(variable, value) if isinstance(value, str) else value
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, value in node.value:
+            place, line = (*path, key.value), key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.error(path, "a key must be plain text", line)
+            if key.value in values:
+                raise self.error(place, f"given twice, first on line {self._lines[place]}", line)
+            self._lines[place] = line
+            values[key.value] = self._value(value, place)
+        return values
+
+
+# -- types --
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +179,24 @@ SECTIONS: Mapping[str, str] = {re.sub(r".*\.|\[\]", "", place): name for place, 
 """Each section's type, by its key."""
 
 
+_LISTS = {"relay", "exclude_tools", "results", "said", "members"}
+_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant"} | _LISTS
+"""Keys that may be empty, for example because everything in a section is commented out."""
+
+
+def accepted(value: Any) -> Any:
+    """Undo two surprises of YAML: it reads `off` as false, and a section with nothing but comments as null."""
+    if isinstance(value, list):
+        return [accepted(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: "off" if key == "mode" and member is False else accepted(member)
+        for key, member in value.items()
+        if member is not None or key not in _EMPTY_IS_DEFAULT
+    }
+
+
 def duration(text: str) -> float | None:
     """`30d`, `12h`, `15m`, `90s` or `2w` in seconds; `forever` is None. Raises ValueError."""
     if text == "forever":
@@ -127,52 +234,35 @@ def _for_editors(value: Any) -> Any:
 
 def reference() -> str:
     """The tables of profiles, prices and keys, in Markdown."""
-    parts = ["## Profiles\n", _profiles(), "## Prices\n", _prices()]
-    return "\n".join([*parts, *(part for place, name in TABLES.items() for part in _section(place, name))])
+    keys = list(PROFILES[Profile.BALANCED])
+    head: tuple[object, ...] = ("profile", *(f"`{key}`" for key in (*keys, "tools.inject")))
+    profiles = [head]
+    for profile, chosen in PROFILES.items():
+        inject = presets({"profile": profile})["tools"].get("inject", Tools().inject)
+        profiles.append((profile, *(f"{chosen[key]:,}" for key in keys), inject))
+
+    prices: list[tuple[object, ...]] = [
+        ("list", "models", "`cached_read`", "`cache_write`", "`input_price`", "dearer above", "source")
+    ]
+    lists = [(one.provider, one.source, (*one.named, one.newest)) for one in PRICE_LISTS]
+    for provider, source, named in (*lists, *((one.models, one.source, (one,)) for one in (FREE, ASSUMED))):
+        for row in named:
+            first, last = (provider, source) if row is named[0] else ("", "")
+            costs = row.cached_read, row.cache_write, row.input_price or "", row.long_above or ""
+            prices.append((first, row.models, *costs, last))
+
+    parts = ["## Profiles\n", _table(profiles), "## Prices\n", _table(prices)]
+    for place, name in TABLES.items():
+        about = definitions()[name]
+        rows = ((f"`{key}`", _default(value), _meaning(value)) for key, value in about["properties"].items())
+        parts += [f"## {f'`{place}`' if place else 'Top level'}\n", f"{about['description']}\n"]
+        parts.append(_table([("key", "default", "meaning"), *rows]))
+    return "\n".join(parts)
 
 
-def _table(*rows: Iterable[object]) -> str:
+def _table(rows: Iterable[Iterable[object]]) -> str:
     head, *others = (f"| {' | '.join(map(str, row))} |\n" for row in rows)
     return f"{head}{'|---' * head.count(' | ')}|---|\n{''.join(others)}"
-
-
-def _profiles() -> str:
-    keys = list(PROFILES[Profile.BALANCED])
-    rows = (
-        (
-            profile,
-            *(f"{chosen[key]:,}" for key in keys),
-            presets({"profile": profile})["tools"].get("inject", Tools().inject),
-        )
-        for profile, chosen in PROFILES.items()
-    )
-    return _table(("profile", *(f"`{key}`" for key in (*keys, "tools.inject"))), *rows)
-
-
-def _prices() -> str:
-    lists = ((one.provider, one.source, (*one.named, one.newest)) for one in PRICE_LISTS)
-    others = ((one.models, one.source, (one,)) for one in (FREE, ASSUMED))
-    rows = (
-        (
-            provider if row is named[0] else "",
-            row.models,
-            *(row.cached_read, row.cache_write, row.input_price or "", row.long_above or ""),
-            source if row is named[0] else "",
-        )
-        for provider, source, named in (*lists, *others)
-        for row in named
-    )
-    return _table(
-        ("list", "models", "`cached_read`", "`cache_write`", "`input_price`", "dearer above", "source"), *rows
-    )
-
-
-def _section(place: str, name: str) -> Iterator[str]:
-    about = definitions()[name]
-    yield f"## {f'`{place}`' if place else 'Top level'}\n"
-    yield f"{about['description']}\n"
-    rows = ((f"`{key}`", _default(value), _meaning(value)) for key, value in about["properties"].items())
-    yield _table(("key", "default", "meaning"), *rows)
 
 
 def _default(about: Mapping[str, Any]) -> str:
@@ -193,30 +283,14 @@ def _meaning(about: Mapping[str, Any]) -> str:
 # -- errors --
 
 _WORDS = {
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`str`": "text",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "a mapping",
-    "`null`": "nothing",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
 }
-
-REPLACED: Mapping[str, str] = {
-    "min_views": "keep_views",
-    "max_loss": "keep_views",
-    "early_total_tokens": "keep_views",
-    "early_saved_tokens": "keep_views",
-    "hard_total_tokens": "max_total_tokens",
-    "min_saved_tokens": "max_total_tokens",
-    "plan": "profile",
-    "timeout": "upstream.idle_timeout",
-    "max_answer_tokens": "max_retrieved_tokens",
-    "ask_models": "context_window",
-    "dashboard": "dashboard_content",
-    "match": "model",
-}
-"""Keys of earlier drafts, and which one says what they were for."""
 
 
 def explained(message: str) -> tuple[Path, str]:
@@ -227,38 +301,30 @@ def explained(message: str) -> tuple[Path, str]:
         return (*path, unknown[1]), _suggested(unknown[1], path)
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
         return path, f"expected the key `{missing[1]}`"
-    about = _about(path)
+
+    types, about = definitions(), dict[str, Any]()  # the schema of the key, merged with that of its enumeration
+    *sections, key = ["", *(part for part in path if isinstance(part, str))]
+    if sections and sections[-1] in SECTIONS:
+        about = types[SECTIONS[sections[-1]]]["properties"].get(key, {})
+        about = {**types.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
     if said.startswith("Invalid enum value") and "enum" in about:
         return path, "expected one of " + ", ".join(about["enum"])
     if said.startswith("Invalid enum value") or "matching regex" in said:
         return path, "expected " + about["description"]
-    words = re.sub("`[^`]*`", lambda kinds: _in_words(kinds[0]), said.replace("Expected", "expected"))
+
+    def in_words(kinds: re.Match[str]) -> str:
+        """Translate `` `int | null` `` to "a whole number or nothing"."""
+        return " or ".join(_WORDS.get(kind, kind) for kind in kinds[1].split(" | "))
+
+    words = re.sub("`([^`]*)`", in_words, said.replace("Expected", "expected"))
     return path, words + (f" ({about['description']})" if "description" in about else "")
-
-
-def _in_words(kinds: str) -> str:
-    """Translate `` `int | null` `` to "a whole number or nothing"."""
-    return " or ".join(_WORDS.get(f"`{kind}`", kind) for kind in kinds.strip("`").split(" | "))
-
-
-def _about(path: Path) -> Mapping[str, Any]:
-    """Return the schema of the key at `path`, merged with that of its enumeration."""
-    keys = ["", *(part for part in path if isinstance(part, str))]
-    if len(keys) < 2:
-        return {}
-    types = definitions()
-    about = types[SECTIONS[keys[-2]]]["properties"].get(keys[-1], {}) if keys[-2] in SECTIONS else {}
-    return {**types.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
 
 
 def _suggested(key: str, path: Path) -> str:
     """Return advice about an unknown key at `path`."""
-    if key in REPLACED:
-        return f"there is no such key any more; see `{REPLACED[key]}`"
     here = next((part for part in reversed(path) if isinstance(part, str)), "")
     known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
-    elsewhere = [section for section, keys in known.items() if key in keys]
-    if elsewhere:
+    if elsewhere := [section for section, keys in known.items() if key in keys]:
         where = f"under `{elsewhere[0]}`" if elsewhere[0] else "at the top level"
         return f"unknown key here; it belongs {where}"
     if close := difflib.get_close_matches(key, known[here], 1):

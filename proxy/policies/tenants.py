@@ -1,32 +1,46 @@
-"""Finds the tenant of a request from its headers, and decides which paths it may use. Does no I/O."""
+"""Finds the tenant of a request and its caller, and decides which paths it may use. Does no I/O.
+
+A client is known by its key, or where the policy does not go by that, by a header, a claim of its token, or the body. A
+key that a policy lists vouches for whatever its holder says. Nobody vouches for the callers of default.yaml but
+upstream, when it accepts their request. So what upstream does not check must be too long to guess.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
+from base64 import urlsafe_b64decode
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from msgspec import Raw
 
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import Unauthorized
-from proxy.policies import Policies
-from proxy.policy import Policy, Upstream
+from proxy.policy import Identity, Policy, Upstream
+from proxy.upstream.headers import Header, Headers
 
-Header = tuple[bytes, bytes]
+_NAMESPACE, _IDENTITY = b"offload-namespace-v1", "offload-identity-v1"
 
-_NAMESPACE = b"offload-namespace-v1"
-
-_CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
+CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The end of one caller's namespace. No tenant's name ends like this, because `proxy.policies` rejects it."""
+
+LEAST = 32
+"""The fewest characters of a value that neither a listed key nor upstream vouches for; a UUID has 36."""
+
+LONGEST = 16 << 10
+"""The most bytes of a member of the body, and of a token, that are looked into."""
 
 _AUTHORIZATION = b"authorization"
 _X_API_KEY = b"x-api-key"
 KEY_HEADERS = (_AUTHORIZATION, b"api-key", _X_API_KEY)
 """The headers that carry a client's key, in order of preference: OpenAI's, Azure's, Anthropic's."""
+_OTHER_CREDENTIALS = (*KEY_HEADERS[1:], b"x-goog-api-key", b"cookie")
 
 _PREFIX = rb"(?:/v1|/openai(?:/v1|/deployments/[^/]+)?)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
@@ -36,6 +50,32 @@ _MODELS = re.compile(_PREFIX + rb"/models")
 
 _DECODINGS = 4
 """A path still percent-encoded after this many decodings is refused, because each decoding costs time."""
+
+
+class Policies(msgspec.Struct, frozen=True):
+    """One set of policies. `default` applies to keys that no file names. If it is None, they are refused."""
+
+    default: Policy | None
+    named: tuple[Policy, ...]
+    by_digest: Mapping[bytes, Policy]
+    """Policies by the SHA-256 of the client's key."""
+    warnings: tuple[str, ...] = ()
+    """What is written in the files without an effect, each with its file and line."""
+
+    def __repr__(self) -> str:
+        return f"Policies({', '.join(policy.tenant for policy in self.all())})"
+
+    def all(self) -> tuple[Policy, ...]:
+        return self.named if self.default is None else (self.default, *self.named)
+
+    def tenant_for_key(self, key: bytes | None) -> Policy | None:
+        """Return the policy of this key, else the default policy. None means that the caller is refused."""
+        if key is None:
+            return self.default
+        # A table lookup is safe without a constant-time comparison. Its timing can only reveal something about the
+        # digest, which no caller can steer towards that of a key. And Python compares bytes only after a hash with a
+        # random seed has matched.
+        return self.by_digest.get(hashlib.sha256(key).digest(), self.default)
 
 
 class Tenant(msgspec.Struct, frozen=True, dict=True):
@@ -82,9 +122,23 @@ def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
     If there are several keys, use the first that a policy names, else the first. Raises Unauthorized, with advice in
     its text, if no policy applies.
     """
-    candidates = [(header, key, policies.tenant_for_key(key)) for header, key in _keys(headers)]
-    if not candidates:
-        return _anonymous(policies)
+    given = [(name.lower(), value.strip()) for name, value in headers]
+    candidates = []
+    for header in KEY_HEADERS:
+        for name, value in given:
+            key = value
+            if header == _AUTHORIZATION:  # a value without `Bearer` also identifies the caller, so it counts as a whole
+                scheme, _, token = value.partition(b" ")
+                key = token.strip() if scheme.lower() == b"bearer" else value
+            if name == header and key:
+                candidates.append((header, key, policies.tenant_for_key(key)))
+    if not candidates:  # for example, in front of a local model that needs none
+        if policies.default is None:
+            raise Unauthorized(
+                "This proxy serves known API keys only, and the request has none. "
+                "Send yours as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`."
+            )
+        return Tenant(policies.default, namespace(policies.default, None), anonymous=True)
     header, key, policy = next((found for found in candidates if found[2] is not policies.default), candidates[0])
     if policy is None:
         raise Unauthorized(
@@ -103,7 +157,7 @@ def namespace(policy: Policy, key: bytes | None) -> str:
 
 
 def tenant_of(namespace: str) -> str:
-    return _CALLER.sub("", namespace)
+    return CALLER.sub("", namespace)
 
 
 def retention(namespace: str, policies: Policies) -> float | None:
@@ -131,31 +185,6 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
     return any(fnmatchcase(spelling, glob) for spelling in spellings for glob in policy.relay)
 
 
-def _anonymous(policies: Policies) -> Tenant:
-    """Return the tenant of a caller without a key, for example of a local model that needs none."""
-    if policies.default is None:
-        raise Unauthorized(
-            "This proxy serves known API keys only, and the request has none. "
-            "Send yours as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`."
-        )
-    return Tenant(policies.default, namespace(policies.default, None), anonymous=True)
-
-
-def _keys(headers: Iterable[Header]) -> Iterator[Header]:
-    """Yield the header's lower-case name and the key for every key in the request, in the order of `KEY_HEADERS`."""
-    found = [(name.lower(), value.strip()) for name, value in headers]
-    for header in KEY_HEADERS:
-        for name, value in found:
-            if name == header and (key := _bearer(value) if header == _AUTHORIZATION else value):
-                yield header, key
-
-
-def _bearer(value: bytes) -> bytes:
-    """Return the token of `Bearer TOKEN`. Any other value also identifies the caller, so it is returned whole."""
-    scheme, _, token = value.partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else value
-
-
 def _climbs(path: bytes) -> bool:
     """Return whether a server that decodes this path, once or more, could find a `.` or `..` segment in it."""
     if b"." not in path and b"%" not in path:
@@ -166,3 +195,76 @@ def _climbs(path: bytes) -> bool:
             segments = re.split(rb"[/\\]", path)
             return any(segment.partition(b";")[0] in (b".", b"..") for segment in segments)
     return True
+
+
+# -- by what else a client is known --
+
+
+def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | None = None) -> Tenant | None:
+    """Return the tenant with the namespace of the caller's identity, None if the request does not say it.
+
+    `headers` are those that go upstream: it must be able to check what we go by. `members` are the body's.
+    """
+    by, value = tenant.policy.identity, ""
+    if not by.given or tenant.anonymous:
+        return None
+    if by.header:
+        found = headers.get_all(by.header.lower().encode())
+        value = found[0].strip().decode("latin-1") if len(found) == 1 else ""  # upstream may go by another of several
+    elif by.jwt:
+        value = _claim(by.jwt, headers)
+    elif by.body and members is not None:
+        first, _, rest = by.body.partition(".")
+        value = _text(_at(_decoded(members.get(first, b"null")), rest))
+    if not value or (len(value) < LEAST and not by.jwt and not tenant.listed):
+        return None
+    caller = hmac.digest(value.encode("utf-8", "surrogatepass"), f"{_IDENTITY} {by}".encode(), "sha256").hex()[:16]
+    return msgspec.structs.replace(tenant, namespace=f"{tenant.name}-{caller}")
+
+
+def described(by: Identity, *, listed: bool) -> str:
+    """Say by what a policy's clients are known. `listed`: whether it lists their keys."""
+    if not by.given:
+        return "a client is its key; with another key, it is another client"
+    least = "" if listed or by.jwt else f" of at least {LEAST} characters"
+    said = f"a client is {by}{least}; without it, its key"
+    if listed:
+        return said
+    return f"{said}. Upstream has to accept it first, and it never opens /grep, /read_file or the dashboard"
+
+
+def _claim(name: str, headers: Headers) -> str:
+    """Return a claim of the bearer token, which upstream verifies if it is the request's only credential."""
+    [token, *more] = headers.get_all(KEY_HEADERS[0]) or [b""]
+    scheme, _, token = token.partition(b" ")
+    payload = token.strip().split(b".")[1:2]
+    if more or any(map(headers.has, _OTHER_CREDENTIALS)) or scheme.lower() != b"bearer" or not payload:
+        return ""
+    try:
+        return _text(_at(_decoded(urlsafe_b64decode(payload[0] + b"==")), name))
+    except ValueError:
+        return ""
+
+
+def _at(value: Any, path: str) -> Any:
+    """Return what stands at a path, whose names may have dots. A text may be JSON, as in Claude Code's `user_id`."""
+    if not path:
+        return value
+    value = _decoded(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        return None
+    ends = [at for at, character in enumerate(path) if character == "."]
+    name = next((path[:end] for end in (*ends, len(path)) if path[:end] in value), None)
+    return None if name is None else _at(value[name], path[len(name) + 1 :])
+
+
+def _decoded(raw: bytes | Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw) if len(memoryview(raw)) <= LONGEST else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _text(value: Any) -> str:
+    said = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value).strip() if said else ""

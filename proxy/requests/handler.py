@@ -26,7 +26,7 @@ from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
-from proxy.policies import identity
+from proxy.policies.tenants import identified
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, compaction, outcome, verify
 from proxy.requests.conversation import Rounds, Services, converse
@@ -162,7 +162,7 @@ class _Request:
         if not tenant.policy.identity.given:
             return tenant
         headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
-        owner = identity.known(tenant, headers, request.members)
+        owner = identified(tenant, headers, request.members)
         if owner is None:
             _without_identity(tenant.name, f"{tenant.name}: a request lacks {tenant.policy.identity}; its key counts")
             return tenant

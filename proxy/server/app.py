@@ -23,8 +23,8 @@ from proxy.dialects.responses import RESPONSES
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
-from proxy.policies import PolicyLoader, identity
-from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identify, retention
+from proxy.policies import PolicyLoader
+from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identified, identify, retention
 from proxy.requests.advice import Adviser
 from proxy.requests.cache import MessageCache
 from proxy.requests.capture import Captures
@@ -243,7 +243,7 @@ class App:
         keys = [header for header in client.scope["headers"] if header[0] in KEY_HEADERS]
         tenant = identify(keys, self._book.current).for_api(client.api)
         if tenant.listed:
-            tenant = identity.known(tenant, client.headers) or tenant
+            tenant = identified(tenant, client.headers) or tenant
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client.headers, client.written_target)
         return tenant

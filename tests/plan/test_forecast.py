@@ -11,7 +11,7 @@ from proxy.plan.forecast import Billed, Forecast, forecast, summary_cost
 from proxy.plan.forecast import cost as billed_cost
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import fold
-from proxy.policies.loader import defaults
+from proxy.policies import defaults
 from proxy.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import PolicyError
-from proxy.policies.document import read, spelled
+from proxy.policies.format import Document
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text("abc xyz:#-é\n", max_size=12)
 VALUES = st.recursive(
@@ -17,7 +17,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=5), VALUES, min_size=1))
 def test_values_are_those_of_the_safe_loader(value: dict[str, object]) -> None:
     text = yaml.safe_dump(value, allow_unicode=True)
-    assert read(text, "x.yaml", {}).value == yaml.safe_load(text)
+    assert Document(text, "x.yaml", {}).value == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize(
@@ -45,27 +45,22 @@ rules:
   - offload: {mode: auto}
   - model: y
 """
-    assert read(text, "x.yaml", {}).place(path) == f"x.yaml:{line}"
-
-
-def test_paths_are_spelled_as_people_write_them() -> None:
-    assert spelled(("rules", 0, "offload", "mode")) == "rules[0].offload.mode"
-    assert spelled(()) == ""
+    assert Document(text, "x.yaml", {}).place(path) == f"x.yaml:{line}"
 
 
 def test_variables_are_filled_in_anywhere_in_a_text() -> None:
     text = "a: ${ONE}\nb: ['pre-${ONE}-${_two2}-post']\nc: '${ONE}'\nd: $ONE $$"
-    document = read(text, "x.yaml", {"ONE": "1", "_two2": "zwei"})
+    document = Document(text, "x.yaml", {"ONE": "1", "_two2": "zwei"})
     assert document.value == {"a": "1", "b": ["pre-1-zwei-post"], "c": "1", "d": "$ONE $$"}
 
 
 @given(st.text(max_size=30))
 def test_what_a_variable_holds_is_text_whatever_it_holds(held: str) -> None:
-    assert read("a: ${X}\nb: 1", "x.yaml", {"X": held}).value == {"a": held, "b": 1}
+    assert Document("a: ${X}\nb: 1", "x.yaml", {"X": held}).value == {"a": held, "b": 1}
 
 
 def test_aliases_work() -> None:
-    assert read("a: &x {k: [1]}\nb: *x", "x.yaml", {}).value == {"a": {"k": [1]}, "b": {"k": [1]}}
+    assert Document("a: &x {k: [1]}\nb: *x", "x.yaml", {}).value == {"a": {"k": [1]}, "b": {"k": [1]}}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +87,6 @@ def test_aliases_work() -> None:
 )
 def test_bad_texts_are_named_with_file_line_and_key(text: str, message: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        read(text, "x.yaml", {"X": "secret"})
+        Document(text, "x.yaml", {"X": "secret"})
     assert str(caught.value).startswith(message)
     assert "secret" not in str(caught.value)

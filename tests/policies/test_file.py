@@ -9,15 +9,9 @@ import msgspec
 import pytest
 
 from proxy.errors import PolicyError
-from proxy.policies.file import overlay, parse
+from proxy.policies import overlay, parse
 from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, reference, schema
-from proxy.policy import (
-    LISTED,
-    Mode,
-    Policy,
-    Upstream,
-    Wait,
-)
+from proxy.policy import LISTED, Mode, Policy, Upstream, Wait
 
 DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
 ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
@@ -192,14 +186,6 @@ def test_keys_are_kept_as_digests() -> None:
 def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[int, int]) -> None:
     found = taken(f"offload: {section}", "default").offload
     assert (found.max_total_tokens, found.keep_views) == expected
-
-
-@pytest.mark.parametrize(
-    ("key", "now"), [("min_views", "keep_views"), ("plan", "profile"), ("hard_total_tokens", "max_total_tokens")]
-)
-def test_a_key_of_an_earlier_draft_names_what_replaces_it(key: str, now: str) -> None:
-    said = refused(f"offload: {{{key}: 1}}", "default")
-    assert said == f"default.yaml:1: offload.{key}: there is no such key any more; see `{now}`"
 
 
 def warned(text: str) -> list[str]:

@@ -11,8 +11,7 @@ import pytest
 from msgspec import Raw
 
 from proxy.policies import Policies
-from proxy.policies.identity import described, known
-from proxy.policies.tenants import identify
+from proxy.policies.tenants import described, identified, identify
 from proxy.policy import Identity, Policy
 from proxy.upstream.headers import Headers
 
@@ -31,7 +30,7 @@ def namespace(by: Identity, headers: Given, body: Any = None, *, listed: bool = 
     keys = {sha256(b"gateway").digest(): policy} if listed else {}
     tenant = identify(headers, Policies(default=None if listed else policy, named=(), by_digest=keys))
     members = {name: Raw(json.dumps(value).encode()) for name, value in (body or {}).items()}
-    found = known(tenant, Headers(headers), members)
+    found = identified(tenant, Headers(headers), members)
     return found and found.namespace
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
+from proxy import policies as book_module
 from proxy.errors import PolicyError
-from proxy.policies import Policies, PolicyLoader, builtin, load
-from proxy.policies import loader as book_module
-from proxy.policies.loader import INTERVAL
+from proxy.policies import INTERVAL, Policies, PolicyLoader, builtin, load
 from proxy.policy import LISTED, Policy, Upstream
 from tests.clock import Clock, turns, until
 

@@ -319,8 +319,8 @@ MONITOR = "--monitor-networks=127.0.0.0/8"
 
 STORE_HANGS = "local.Folder.get = lambda folder, key: time.sleep(3600)"
 POLICIES_HANG = """
-from proxy.policies import loader
-look = loader._read
+from proxy import policies
+look = policies._read
 
 def hang(folder):
     if sys._getframe(1).f_code.co_name == "_load":
@@ -328,7 +328,7 @@ def hang(folder):
     open(__file__ + ".hangs", "w")
     time.sleep(3600)
 
-loader._read = hang
+policies._read = hang
 """
 
 
