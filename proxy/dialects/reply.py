@@ -19,8 +19,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, Self
 
 import msgspec
 from msgspec import Raw
@@ -81,7 +81,6 @@ class Call(Block, ABC):
         """Give the call this id."""
 
 
-BlockT = TypeVar("BlockT", bound=Call)
 Part = tuple[Any, Block]
 
 
@@ -109,29 +108,33 @@ class Event:
         return sse.encode(rawjson.encode(rawjson.members(self.data) | changed), self.name)
 
 
-class Round(ABC, Generic[BlockT]):
+class Round(ABC):
     """Reads one reply of upstream, and decides what of it the client may see. `names` are empty where the request does
     not have our tools; `reply` is what the client has seen of earlier rounds."""
 
-    usage: Raw | None = None
-    id = ""
+    stops: ClassVar[frozenset[str]]
+    """The values of `finish` that say that the model was stopped before it was done, so that its last call may be
+    incomplete."""
 
     def __init__(self, asked: RoundRequest, names: ToolNames, reply: ClientReply) -> None:
-        self.blocks: list[BlockT] = []
+        self.blocks: list[Any] = []
+        self.finish = ""
+        """How upstream said that the reply ends; empty until it is known."""
         self.failed = False
         """Whether upstream reports an error."""
         self.over = False
         """Whether upstream has said that nothing more comes."""
         self.hides = reply.hides
         """Whether this turn has anything that the client does not see."""
+        self.usage: Raw | None = None
+        self.id = ""
         self.names = names
         self.closing = Block(None if names else True)
         """What upstream says at the reply's end."""
+        self.held: deque[Part] = deque()
         self._later = reply.begun
-        self._injected = bool(names)
-        self._holds_text = self._injected and asked.wants_json  # because two JSON texts are not JSON
+        self._holds_text = bool(names) and asked.wants_json  # because two JSON texts are not JSON
         self._loose = Block(True)  # what belongs to no block
-        self._held: deque[Part] = deque()
         self._size = 0
 
     @abstractmethod
@@ -148,18 +151,8 @@ class Round(ABC, Generic[BlockT]):
 
     @property
     @abstractmethod
-    def theirs(self) -> Sequence[BlockT]:
+    def theirs(self) -> list[Any]:
         """The calls that the client answers."""
-
-    @property
-    @abstractmethod
-    def ended(self) -> bool:
-        """Whether upstream has said how the reply ends."""
-
-    @property
-    @abstractmethod
-    def unfinished(self) -> bool:
-        """Whether the reply stopped before the model was done, so that its last call may be incomplete."""
 
     @property
     @abstractmethod
@@ -167,25 +160,24 @@ class Round(ABC, Generic[BlockT]):
         """Whether the model said nothing and called nothing but our tools."""
 
     @property
-    def ours(self) -> Sequence[BlockT]:
+    def ours(self) -> list[Any]:
         """The calls of our tools."""
         return [block for block in self.blocks if block.ours]
 
     @property
-    def waiting(self) -> bool:
-        """Whether anything is held."""
-        return bool(self._held)
+    def unfinished(self) -> bool:
+        return self.finish in self.stops
 
     # -- the queue --
 
     def put(self, event: Any, block: Block, size: int) -> list[Part]:
         """Take the next part, of so many bytes. Returns the parts to show now. Raises Broken if too much is held."""
-        if block.shown and not self._held:
+        if block.shown and not self.held:
             return [(event, block)]
         self.grow(size)
         if block.shown is False:
             return []
-        self._held.append((event, block))
+        self.held.append((event, block))
         return self.flow()
 
     def grow(self, size: int) -> None:
@@ -201,8 +193,8 @@ class Round(ABC, Generic[BlockT]):
     def flow(self) -> list[Part]:
         """Return the parts that no longer wait."""
         shown: list[Part] = []
-        while self._held and (decided := self._held[0][1].shown) is not None:
-            part = self._held.popleft()
+        while self.held and (decided := self.held[0][1].shown) is not None:
+            part = self.held.popleft()
             if decided:
                 shown.append(part)
         return shown
@@ -210,7 +202,7 @@ class Round(ABC, Generic[BlockT]):
     def release(self, *, visible: bool) -> list[Part]:
         """Decide about everything that is still held but the end, because it is known whether the round is hidden."""
         self._holds_text = False
-        for _, block in self._held:
+        for _, block in self.held:
             if block.shown is None and block is not self.closing:
                 self.decide(block, shown=visible)
         return self.flow()
@@ -219,12 +211,12 @@ class Round(ABC, Generic[BlockT]):
         """Decide about everything that is still held."""
         parts = self.release(visible=visible)
         self.closing.shown = visible
-        return [*parts, *self.flow()]
+        return parts + self.flow()
 
     def fail(self, event: Any, size: int) -> list[Part]:
         """Take an error, with which the reply ends. Everything that came before it is shown."""
         self.failed = True
-        return [*self.close(visible=True), *self.put(event, self._loose, size)]
+        return self.close(visible=True) + self.put(event, self._loose, size)
 
 
 class ClientReply(ABC):
@@ -238,11 +230,14 @@ class ClientReply(ABC):
         """Whether it has a beginning, so that no other one may follow."""
         self.hides = False
         """Whether upstream sent more than the client sees."""
-        self._asked = asked
+        self.body = b""
+        """The last round's body, if it was no stream: the reply, if nothing in it had to change."""
+        self.altered = False
+        """Whether it may not be sent as it came, even if nothing is hidden."""
+        self._asked: Any = asked
         self._ledger = ledger
         self._names = asked.names if asked.tools else ()
-        self._body = b""  # of the last round, if it was no stream
-        self._altered = False  # whether that may not be sent as it came, even if nothing is hidden
+        self._frame: Members = {}  # what all rounds share: members of the first one
 
     @property
     def seen(self) -> bool:
@@ -254,35 +249,22 @@ class ClientReply(ABC):
     def visible(self) -> tuple[str, list[ToolCall]]:
         """The text and the calls that the client has seen."""
 
-    def take(self, body: bytes) -> None:
-        """Take a round's body, which is the reply if it turns out to be the only one."""
-        self._body = body
+    @abstractmethod
+    def put(self, event: Any, block: Block) -> bytes:
+        """Take the next part; returns its bytes for the client, none if it gets no stream. Raises Broken."""
 
-    def go_on(self, ending: Round[Any]) -> None:
-        """Prepare for another round, which must look like a continuation."""
+    @abstractmethod
+    def assembled(self) -> bytes:
+        """Return the whole reply."""
+
+    def go_on(self, ending: Any) -> None:
+        """Prepare for another round after this one, which must look like a continuation."""
         self.hides = True
-
-    def show(self, parts: Iterable[Part]) -> bytes:
-        """Return the bytes for the client; none if it gets no stream. Raises Broken if the reply grows too large."""
-        return b"".join([self._put(event, block) for event, block in parts])
-
-    def close(self, done: bytes) -> bytes:
-        """Return the last bytes of the reply. `done` is the end that upstream sent."""
-        if self.streamed:
-            return done
-        return self._assembled() if self.hides or self._altered else self._body
 
     def _adopt(self, block: Any) -> None:
         """Give a block that is shown for the first time its place in the reply."""
         block.place = len(self.blocks)
         self.blocks.append(block)
-
-    @abstractmethod
-    def _put(self, event: Any, block: Block) -> bytes: ...
-
-    @abstractmethod
-    def _assembled(self) -> bytes:
-        """Return the whole reply."""
 
 
 # -- the names of our tools -------------------------------------------------------------------------------------------
@@ -309,8 +291,7 @@ class ToolNames:
     """
 
     def __init__(self, ours: Sequence[str], theirs: Collection[str] = ()) -> None:
-        self._ours = ours
-        self._theirs = theirs
+        self._ours, self._theirs = ours, theirs
         taken = {name.lower() for name in theirs}
         self._in_any_case = {name.lower(): name for name in ours if name.lower() not in taken}
 

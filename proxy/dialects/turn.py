@@ -25,7 +25,7 @@ from proxy.dialects.request import RoundRequest
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
-from proxy.plan.turn import Broken, Continuation, Hidden, State, Usage, WrongState
+from proxy.plan.turn import Broken, Continuation, Hidden, State, WrongState
 from proxy.rawjson import NotJson
 from proxy.tools.answer import REPEATED
 
@@ -40,21 +40,29 @@ class Turn(ABC):
     """The state machine in the picture above. Each client request has its own."""
 
     usage: ClassVar[UsageFields]
-    rounds_as: ClassVar[type[Round[Any]]]
+    rounds_as: ClassVar[type[Round]]
     replies_as: ClassVar[type[ClientReply]]
     call_ids: ClassVar[str] = "call"
     """How ids begin that we give to calls."""
 
-    _round: Round[Any]
-    _shown: ClientReply
+    _round: Round
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
         self.rounds = 0
         """Hidden rounds so far."""
-        self._circles = 0  # the newest of them that only repeated calls
+        self.streams = asked.streams
+        """Whether the client asked for a stream."""
+        self.asks_usage = asked.asks_usage
+        """Whether the request asks for usage that the client did not ask for."""
+        self.refusal: bytes | None = None
+        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
         self._asked = asked
         self._ledger = UsageLedger(self.usage)
+        self.spent = self._ledger.spent
+        """Tokens over all rounds."""
+        self._shown = self.replies_as(asked, self._ledger, streamed=True)
+        self._circles = 0  # the newest rounds that only repeated calls
         self._before: list[bytes] = []
         self._after: list[bytes] = []
         self._instead: bytes | None = None
@@ -62,10 +70,8 @@ class Turn(ABC):
         self._spoke = False  # whether the client has seen anything of earlier rounds
         self._pressed = False  # whether the model was asked once more, without our tools
         self._bare = False  # whether the client's own request is sent
-        self._refusal: bytes | None = None
         self._unknown: bytes | None = None  # a body that is no reply, for the client
         self._done = b""
-        self._shown = self._reply(streamed=True)
 
     # -- what the dialect knows --
 
@@ -98,27 +104,33 @@ class Turn(ABC):
     def request(self) -> bytes:
         """The body of the next round."""
         self._require(State.READY)
-        self.state = State.READING
-        self._done = b""
-        self._begin()
+        self.state, self._done = State.READING, b""
+        injected = self._asked.tools and not self._bare
+        names = ToolNames(self._asked.names, self._asked.theirs) if injected else ToolNames(())
+        self._round = self.rounds_as(self._asked, names, self._shown)
         if self._bare:
             return self._asked.own
         if not self.rounds:
             return self._asked.first()
-        sent = [*self._asked.entries, *self._before]
-        return self._asked.later(sent, last=self._last, bare=self._pressed)
+        return self._asked.later([*self._asked.entries, *self._before], last=self._last, bare=self._pressed)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; returns the bytes for the client. Raises Broken."""
         self._require(State.READING)
         if self._done:
             return b""
-        if event.data is None:
-            return self._as_it_came(event)
-        if event.data.strip() == sse.DONE:
-            self._done = event.raw
-            return b""
-        return self._take(event, event.data)
+        if event.data is not None:
+            if event.data.strip() == sse.DONE:
+                self._done = event.raw
+                return b""
+            try:
+                parsed = self._parsed(event, event.data)
+            except NotJson:
+                if self._may_refuse and (event.name == b"error" or is_error(event.data)):
+                    self._refuse(event.data)
+            else:
+                return self._read(parsed, event.data)
+        return event.raw if self._shown.streamed else b""
 
     def receive_whole(self, body: bytes) -> bytes:
         """Take a reply that is not a stream; returns the bytes for the client. Raises Broken.
@@ -127,19 +139,19 @@ class Turn(ABC):
         """
         self._require(State.READING)
         if not (self.rounds or self._bare):
-            self._shown = self._reply(streamed=False)
-            self._begin()
+            self._shown = self.replies_as(self._asked, self._ledger, streamed=False)
         try:
             events = list(self._events_of(body))
-        except (NotJson, KeyError):
-            return self._take_unknown(body)
-        self._shown.take(body)
+        except (NotJson, KeyError):  # the client gets it unchanged, if that is still possible
+            self._round.failed = True
+            if is_error(body):
+                self.refusal = body
+            elif self._shown.streamed:
+                raise Broken("neither a stream nor a whole reply of this API") from None
+            self._unknown = body
+            return b""
+        self._shown.body = body
         return b"".join([self._read(event, body) for event in events])
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client asked for a stream."""
-        return self._asked.streams
 
     @property
     def over(self) -> bool:
@@ -152,23 +164,27 @@ class Turn(ABC):
         Raises Broken if it was not, and has a call of ours or follows one: the client does not see where it stopped.
         """
         self._require(State.READING)
-        parts = self._round.settle()
-        if (self._round.ours or self.rounds) and not (self._done or self._round.ended or self._round.failed):
+        ending = self._round
+        parts = ending.settle()
+        if (ending.ours or self.rounds) and not (self._done or ending.finish or ending.failed):
             raise Broken("the reply stopped before its end")
-        self._ledger.add(self._round.usage)
+        self._ledger.add(ending.usage)
         self._answering = self._to_answer()
         if self._answering:
             self.state = State.CALLING
             self._identify()
-            parts += self._round.release(visible=True) if self._round.theirs else self._round.close(visible=False)
-        elif self._mute and not self._pressed:
-            out = self._show([*parts, *self._round.close(visible=False)])
-            self._press()
+            return self._show(parts + (ending.release(visible=True) if ending.theirs else ending.close(visible=False)))
+        if self._mute and not self._pressed:  # ask once more, without our tools; calls of them are told so
+            out = self._show(parts + ending.close(visible=False))
+            self._pressed, self._answering = True, ending.ours
+            self._identify()
+            self._go_on([""] * len(self._answering))
             return out
-        else:
-            self.state = State.DONE
-            parts += self._last_parts()
-        return self._show(parts)
+        self.state = State.DONE
+        parts += ending.release(visible=True)
+        if self._spoke:
+            self._instead = self._as_one(ending.written(()))
+        return self._show(parts if ending.hides else parts + ending.close(visible=True))
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -193,16 +209,6 @@ class Turn(ABC):
         first = len(self._before) - len(self._answering)
         self._before[first:] = self._results([self._told(text)] * len(self._answering))
 
-    @property
-    def refusal(self) -> bytes | None:
-        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
-        return self._refusal
-
-    @property
-    def asks_usage(self) -> bool:
-        """Whether the request asks for usage that the client did not ask for."""
-        return self._asked.asks_usage
-
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round.
 
@@ -212,11 +218,11 @@ class Turn(ABC):
             return False
         self.state, self._bare = State.READY, True
         self._before, self._after, self._instead, self._answering = [], [], None, ()
-        self._spoke, self._refusal, self._unknown = False, None, None
+        self._spoke, self.refusal, self._unknown = False, None, None
         if self._shown.streamed:
             self._shown.hides = True
         else:
-            self._shown = self._reply(streamed=False)
+            self._shown = self.replies_as(self._asked, self._ledger, streamed=False)
         return True
 
     @property
@@ -242,41 +248,21 @@ class Turn(ABC):
         """Whether calls of ours were answered beside calls that the client answers."""
         return bool(self._after)
 
-    @property
-    def spent(self) -> Usage:
-        """Tokens over all rounds."""
-        return self._ledger.spent
-
     def close(self) -> bytes:
         """Return the last bytes of the reply, or the whole reply if it is not a stream."""
         self._require(State.DONE)
         if self._unknown is not None:
             return self._unknown
-        return self._show(self._round.close(visible=True)) + self._shown.close(self._done)
+        out, shown = self._show(self._round.close(visible=True)), self._shown
+        if shown.streamed:
+            return out + self._done
+        return shown.assembled() if shown.hides or shown.altered else shown.body
 
     # -- one event --
 
     def _require(self, state: State) -> None:
         if self.state is not state:
             raise WrongState(f"{self.state.name} instead of {state.name}")
-
-    def _begin(self) -> None:
-        """Begin a round. Where it has our tools, they must be told from the client's."""
-        injected = self._asked.tools and not self._bare
-        names = ToolNames(self._asked.names, self._asked.theirs) if injected else ToolNames(())
-        self._round = self.rounds_as(self._asked, names, self._shown)
-
-    def _reply(self, *, streamed: bool) -> ClientReply:
-        return self.replies_as(self._asked, self._ledger, streamed=streamed)
-
-    def _take(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
-        try:
-            parsed = self._parsed(event, data)
-        except NotJson:
-            if self._may_refuse and (event.name == b"error" or is_error(data)):
-                self._refuse(data)
-            return self._as_it_came(event)
-        return self._read(parsed, data)
 
     def _read(self, parsed: Any, data: bytes) -> bytes:
         if self._may_refuse and (error := self._error_in(parsed, data)) is not None:
@@ -285,10 +271,7 @@ class Turn(ABC):
 
     def _show(self, parts: Sequence[Part]) -> bytes:
         self._shown.hides |= self._round.hides
-        return self._shown.show(parts) if parts else b""
-
-    def _as_it_came(self, event: sse.ServerSentEvent) -> bytes:
-        return event.raw if self._shown.streamed else b""
+        return b"".join([self._shown.put(event, block) for event, block in parts])
 
     @property
     def _unseen(self) -> bool:
@@ -297,60 +280,40 @@ class Turn(ABC):
 
     @property
     def _may_refuse(self) -> bool:
-        return self._refusal is None and self._unseen
+        return self.refusal is None and self._unseen
 
     def _refuse(self, error: bytes) -> None:
-        self._refusal, self._round.failed = error, True
-
-    def _take_unknown(self, body: bytes) -> bytes:
-        """Take a body that is no reply. The client gets it unchanged, if that is still possible."""
-        self._round.failed = True
-        if is_error(body):
-            self._refuse(body)
-        elif self._shown.streamed:
-            raise Broken("neither a stream nor a whole reply of this API")
-        self._unknown = body
-        return b""
+        self.refusal, self._round.failed = error, True
 
     # -- the end of a round --
 
     @property
     def _last(self) -> bool:
+        """Whether the next round is the last one in which our tools could be called."""
         return self.rounds >= self._asked.max_rounds or self._circles >= MAX_CIRCLES
 
     def _to_answer(self) -> Sequence[Call]:
         """Return the calls of our tools to answer; the others are dropped. Raises Broken for an endless one."""
-        ours, theirs = self._round.ours, self._round.theirs
-        if self._round.failed or self._last:
+        ending = self._round
+        if ending.failed or self._last:
             return ()
-        for call in ours:
+        for call in ending.ours:
             check_arguments(len(call.call().arguments))
-        if self._round.unfinished:
-            return [call for call in ours if call.whole] if theirs else ()
-        return ours
+        if ending.unfinished:
+            return [call for call in ending.ours if call.whole] if ending.theirs else ()
+        return ending.ours
 
     @property
     def _mute(self) -> bool:
         """Whether the turn would end without an answer: the model only called our tools, or said nothing after it."""
         ending = self._round
-        if self._bare or ending.failed or ending.unfinished or not (ending.ended or self._done):
+        if self._bare or ending.failed or ending.unfinished or not (ending.finish or self._done):
             return False
-        return (bool(ending.ours) and not ending.theirs) or (
-            self.rounds > 0 and ending.empty and not self.visible[0].strip()
-        )
-
-    def _press(self) -> None:
-        """Have the model asked once more, without our tools. Calls of them get an answer that says so."""
-        self._answering = self._round.ours
-        self._identify()
-        self._pressed = True
-        self._go_on([""] * len(self._answering))
-
-    def _told(self, answer: str) -> str:
-        """Return the newest answer, with a line that says so if the next round is the last."""
-        return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
+        said_nothing = self.rounds > 0 and ending.empty and not self.visible[0].strip()
+        return said_nothing or (bool(ending.ours) and not ending.theirs)
 
     def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
+        """Prepare another round, in which the model reads these answers."""
         self.rounds += 1
         self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
@@ -361,27 +324,21 @@ class Turn(ABC):
         self._shown.go_on(self._round)
         self.state = State.READY
 
+    def _told(self, answer: str) -> str:
+        """Return the newest answer, with a line that says so if the next round is the last."""
+        return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
+
     def _results(self, answers: Sequence[str], parts: Sequence[str] = ()) -> list[bytes]:
         parts = parts or [""] * len(answers)
         return [self._result(*one) for one in zip(self._answering, answers, parts, strict=True)]
 
-    def _last_parts(self) -> list[Part]:
-        """End the turn with this round; returns the parts to show. Calls of our tools are not answered."""
-        parts = self._round.release(visible=True)
-        if self._spoke:
-            self._instead = self._as_one(self._round.written(()))
-        return parts if self._round.hides else parts + self._round.close(visible=True)
-
     def _identify(self) -> None:
         """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
         known = {"", *(call.call().id for call in self._round.theirs)}
+        newest = (self._before or self._asked.entries or [b""])[-1]
+        place = len(self._asked.entries) + len(self._before)
+        seed = hashlib.sha256(b"%d %b" % (place, newest)).hexdigest()[:16]
         for number, call in enumerate(self._answering):
             if call.call().id in known:
-                call.identify(f"{self.call_ids}_{self._seed}_{number}")
+                call.identify(f"{self.call_ids}_{seed}_{number}")
             known.add(call.call().id)
-
-    @property
-    def _seed(self) -> str:
-        newest = (self._before or self._asked.entries or [b""])[-1]
-        number = len(self._asked.entries) + len(self._before)
-        return hashlib.sha256(b"%d %b" % (number, newest)).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Takes events of the chat API apart, and puts the model's message together from their deltas.
+"""Takes events of the chat API apart, and puts the model's message and its tool calls together from their deltas.
 
     event ──parse──> Chunk (event, choice, delta; every member as the bytes it came as) ──json──> event
 
@@ -7,18 +7,17 @@ A whole reply becomes such events, too, so streams and whole replies share one c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.reply import MAX_REPLY
+from proxy.dialects.reply import MAX_REPLY, Call, is_object
+from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken
-from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, members_of, object_of, string, text_of
-
-_Pieces = list[str | Raw]
+from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, members_of, object_of, place, string, text_of
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
@@ -72,24 +71,21 @@ class CallDelta:
         self.function = members_of(members.get(self.kind))
 
 
-class Chunk:
+class Chunk(msgspec.Struct, eq=False):
     """One event of a reply. `raw` holds the bytes that came, or None once anything has been changed.
 
     `choice` is None in events without a choice: usage at the end, content filters, errors.
     """
 
-    __slots__ = ("called", "calls", "choice", "delta", "members", "name", "raw")
-
-    def __init__(self, members: Members, choice: Members | None, delta: Members) -> None:
-        self.members = members
-        self.choice = choice
-        self.delta = delta
-        self.calls: list[CallDelta] = []
-        """The entries of its `tool_calls`."""
-        self.called: list[Any] = []
-        """The call that each of them is about, once that is known."""
-        self.raw: bytes | None = None
-        self.name: bytes | None = None
+    members: Members
+    choice: Members | None = None
+    delta: Members = {}
+    name: bytes | None = None
+    raw: bytes | None = None
+    calls: list[CallDelta] = []
+    """The entries of its `tool_calls`."""
+    called: list[Any] = []
+    """The call that each of them is about, once that is known."""
 
     @property
     def usage(self) -> Raw | None:
@@ -105,38 +101,25 @@ class Chunk:
         """Whether upstream reports an error within a reply of status 200."""
         return any(bytes(part.get("error", NULL)) not in _NO_ERROR for part in (self.members, self.choice or {}))
 
-    def says(self, *besides: str) -> bool:
-        """Whether the delta holds anything but a role and these members."""
-        return any(bytes(raw) not in _NOTHING for key, raw in self.delta.items() if key not in ("role", *besides))
-
     @property
-    def void(self) -> bool:
-        """Whether the event holds nothing that a client could use."""
-        return self.choice is not None and not (self.finish or self.says() or "role" in self.delta)
+    def says(self) -> bool:
+        """Whether the delta holds anything but a role."""
+        return any(bytes(raw) not in _NOTHING for key, raw in self.delta.items() if key != "role")
 
     def part(self, delta: Members) -> Chunk:
         """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
         members = {key: raw for key, raw in self.members.items() if key not in ("usage", "error")}
-        part = Chunk(members, {"index": Raw(b"0"), "delta": EMPTY, "finish_reason": NULL}, delta)
-        part.name = self.name
-        return part
-
-    def calling(self, delta: CallDelta, call: object) -> Chunk:
-        """Return a new event with this entry of `tool_calls`."""
-        part = self.part({"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members)]))})
-        part.calls, part.called = [delta], [call]
-        return part
+        return Chunk(members, {"index": Raw(b"0"), "delta": EMPTY, "finish_reason": NULL}, delta, self.name)
 
     def take(self, keys: Iterable[str]) -> Chunk:
         """Move these members of the delta to a new event and return it."""
         part = self.part({key: self.delta[key] for key in keys})
-        self.drop(part.delta)
+        self.put_delta({key: raw for key, raw in self.delta.items() if key not in part.delta})
         return part
 
     def take_end(self) -> Chunk:
         """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
-        end = Chunk(self.members, self.choice, {})
-        end.name = self.name
+        end = Chunk(self.members, self.choice, {}, self.name)
         self.members, self.raw = self.part({}).members, None
         self.put_choice("finish_reason", NULL)
         return end
@@ -151,10 +134,6 @@ class Chunk:
 
     def put_delta(self, delta: Members) -> None:
         self.delta, self.raw = delta, None
-
-    def drop(self, keys: Collection[str]) -> None:
-        """Remove these members of the delta."""
-        self.put_delta({key: raw for key, raw in self.delta.items() if key not in keys})
 
     def json(self) -> bytes:
         if self.choice is None:
@@ -173,7 +152,7 @@ def parse(data: bytes, key: str = "delta") -> Chunk:
     if len(choices) > 1:
         raise NotJson("several choices, where one was asked for")
     if not choices:
-        return Chunk(members, None, {})
+        return Chunk(members)
     choice = rawjson.members(choices[0])
     chunk = Chunk(members, choice, members_of(choice.get(key)))
     if not rawjson.is_null(chunk.delta.get("tool_calls")):
@@ -184,7 +163,7 @@ def parse(data: bytes, key: str = "delta") -> Chunk:
 def as_events(body: bytes) -> list[Chunk]:
     """Return a whole reply as the events of a stream. Raises NotJson for a body that is none."""
     whole = parse(body, "message")
-    if whole.choice is None or "message" not in whole.choice or (whole.failed and not whole.says()):
+    if whole.choice is None or "message" not in whole.choice or (whole.failed and not whole.says):
         raise NotJson("no chat completion")
     whole.members = whole.members | {"object": Raw(b'"chat.completion.chunk"')}
     whole.choice = {key: raw for key, raw in whole.choice.items() if key != "message"} | {"delta": EMPTY}
@@ -197,25 +176,156 @@ def as_events(body: bytes) -> list[Chunk]:
     if spent is None:
         return [whole, end]
     end.members = whole.members
-    return [whole, end, Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent}, None, {})]
+    return [whole, end, Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent})]
 
 
 def held(delta: Members) -> list[str]:
     """Return the members of a delta that only a visible round may show: signed or encrypted reasoning."""
-    return [key for key, raw in delta.items() if _is_signed(key, raw) and not rawjson.is_null(raw)]
-
-
-def signature(members: Members) -> Members:
-    """Return the members that sign a tool call. Gemini puts them beside the function, under varying names."""
-    return {key: raw for key, raw in members.items() if key not in ("id", "function", "custom") and _signs(key, raw)}
-
-
-def _is_signed(key: str, raw: Raw) -> bool:
-    return key in _BLOCKS or (key not in TEXTS and key != "tool_calls" and _signs(key, raw))
+    others = {key: raw for key, raw in delta.items() if key not in (*TEXTS, "tool_calls") and not rawjson.is_null(raw)}
+    return [key for key, raw in others.items() if key in _BLOCKS or _signs(key, raw)]
 
 
 def _signs(key: str, raw: Raw) -> bool:
     return "signature" in key or b"signature" in bytes(raw)
+
+
+# -- tool calls -------------------------------------------------------------------------------------------------------
+
+CALL_SIZE = 1024
+"""Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""
+
+_TEXT = {"function": "arguments", "custom": "input"}
+
+
+class PartialCall(Call):
+    """One tool call as received so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours = None
+        self.id = ""
+        self.lent: Members = {}
+        """A signature that another call carried."""
+        self.kind = "function"
+        self.size = 0
+        """The approximate number of bytes in its arguments."""
+        self._name: list[str] = []
+        self._name_size = 0
+        self._arguments: list[str] = []
+        self._members: Members = {}
+        self._function: Members = {}
+
+    def add(self, delta: CallDelta) -> int:
+        """Take one delta; returns its size in bytes."""
+        self.kind = delta.kind if delta.function else self.kind
+        self.id = self.id or text_of(delta.members.get("id"))
+        name, given = text_of(delta.function.get("name")), delta.function.get(_TEXT[delta.kind], NULL)
+        # some servers send an object instead of its text
+        arguments = text_of(given) if rawjson.is_null(given) or rawjson.is_string(given) else bytes(given).decode()
+        if name and not self.named and (len(name) != self._name_size or name != self.name):
+            self._name.append(name)
+            self._name_size += len(name)
+        if arguments:
+            self._arguments.append(arguments)
+            self.size += len(arguments)
+        others = {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
+        self._members |= others
+        self._function |= delta.function
+        return len(name) + len(arguments) + sum(len(memoryview(raw)) for raw in others.values())
+
+    @property
+    def name(self) -> str:
+        if len(self._name) > 1:
+            self._name = ["".join(self._name)]
+        return self._name[0] if self._name else ""
+
+    def rename(self, name: str) -> None:
+        """Use this name from now on, in place of the one that the model wrote."""
+        self._name, self._name_size = [name], len(name)
+
+    @property
+    def arguments(self) -> str:
+        return join(self._arguments)
+
+    @property
+    def named(self) -> bool:
+        """Whether the name is probably complete, because arguments follow it."""
+        return bool(self._name and self._arguments)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arguments are a complete JSON object."""
+        return is_object(self.arguments)
+
+    @property
+    def signature(self) -> Members:
+        """The members that sign the call. Gemini puts them beside the function, under varying names."""
+        return {key: raw for key, raw in self._members.items() if key not in _TEXT and _signs(key, raw)}
+
+    def identify(self, id: str) -> None:
+        self.id = id
+
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.name, self.arguments)
+
+    def raw(self) -> Raw:
+        """The call as the model made it, for the message that goes back upstream."""
+        function = self._function | {"name": string(self.name), _TEXT[self.kind]: string(self.arguments)}
+        members = {key: raw for key, raw in self._members.items() if not rawjson.is_null(raw)}
+        start = {"id": string(self.id)} if self.id else {}
+        call = start | {"type": string(self.kind)} | members | {self.kind: Raw(rawjson.encode(function))}
+        return Raw(rawjson.encode(call))
+
+
+class ToolCalls:
+    """All calls of one round, told apart.
+
+    Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one with each. Names
+    come in pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gemini, Mistral), always 0 with
+    a new id (Ollama), or changes within a call (Cerebras). All of these are accepted, and the client sees 0, 1, 2.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[PartialCall] = []
+        self._by_index: dict[int, PartialCall] = {}
+        self._by_id: dict[str, PartialCall] = {}
+        self._size = 0
+
+    def take(self, delta: CallDelta) -> PartialCall:
+        """Add an entry of `tool_calls` to its call, and return that. Raises Broken if the calls grow too large."""
+        index, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
+        call = self._continued(index, id, text_of(delta.function.get("name")))
+        if call is None:
+            self.all.append(call := PartialCall())
+            self._size += CALL_SIZE
+            if index is not None:
+                self._by_index[index] = call
+            if id:
+                self._by_id[id] = call
+        self._size += call.add(delta)
+        if self._size > MAX_REPLY:
+            raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
+        return call
+
+    def adopt(self, name: str, arguments: str) -> PartialCall:
+        """Add a call that came as text."""
+        self.all.append(call := PartialCall())
+        call.add(CallDelta({"function": Raw(rawjson.encode({"name": name, "arguments": arguments}))}))
+        return call
+
+    def _continued(self, index: int | None, id: str, name: str) -> PartialCall | None:
+        """Return the call that a delta with these continues, or None if it begins a new one."""
+        if index is not None and index in self._by_index:
+            call = self._by_index[index]
+            return None if name and id and call.id and id != call.id else call
+        last = self.all[-1] if self.all else None
+        if not id and not name:
+            return last
+        if index is not None:
+            return None
+        if id:
+            return self._by_id.get(id)
+        return None if last is None or last.named else last
 
 
 # -- a message --------------------------------------------------------------------------------------------------------
@@ -224,15 +334,14 @@ def _signs(key: str, raw: Raw) -> bool:
 class ReplyMessage:
     """A message built from its deltas: strings are joined, lists are extended, and other values are replaced.
 
-    Tool calls are kept elsewhere: see `calls`.
+    Tool calls are kept elsewhere. What adds to it raises Broken if it grows beyond MAX_REPLY.
     """
 
     def __init__(self) -> None:
-        self._members: dict[str, Raw | _Pieces] = {}
+        self._members: dict[str, Raw | list[str | Raw]] = {}
         self._size = 0
 
     def add(self, delta: Members) -> None:
-        """Add a delta. Raises Broken if the message grows beyond MAX_REPLY."""
         for key, raw in delta.items():
             if key == "tool_calls":
                 continue
@@ -241,23 +350,13 @@ class ReplyMessage:
             elif rawjson.is_string(raw):
                 self.add_text(key, text_of(raw))
             else:
-                self._add_other(key, raw)
+                try:
+                    self._extend(key, rawjson.elements(raw), len(memoryview(raw)))
+                except NotJson:
+                    self._members[key] = raw
 
     def add_text(self, key: str, text: str) -> None:
-        """Add text to a member. Raises Broken if the message grows beyond MAX_REPLY."""
         self._extend(key, [text], len(text))
-
-    def add_plain(self, delta: dict[str, str | None]) -> None:
-        """Add a delta that holds only text. Raises Broken if the message grows beyond MAX_REPLY."""
-        for key, text in delta.items():
-            if text and key in TEXTS:
-                self.add_text(key, text)
-
-    def _add_other(self, key: str, raw: Raw) -> None:
-        try:
-            self._extend(key, rawjson.elements(raw), len(memoryview(raw)))
-        except NotJson:
-            self._members[key] = raw
 
     def _extend(self, key: str, pieces: Sequence[str | Raw], size: int) -> None:
         known = self._members.get(key)
@@ -273,7 +372,7 @@ class ReplyMessage:
         """Return a member's text: the string, or the joined texts of its text parts."""
         known = self._members.get(key)
         pieces = known if isinstance(known, list) else []
-        return join(piece if isinstance(piece, str) else _part_text(piece) for piece in pieces)
+        return join(piece if isinstance(piece, str) else text_of(object_of(piece).get("text")) for piece in pieces)
 
     def has(self, key: str) -> bool:
         return key in self._members
@@ -285,11 +384,15 @@ class ReplyMessage:
     @property
     def silent(self) -> bool:
         """Whether the message has nothing but a role, if anything."""
-        return not any(_speaks(known) for key, known in self._members.items() if key != "role")
+        return not any(
+            any(piece != "" for piece in known) if isinstance(known, list) else bytes(known) not in _NOTHING
+            for key, known in self._members.items()
+            if key != "role"
+        )
 
     def members(self) -> Members:
         """Return the message as the client sees it, including null and empty members."""
-        return {key: _member(known) for key, known in self._members.items()}
+        return {key: _joined(known) if isinstance(known, list) else known for key, known in self._members.items()}
 
     def history(self, calls: Sequence[Raw]) -> bytes | None:
         """Return the message for upstream, or None if it is empty, because upstreams refuse empty messages."""
@@ -300,49 +403,32 @@ class ReplyMessage:
         return rawjson.encode(message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message)
 
 
-def _speaks(known: Raw | _Pieces) -> bool:
-    return bytes(known) not in _NOTHING if isinstance(known, Raw) else any(piece != "" for piece in known)
-
-
-def _part_text(raw: Raw) -> str:
-    return text_of(object_of(raw).get("text"))
-
-
-def _member(known: Raw | _Pieces) -> Raw:
-    if isinstance(known, Raw):
-        return known
-    strings = [piece for piece in known if isinstance(piece, str)]
-    if strings and len(strings) == len(known):
+def _joined(pieces: list[str | Raw]) -> Raw:
+    """Return a text, or else an array in which the streamed pieces of each block of reasoning are one, so that the
+    blocks can be sent back. A text before or after an array of parts becomes one more part."""
+    strings = [piece for piece in pieces if isinstance(piece, str)]
+    if strings and len(strings) == len(pieces):
         return string(join(strings))
-    return Raw(rawjson.array(_joined([_part(piece) for piece in known if piece != ""])))
-
-
-def _part(piece: str | Raw) -> Raw:
-    """Return a text that came before or after an array of parts as one more part."""
-    return piece if isinstance(piece, Raw) else Raw(rawjson.encode({"type": "text", "text": piece}))
-
-
-def _joined(items: list[Raw]) -> list[Raw]:
-    """Join the streamed pieces of each block of reasoning, so that the blocks can be sent back."""
-    try:
-        pieces = [rawjson.members(raw) for raw in items]
-    except NotJson:
-        return items
+    items = [
+        piece if isinstance(piece, Raw) else Raw(rawjson.encode({"type": "text", "text": piece}))
+        for piece in pieces
+        if piece != ""
+    ]
     blocks: list[list[Members]] = []
-    for piece in pieces:
-        if blocks and _continues(blocks[-1][-1], piece):
-            blocks[-1].append(piece)
-        else:
-            blocks.append([piece])
-    return [Raw(rawjson.encode(_merged(block))) for block in blocks]
+    try:
+        for part in map(rawjson.members, items):
+            if blocks and _continues(blocks[-1][-1], part):
+                blocks[-1].append(part)
+            else:
+                blocks.append([part])
+    except NotJson:
+        return Raw(rawjson.array(items))
+    return Raw(rawjson.array([rawjson.encode(_merged(block)) for block in blocks]))
 
 
 def _continues(last: Members, piece: Members) -> bool:
-    """Whether a piece belongs to the same block as the last one.
-
-    They must have the same type and index (OpenRouter). Without an index (LiteLLM), a thinking block ends with its
-    signature.
-    """
+    """Whether a piece belongs to the same block as the last one: they must have the same type and index (OpenRouter).
+    Without an index (LiteLLM), a thinking block ends with its signature."""
     if any(last.get(key) != piece.get(key) for key in ("type", "index")):
         return False
     return "index" in piece or ("thinking" in piece and not text_of(last.get("signature")))

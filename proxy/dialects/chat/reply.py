@@ -2,7 +2,7 @@
 
 Everything is shown at once, except:
 - calls of our tools, and calls with an incomplete name that may turn out to be one of ours;
-- text that may turn out to be a call of our tools (see `calls`), and text if the client wants JSON;
+- text that may turn out to be a call of our tools, and text if the client wants JSON;
 - signed reasoning, which only a visible round may show. Clients put a reply together member by member, so it may come
   at the reply's end.
 
@@ -12,13 +12,25 @@ sent once, a blank line separates the texts of two rounds, and the usage covers 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.chat.calls import PartialCall, ToolCalls, calls_in, could_be_call, is_named
-from proxy.dialects.chat.chunks import TEXTS, Chunk, ReplyMessage, as_events, held, parse, plain_delta
+from proxy.dialects.chat.chunks import (
+    TEXTS,
+    Chunk,
+    PartialCall,
+    ReplyMessage,
+    ToolCalls,
+    as_events,
+    held,
+    parse,
+    plain_delta,
+)
 from proxy.dialects.chat.request import ChatRoundRequest
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
@@ -26,6 +38,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
+from proxy.plan.turn import State
 from proxy.rawjson import NULL, Members, on_one_line, string, text_of
 
 STOPPED = frozenset(("length", "content_filter", "error"))
@@ -35,8 +48,11 @@ FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
 
 
-class ChatRound(Round[PartialCall]):
+class ChatRound(Round):
     """One reply of upstream. Its blocks are the calls."""
+
+    stops = STOPPED
+    blocks: list[PartialCall]
 
     def __init__(self, asked: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
         super().__init__(asked, names, reply)
@@ -47,21 +63,12 @@ class ChatRound(Round[PartialCall]):
         self._beginning = ""
         self._calls = ToolCalls()
         self.blocks = self._calls.all
-        self._signed: list[Chunk] = []
-        self._finish = ""  # the finish reason; empty until it is known
+        self._signed: list[Part] = []
         self._called = False  # whether there is a call of the client's
 
     @property
     def theirs(self) -> list[PartialCall]:
         return [call for call in self.blocks if call.ours == ""]
-
-    @property
-    def ended(self) -> bool:
-        return bool(self._finish)
-
-    @property
-    def unfinished(self) -> bool:
-        return self._finish in STOPPED
 
     @property
     def empty(self) -> bool:
@@ -73,21 +80,19 @@ class ChatRound(Round[PartialCall]):
         if chunk.choice is None:
             if chunk.failed:
                 return self.fail(chunk, size)
-            ends = chunk.usage is not None and (self.ended or self.hides)
+            ends = chunk.usage is not None and (self.finish or self.hides)
             return self.put(chunk, self.closing if ends else self._loose, size)
         self.failed |= chunk.failed
         self.message.add(chunk.delta)
-        split = self._split_text(chunk) if self._text.shown is None else []
-        if chunk.calls:
-            split += self._split_calls(chunk)
-        if self._injected and (signed := held(chunk.delta)):
-            self._signed.append(chunk.take(signed))
+        split = [*self._split_text(chunk), *self._split_calls(chunk)]
+        if self.names and (signed := held(chunk.delta)):
+            self._signed.append((chunk.take(signed), self._loose))
             self.grow(size)
         parts: list[Part] = []
         if chunk.finish:
-            self._finish = chunk.finish
+            self.finish = chunk.finish
             parts = self.settle()
-            if not (split or (self._injected and chunk.says())):
+            if not (split or (self.names and chunk.says)):
                 return parts + self.put(chunk, self.closing, size)
             split.append((chunk.take_end(), self.closing))
         if chunk.delta or chunk.raw is not None:
@@ -97,8 +102,14 @@ class ChatRound(Round[PartialCall]):
         return parts
 
     def settle(self) -> list[Part]:
-        if self.undecided:
-            self._decide_text()
+        if self.undecided:  # a text that consists of calls of ours stands for these calls
+            found = calls_in(self.message.text(), self.names)
+            self._show_text()
+            if found:
+                self.message.forget("content")
+                self.decide(self._text, shown=False)
+            for name, arguments in found:
+                self._calls.adopt(name, arguments)
         for call in self.blocks:
             self._decide(call, sure=True)
         return self.flow()
@@ -110,14 +121,12 @@ class ChatRound(Round[PartialCall]):
     def release(self, *, visible: bool) -> list[Part]:
         parts = super().release(visible=visible)
         signed, self._signed = self._signed, []
-        return [*parts, *((chunk, self._loose) for chunk in signed)] if visible else parts
-
-    # -- text --
+        return parts + signed if visible else parts
 
     def _split_text(self, chunk: Chunk) -> list[Part]:
         """Split off the text if it has to be held."""
         content = chunk.delta.get("content", NULL)
-        if rawjson.is_null(content):
+        if self._text.shown is not None or rawjson.is_null(content):
             return []
         if self.undecided and not is_named(self._beginning):
             self._beginning += text_of(content)
@@ -133,18 +142,6 @@ class ChatRound(Round[PartialCall]):
         if not self._holds_text:
             self.decide(self._text, shown=True)
 
-    def _decide_text(self) -> None:
-        """Take a text that consists of calls of ours for these calls."""
-        found = calls_in(self.message.text(), self.names)
-        self._show_text()
-        if found:
-            self.message.forget("content")
-            self.decide(self._text, shown=False)
-        for name, arguments in found:
-            self._decide(self._calls.adopt(name, arguments), sure=True)
-
-    # -- calls --
-
     def _split_calls(self, chunk: Chunk) -> list[Part]:
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
         nothing but calls of the client's stays whole."""
@@ -156,28 +153,32 @@ class ChatRound(Round[PartialCall]):
         if all(call.ours == "" for call in called):
             chunk.called = called
             return []
-        chunk.drop(["tool_calls"])
-        made = zip(chunk.calls, called, strict=True)
+        chunk.take(["tool_calls"])
+        split: list[Part] = []
+        for delta, call in zip(chunk.calls, called, strict=True):
+            if call.shown is not False:
+                part = chunk.part({"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members)]))})
+                part.calls, part.called = [delta], [call]
+                split.append((part, call))
         chunk.calls = []
-        return [(chunk.calling(delta, call), call) for delta, call in made if call.shown is not False]
+        return split
 
     def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
         """Decide whose call it is, once its name is complete (`sure`) or cannot become one of ours."""
         if call.ours is not None or not (sure or call.named or self.names.excludes(call.name)):
             return
-        ours = self.names.recognised(call.name) if call.kind == "function" else ""
-        if ours:
-            call.rename(ours)
+        call.ours = self.names.recognised(call.name) if call.kind == "function" else ""
+        if call.ours:
+            call.rename(call.ours)
         elif self.hides and not (self._called or call.signature):
             call.lent = next((one.signature for one in self.ours if one.signature), {})
-        call.ours, self._called = ours, self._called or not ours
-        self.decide(call, shown=not ours)
+        self._called |= not call.ours
+        self.decide(call, shown=not call.ours)
 
 
 class ChatReply(ClientReply):
     """The completion that the client gets."""
 
-    _asked: ChatRoundRequest
     blocks: list[PartialCall]
 
     def __init__(self, asked: ChatRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
@@ -185,7 +186,6 @@ class ChatReply(ClientReply):
         self.message = ReplyMessage()
         self._shows_usage = not streamed or asked.wants_usage
         self._numbered = streamed and bool(self._names)  # a call of a whole reply has no number
-        self._frame: Members = {}
         self._joints: set[str] = set()  # the texts that go on in another round
         self._finish: Raw = NULL
         self._usage: Raw | None = None
@@ -203,11 +203,11 @@ class ChatReply(ClientReply):
     def visible(self) -> tuple[str, list[ToolCall]]:
         return self.message.text(), [call.call() for call in self.blocks]
 
-    def go_on(self, ending: ChatRound) -> None:  # type: ignore[override]
+    def go_on(self, ending: ChatRound) -> None:
         super().go_on(ending)
         self._joints = {key for key in TEXTS if self.message.text(key)}
 
-    def _put(self, chunk: Chunk, block: Block) -> bytes:
+    def put(self, chunk: Chunk, block: Block) -> bytes:
         if chunk.choice is None and chunk.usage is not None and not self._shows_usage:
             return b""
         if chunk.choice is not None and not self._frame:
@@ -216,8 +216,8 @@ class ChatReply(ClientReply):
             self._join(chunk)
         if chunk.called:
             self._number(chunk)
-        if chunk.raw is None and chunk.void:
-            return b""
+        if chunk.raw is None and chunk.choice and not (chunk.finish or chunk.says or "role" in chunk.delta):
+            return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
         if self.streamed:
             return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
@@ -234,7 +234,7 @@ class ChatReply(ClientReply):
         if chunk.usage is not None:
             chunk.put({"usage": self._ledger.total(chunk.usage)})
         if "role" in chunk.delta and self.message.has("role"):
-            chunk.put_delta({key: raw for key, raw in chunk.delta.items() if key != "role"})
+            chunk.take(["role"])
         for key in tuple(self._joints):
             if text := text_of(chunk.delta.get(key)):
                 self._joints.remove(key)
@@ -250,23 +250,30 @@ class ChatReply(ClientReply):
             entry = delta.members
             if call.place is None:
                 self._adopt(call)
-                call.number = Raw(b"%d" % (len(self.blocks) - 1))
                 if call.lent:
                     entry = changed[place] = entry | call.lent
-            if self._numbered and entry.get("index") != call.number:
-                changed[place] = {"index": call.number} | entry | {"index": call.number}
+            number = Raw(b"%d" % (call.place or 0))
+            if self._numbered and entry.get("index") != number:
+                changed[place] = {"index": number} | entry | {"index": number}
         if changed:
             entries = [changed.get(place, delta.members) for place, delta in enumerate(chunk.calls)]
             chunk.put_delta(chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})
 
-    def _assembled(self) -> bytes:
-        reply = rawjson.members(self._body)
+    def assembled(self) -> bytes:
+        reply = rawjson.members(self.body)
         choice = rawjson.members(rawjson.elements(reply["choices"])[0])
-        calls = {"tool_calls": Raw(rawjson.array([call.shown_as() for call in self.blocks]))} if self.blocks else {}
-        message = Raw(rawjson.encode(self.message.members() | calls))
-        choices = Raw(rawjson.array([rawjson.encode(choice | {"message": message, "finish_reason": self._finish})]))
+        calls = [rawjson.encode(rawjson.members(call.raw()) | call.lent) for call in self.blocks]
+        message = self.message.members() | ({"tool_calls": Raw(rawjson.array(calls))} if calls else {})
+        choice |= {"message": Raw(rawjson.encode(message)), "finish_reason": self._finish}
         spent = {} if self._usage is None else {"usage": self._usage}
+        choices = Raw(rawjson.array([rawjson.encode(choice)]))
         return rawjson.encode(reply | self._frame | spent | {"choices": choices})
+
+
+def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
+    """Return the event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
+    members = on_one_line(said)
+    return sse.encode(fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members))
 
 
 class ChatTurn(Turn):
@@ -275,19 +282,22 @@ class ChatTurn(Turn):
     usage = CHAT
     rounds_as = ChatRound
     replies_as = ChatReply
-    _asked: ChatRoundRequest
+    error_event = staticmethod(error_event)
     _round: ChatRound
     _shown: ChatReply
     _quick = False  # whether an event with text only has to be noted and nothing else
 
-    def _take(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
-        if self._quick and (delta := plain_delta(data)) is not None:
-            self._round.message.add_plain(delta)
-            self._shown.message.add_plain(delta)
+    def receive(self, event: sse.ServerSentEvent) -> bytes:
+        quick = self._quick and not self._shown.hides and self.state is State.READING
+        if quick and event.data is not None and (delta := plain_delta(event.data)) is not None:
+            for key, text in delta.items():
+                if text and key in TEXTS:
+                    self._round.message.add_text(key, text)
+                    self._shown.message.add_text(key, text)
             return event.raw
-        out = super()._take(event, data)
-        plain = not (self._shown.hides or self._round.waiting or self._round.undecided or self._asked.wants_json)
-        self._quick = plain and self._shown.started
+        out = super().receive(event)
+        waits = self._round.held or self._round.undecided or self._asked.wants_json
+        self._quick = self._shown.started and not (waits or self._done)
         return out
 
     def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Chunk:
@@ -297,7 +307,7 @@ class ChatTurn(Turn):
 
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
         failed = parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
-        return None if parsed.says() or not failed else data
+        return None if parsed.says or not failed else data
 
     def _events_of(self, body: bytes) -> Iterable[Chunk]:
         events = as_events(body)
@@ -307,11 +317,82 @@ class ChatTurn(Turn):
     def _result(self, call: PartialCall, text: str, part: str) -> bytes:
         return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
 
-    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        return error_event(fault, said)
+
+# -- calls as text: some servers do not parse all calls (llama.cpp ignores `tool_choice: none`) -----------------------
+
+LONGEST = 64 << 10
+"""Most characters of a text that is read as calls. A search pattern and a path take a few hundred."""
+HEAD = 400
+"""Most characters that may come before the name. More are not held back, because they are no call."""
+
+_MARKS = re.compile(
+    r"(?:\s+|;|```\w*(?=\s|$)|</?\w*tool_?calls?\w*>|</?function_calls?>|</?tools?>|<\|\w*\|>|\[/?TOOL_CALLS\])*"
+)
+"""What stands around calls: code fences, and the tags of chat templates."""
+_PART_OF_MARK = re.compile(r"`{1,3}\w*|<\|?/?\w*\|?|\[/?[A-Z_]*")
+_NAMED = re.compile(r'"(?:name|tool|tool_name|function)"\s*:\s*"([^"]*)("?)')
+_NAMES = ("name", "tool", "tool_name", "function")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
-def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
-    """Return the event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
-    members = on_one_line(said)
-    return sse.encode(fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members))
+def could_be_call(beginning: str, names: ToolNames) -> bool:
+    """Whether a text that begins like this may consist of calls of our tools."""
+    rest = beginning[_after_marks(beginning, 0) :]
+    if not rest or _PART_OF_MARK.fullmatch(rest):
+        return True
+    if rest[0] not in "{[":
+        return False
+    if named := _NAMED.search(rest):
+        name, complete = named.groups()
+        return not complete or bool(names.recognised(name))
+    return len(rest) <= HEAD
+
+
+def is_named(beginning: str) -> bool:
+    """Whether the text has got as far as a call's name, so that `could_be_call` will not change."""
+    named = _NAMED.search(beginning)
+    return named is not None and bool(named[2])
+
+
+def calls_in(text: str, names: ToolNames) -> list[tuple[str, str]]:
+    """Return name and arguments of each call if the text consists of calls of our tools; otherwise nothing."""
+    if len(text) > LONGEST:
+        return []
+    try:
+        calls = [_call(value, names) for value in _values(text)]
+    except (ValueError, RecursionError):
+        return []
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text that has nothing else but marks. Raises ValueError."""
+    decoder = json.JSONDecoder()
+    at = _after_marks(text, 0)
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        at = _after_marks(text, at)
+        if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+            value = value["tool_calls"]
+        yield from value if isinstance(value, list) else [value]
+
+
+def _after_marks(text: str, at: int) -> int:
+    found = _MARKS.match(text, at)
+    return found.end() if found else at
+
+
+def _call(value: Any, names: ToolNames) -> tuple[str, str] | None:
+    """Return a call's name and arguments, or None if this is no call of one of our tools."""
+    if not isinstance(value, dict):
+        return None
+    inner = value["function"] if isinstance(value.get("function"), dict) else value
+    name = next((inner[key] for key in _NAMES if isinstance(inner.get(key), str)), "")
+    arguments: Any = next((inner[key] for key in _ARGUMENTS if key in inner), {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    ours = names.recognised(name)
+    return (ours, json.dumps(arguments, ensure_ascii=False)) if ours and isinstance(arguments, dict) else None

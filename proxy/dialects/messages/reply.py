@@ -9,7 +9,7 @@ The end says why the last round stopped, and its usage covers all rounds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 from msgspec import Raw
@@ -22,7 +22,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
-from proxy.rawjson import EMPTY, NULL, Members, join, object_of, on_one_line, place, string, text_of
+from proxy.rawjson import EMPTY, NULL, Members, elements_of, join, object_of, on_one_line, place, string, text_of
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
 BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"
@@ -107,8 +107,8 @@ class ReplyBlock(Call):
         for key, pieces in self._pieces.items():
             if key != "partial_json":
                 made[key] = string(text_of(self.members.get(key)) + join(pieces))
-        if self._pieces["partial_json"]:
-            made["input"] = Raw(self.arguments.encode("utf-8", "replace")) if is_object(self.arguments) else EMPTY
+            elif pieces:
+                made["input"] = Raw(self.arguments.encode("utf-8", "replace")) if is_object(self.arguments) else EMPTY
         if self._cited:
             made["citations"] = Raw(rawjson.array(self._cited))
         return made | ({"name": string(self.ours)} if self.ours else {})
@@ -119,17 +119,19 @@ class ReplyBlock(Call):
         return self.type != "text" or bool(text_of(self.final().get("text")).strip())
 
 
-class MessagesRound(Round[ReplyBlock]):
+class MessagesRound(Round):
     """One reply of upstream."""
+
+    stops = UNFINISHED
+    blocks: list[ReplyBlock]
+    container: Raw = NULL
+    """Where upstream's own tools run."""
+    _fallback = 0  # the place of the last block behind which another model goes on
 
     def __init__(self, asked: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
         super().__init__(asked, names, reply)
-        self.container: Raw = NULL
-        """Where upstream's own tools run."""
         self._usage: Members = {}
-        self._reason = ""  # why the reply stopped; empty until it is known
         self._by_index: dict[int | None, ReplyBlock] = {}
-        self._fallback = 0  # the place of the last block behind which another model goes on
 
     @property
     def ours(self) -> list[ReplyBlock]:
@@ -140,48 +142,54 @@ class MessagesRound(Round[ReplyBlock]):
         return [block for block in self.blocks if block.type == CALLED and not (block.ours or block.void)]
 
     @property
-    def usage(self) -> Raw:  # type: ignore[override]
-        return with_prompt(self._usage)
-
-    @property
-    def ended(self) -> bool:
-        return bool(self._reason)
-
-    @property
-    def unfinished(self) -> bool:
-        return self._reason in UNFINISHED
-
-    @property
     def empty(self) -> bool:
         return not any(block.says for block in self.blocks if not block.ours and block.type not in THINKING)
 
     def read(self, event: ReplyEvent) -> list[Part]:
-        size = len(event.raw)
+        head, size = event.head, len(event.raw)
         if event.type == BEGIN:
-            message = object_of(event.head.message)
-            self._usage = merged(self._usage, message.get("usage", NULL))
+            message = object_of(head.message)
             self.container = message.get("container", NULL)
+            self._spend(message.get("usage", NULL))
             return [] if self._later else self.put(event, self._loose, size)
-        if event.type in (CLOSING, END):
-            self._end(event)
-            return self.put(event, self.closing, size)
         if event.type == "error":
             self.over = True
             return self.fail(event, size)
-        block = (
-            self._begun(event)
-            if event.type == START
-            else self._by_index.get(-1 if event.index is None else event.index)
-        )
+        if event.type == CLOSING:
+            ended = object_of(head.delta)
+            self.finish = text_of(ended.get("stop_reason")) or self.finish
+            if not rawjson.is_null(ended.get("container")):
+                self.container = ended["container"]
+            self._spend(head.usage)
+        self.over |= event.type == END
+        if event.type in (CLOSING, END):
+            return self.put(event, self.closing, size)
+        if event.type == START:
+            block: ReplyBlock | None = self._begun(event)
+        else:
+            block = self._by_index.get(-1 if event.index is None else event.index)
         if block is None:
             return self.put(event, self._loose, size)
         if event.type == DELTA:
-            block.grow(event.head.delta)
-        elif event.type == STOP:
-            block.ended = True
+            block.grow(head.delta)
+        block.ended |= event.type == STOP
         if block.ours:
             check_arguments(block.size)
         return self.put(event, block, size)
+
+    def _spend(self, usage: Raw) -> None:
+        """Bring the usage up to date with what an event says."""
+        self._usage = merged(self._usage, usage)
+        self.usage = with_prompt(self._usage)
+
+    def _begun(self, event: ReplyEvent) -> ReplyBlock:
+        block = self._by_index[event.index] = ReplyBlock(event.head.content_block, self.names)
+        if block.type == FALLBACK:
+            self._fallback = len(self.blocks)
+        self.blocks.append(block)
+        if block.ours or not (self._holds_text and block.type == "text"):
+            self.decide(block, shown=not block.ours)
+        return block
 
     def settle(self) -> list[Part]:
         for block in self.blocks[: self._fallback]:
@@ -193,39 +201,18 @@ class MessagesRound(Round[ReplyBlock]):
         content = [block.final() for block in kept if block.says]
         return [rawjson.encode({"role": "assistant", "content": content})] if content else []
 
-    def _begun(self, event: ReplyEvent) -> ReplyBlock:
-        block = ReplyBlock(event.head.content_block, self.names)
-        self._by_index[event.index] = block
-        if block.type == FALLBACK:
-            self._fallback = len(self.blocks)
-        self.blocks.append(block)
-        if block.ours or not (self._holds_text and block.type == "text"):
-            self.decide(block, shown=not block.ours)
-        return block
-
-    def _end(self, event: ReplyEvent) -> None:
-        self.over = self.over or event.type == END
-        if event.type == CLOSING:
-            ended = object_of(event.head.delta)
-            self._reason = text_of(ended.get("stop_reason")) or self._reason
-            if not rawjson.is_null(ended.get("container")):
-                self.container = ended["container"]
-            self._usage = merged(self._usage, event.head.usage)
-
 
 class MessageReply(ClientReply):
     """The message that the client gets."""
 
-    _asked: MessagesRoundRequest
     blocks: list[ReplyBlock]
 
     def __init__(self, asked: MessagesRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
         super().__init__(asked, ledger, streamed=streamed)
         self._container: Raw = NULL
-        self._frame: Members = {}
         self._end: Members = {}
 
-    def go_on(self, ending: MessagesRound) -> None:  # type: ignore[override]
+    def go_on(self, ending: MessagesRound) -> None:
         super().go_on(ending)
         if not rawjson.is_null(ending.container):
             self._asked.container = self._container = ending.container
@@ -234,7 +221,7 @@ class MessageReply(ClientReply):
     def visible(self) -> tuple[str, list[ToolCall]]:
         return spoken(block.final() for block in self.blocks if not block.void)
 
-    def _put(self, event: ReplyEvent, block: Block) -> bytes:
+    def put(self, event: ReplyEvent, block: Block) -> bytes:
         changed: Members = {}
         if isinstance(block, ReplyBlock):
             if block.place is None:
@@ -246,53 +233,27 @@ class MessageReply(ClientReply):
             self.begun, self._frame = True, {key: message[key] for key in FRAME if key in message}
         elif event.type == CLOSING:
             changed = self._closing(event) if self.hides else {}
-            self._end = object_of(changed.get("delta", event.head.delta)) | {
-                "usage": changed.get("usage", event.head.usage)
-            }
+            end, usage = changed.get("delta", event.head.delta), changed.get("usage", event.head.usage)
+            self._end = object_of(end) | {"usage": usage}
         return event.encoded(changed) if self.streamed else b""
 
     def _closing(self, event: ReplyEvent) -> Members:
-        changed: Members = {}
+        """Return the members of the last event but one that are not the last round's."""
         ended, other = object_of(event.head.delta), Members()
         if text_of(ended.get("stop_reason")) == CALLED and not any(block.type == CALLED for block in self.blocks):
             other["stop_reason"] = string("end_turn")
         if not rawjson.is_null(self._container) and rawjson.is_null(ended.get("container")):
             other["container"] = self._container
-        if other:
-            changed["delta"] = Raw(rawjson.encode(ended | other))
+        changed = {"delta": Raw(rawjson.encode(ended | other))} if other else {}
         if not rawjson.is_null(event.head.usage):
             changed["usage"] = self._ledger.total(event.head.usage)
         return changed
 
-    def _assembled(self) -> bytes:
-        last = object_of(Raw(self._body))
+    def assembled(self) -> bytes:
+        last = object_of(Raw(self.body))
         content = Raw(rawjson.array(rawjson.encode(block.final()) for block in self.blocks))
         ended = {key: value for key, value in self._end.items() if key in last or value is not NULL}
         return rawjson.encode(last | self._frame | {"content": content} | ended)
-
-
-class MessagesTurn(Turn):
-    """The turn of the Messages API: see `proxy.dialects.turn`."""
-
-    usage = MESSAGES
-    rounds_as = MessagesRound
-    replies_as = MessageReply
-    call_ids = "toolu"
-
-    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ReplyEvent:
-        return ReplyEvent(data, event.raw, event.name)
-
-    def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
-        return data if parsed.type == "error" else None
-
-    def _events_of(self, body: bytes) -> Iterable[ReplyEvent]:
-        return as_events(rawjson.members(body))
-
-    def _result(self, call: ReplyBlock, text: str, part: str) -> bytes:
-        return result(call.call().id, text, part)
-
-    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        return error_event(fault, said)
 
 
 # -- errors of our own ------------------------------------------------------------------------------------------------
@@ -322,7 +283,30 @@ def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
     return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
 
 
-# -- a whole reply as events ------------------------------------------------------------------------------------------
+# -- the turn ---------------------------------------------------------------------------------------------------------
+
+
+class MessagesTurn(Turn):
+    """The turn of the Messages API: see `proxy.dialects.turn`."""
+
+    usage = MESSAGES
+    rounds_as = MessagesRound
+    replies_as = MessageReply
+    call_ids = "toolu"
+    error_event = staticmethod(error_event)
+
+    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ReplyEvent:
+        return ReplyEvent(data, event.raw, event.name)
+
+    def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
+        return data if parsed.type == "error" else None
+
+    def _events_of(self, body: bytes) -> Iterable[ReplyEvent]:
+        return as_events(rawjson.members(body))
+
+    def _result(self, call: ReplyBlock, text: str, part: str) -> bytes:
+        return result(call.call().id, text, part)
+
 
 _GROWING = ("text", "thinking", "signature")
 """Texts that are announced empty and come in events of their own."""
@@ -332,30 +316,23 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
     """Return a whole reply as the events of a stream."""
     begun = members | {"content": Raw(b"[]"), "stop_reason": NULL, "stop_sequence": NULL}
     yield ReplyEvent.made(BEGIN, message=begun)
-    for index, raw in enumerate(rawjson.elements(members["content"])):
-        yield from _block_events(index, raw)
+    for index, block in enumerate(map(object_of, rawjson.elements(members["content"]))):
+        start, deltas = dict(block), list[Members]()
+        if text_of(block.get("type")).endswith(CALLED):
+            start["input"] = EMPTY
+            deltas.append({"type": string("input_json_delta"), "partial_json": string(call_of(block).arguments)})
+        else:
+            for key in _GROWING:
+                if rawjson.is_string(block.get(key)):
+                    start[key] = string("")
+                    deltas.append({"type": string(f"{key}_delta"), key: block[key]})
+        if rawjson.is_array(block.get("citations")):
+            start["citations"] = Raw(b"[]")
+            deltas += [{"type": string("citations_delta"), "citation": one} for one in elements_of(block["citations"])]
+        yield ReplyEvent.made(START, index=index, content_block=start)
+        for delta in deltas:
+            yield ReplyEvent.made(DELTA, index=index, delta=delta)
+        yield ReplyEvent.made(STOP, index=index)
     ended = {"stop_reason": NULL, "stop_sequence": NULL} | {key: members[key] for key in STOPPED if key in members}
     yield ReplyEvent.made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
     yield ReplyEvent.made(END)
-
-
-def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
-    block = object_of(raw)
-    deltas: list[Members] = []
-    begun = dict(block)
-    if text_of(block.get("type")).endswith(CALLED):
-        begun["input"] = EMPTY
-        deltas.append({"type": string("input_json_delta"), "partial_json": string(call_of(block).arguments)})
-    else:
-        for key in _GROWING:
-            if rawjson.is_string(block.get(key)):
-                begun[key] = string("")
-                deltas.append({"type": string(f"{key}_delta"), key: block[key]})
-    if rawjson.is_array(block.get("citations")):
-        begun["citations"] = Raw(b"[]")
-        cited: Sequence[Raw] = rawjson.elements(block["citations"])
-        deltas += [{"type": string("citations_delta"), "citation": one} for one in cited]
-    yield ReplyEvent.made(START, index=index, content_block=begun)
-    for delta in deltas:
-        yield ReplyEvent.made(DELTA, index=index, delta=delta)
-    yield ReplyEvent.made(STOP, index=index)

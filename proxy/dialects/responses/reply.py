@@ -20,24 +20,18 @@ from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, T
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.turn import Turn
-from proxy.dialects.usage import RESPONSES, UsageLedger
+from proxy.dialects.usage import RESPONSES
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Continuation, State
-from proxy.rawjson import NULL, Members, object_of, on_one_line, place, string, text_of, whole
+from proxy.rawjson import NULL, Members, elements_of, object_of, on_one_line, place, string, text_of, whole
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
 """The events that end a stream, and the status of the reply."""
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 FRAME = (
-    "id",
-    "created_at",
-    "model",
-    "previous_response_id",
-    "tool_choice",
-    "max_output_tokens",
-    "max_tool_calls",
+    *("id", "created_at", "model", "previous_response_id", "tool_choice", "max_output_tokens", "max_tool_calls"),
     "tools",
 )
 """Members of the response that are the same at its beginning and at its end."""
@@ -97,32 +91,32 @@ class OutputItem(Call):
 
     def call(self) -> ToolCall:
         """Return the call. Its result names the `call_id` and no other id."""
-        return call_of(self.members | self._renamed | {"id": NULL}, self.type)
+        return call_of(self._with_our_name() | {"id": NULL}, self.type)
+
+    def identify(self, id: str) -> None:
+        self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
 
     def written(self) -> Raw | None:
         """Return the complete item as it goes back upstream: a call of our tools has the tool's own name."""
-        if self.final is None or self.members.get("name") == self._renamed.get("name", self.members.get("name")):
-            return self.final
-        return Raw(rawjson.encode(self.members | self._renamed))
+        made = self._with_our_name()
+        return self.final if self.final is None or made == self.members else Raw(rawjson.encode(made))
 
     def result(self, text: str, part: str) -> bytes:
         """Return the result of this call, with an image or a file behind its text."""
         return output(self.call_id, text, part, {key: self.members[key] for key in ECHOED if key in self.members})
 
-    @property
-    def _renamed(self) -> Members:
-        return {"name": string(self.ours)} if self.ours else {}
-
-    def identify(self, id: str) -> None:
-        self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
+    def _with_our_name(self) -> Members:
+        return self.members | {"name": string(self.ours)} if self.ours else self.members
 
 
-class ResponsesRound(Round[OutputItem]):
+class ResponsesRound(Round):
     """One reply of upstream."""
+
+    stops = frozenset(("incomplete",))
+    blocks: list[OutputItem]
 
     def __init__(self, asked: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(asked, names, reply)
-        self._status = ""  # how the reply ended; empty until it is known
         self._stored = asked.stores
         self._by_index: dict[int, OutputItem] = {}
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
@@ -131,19 +125,8 @@ class ResponsesRound(Round[OutputItem]):
     def theirs(self) -> list[OutputItem]:
         """The calls that the client answers. What upstream executes itself has its result in the reply."""
         results = {item.call_id for item in self.blocks if item.type.endswith("_output")} - {""}
-        return [
-            item
-            for item in self.blocks
-            if item.ours == "" and is_answered(item.type, item.members) and item.call_id not in results
-        ]
-
-    @property
-    def ended(self) -> bool:
-        return bool(self._status)
-
-    @property
-    def unfinished(self) -> bool:
-        return self._status == "incomplete"
+        calls = [item for item in self.blocks if item.ours == "" and is_answered(item.type, item.members)]
+        return [item for item in calls if item.call_id not in results]
 
     @property
     def empty(self) -> bool:
@@ -159,7 +142,10 @@ class ResponsesRound(Round[OutputItem]):
             return self._ended(event)
         if event.type == "error":
             return self.fail(event, size)
-        item = self._item(event)
+        index = place(event.head.output_index)
+        item = self._by_index.get(-1 if index is None else index)
+        if item is None and index is not None and event.type in (ADDED, DONE):  # some servers announce none
+            item = self._begin(index, event.head.item)
         if item is None:
             return self.put(event, self._loose, size)
         if event.type == DONE:
@@ -170,10 +156,48 @@ class ResponsesRound(Round[OutputItem]):
             check_arguments(item.size)
         return self.put(event, item, size)
 
+    def _begin(self, index: int, raw: Raw) -> OutputItem:
+        item = self._by_index[index] = OutputItem(raw)
+        self.blocks.append(item)
+        if item.type == "reasoning":
+            self._reasoning.append(item)
+        else:
+            item.before, self._reasoning = self._reasoning, []
+        return item
+
+    def _ended(self, event: ItemEvent) -> list[Part]:
+        self.finish, self.over = ENDINGS[event.type], True
+        response = object_of(event.head.response)
+        self.usage = response.get("usage")
+        self.id = text_of(response.get("id")) or self.id
+        parts: list[Part] = []
+        if not self._by_index:  # some gateways send only the end, in which all items are listed
+            for index, raw in enumerate(elements_of(response.get("output"))):
+                item = self._begin(index, raw)
+                item.complete(raw)
+                self._decide(item, sure=True)
+                parts += self.put(None, item, len(memoryview(raw)))
+        parts += self.settle()
+        if self.finish == "failed":
+            return parts + self.fail(event, len(event.raw))
+        return parts + self.put(event, self.closing, len(event.raw))
+
     def settle(self) -> list[Part]:
         for item in self.blocks:
             self._decide(item, sure=True)
         return self.flow()
+
+    def _decide(self, item: OutputItem, *, sure: bool) -> None:
+        """Decide whether an item is a call of our tools. `sure`: its name is complete."""
+        name = text_of(item.members.get("name"))
+        if item.ours is not None or not (name or sure or item.type != "function_call"):
+            return
+        single = item.type == "function_call" and not text_of(item.members.get(NAMESPACE))
+        item.ours = self.names.recognised(name) if single else ""
+        if self.names and (item.type == "reasoning" or (item.type == "message" and self._holds_text)):
+            return
+        for one in (*item.before, item):
+            self.decide(one, shown=not item.ours)
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the
@@ -189,74 +213,15 @@ class ResponsesRound(Round[OutputItem]):
             if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
         ]
 
-    def _item(self, event: ItemEvent) -> OutputItem | None:
-        """Return the item that an event is about. Some servers announce none and send each only at its end."""
-        index = place(event.head.output_index)
-        if index is not None and index not in self._by_index and event.type in (ADDED, DONE):
-            return self._begin(index, event.head.item)
-        return self._by_index.get(-1 if index is None else index)
-
-    def _begin(self, index: int, raw: Raw) -> OutputItem:
-        item = self._by_index[index] = OutputItem(raw)
-        self.blocks.append(item)
-        if item.type == "reasoning":
-            self._reasoning.append(item)
-        else:
-            item.before, self._reasoning = self._reasoning, []
-        return item
-
-    def _decide(self, item: OutputItem, *, sure: bool) -> None:
-        """Decide whether an item is a call of our tools. `sure`: its name is complete."""
-        name = text_of(item.members.get("name"))
-        if item.ours is not None or not (name or sure or item.type != "function_call"):
-            return
-        single = item.type == "function_call" and not text_of(item.members.get(NAMESPACE))
-        item.ours = self.names.recognised(name) if single else ""
-        if self.names and (item.type == "reasoning" or (item.type == "message" and self._holds_text)):
-            return
-        for one in (*item.before, item):
-            self.decide(one, shown=not item.ours)
-
-    def _ended(self, event: ItemEvent) -> list[Part]:
-        self._status = ENDINGS[event.type]
-        self.over = True
-        response = object_of(event.head.response)
-        self.usage = response.get("usage")
-        self.id = text_of(response.get("id")) or self.id
-        parts = [*self._unannounced(response), *self.settle()]
-        if self._status == "failed":
-            return [*parts, *self.fail(event, len(event.raw))]
-        return [*parts, *self.put(event, self.closing, len(event.raw))]
-
-    def _unannounced(self, response: Members) -> list[Part]:
-        """Take the items as they are listed at the end, if no event told of any: some gateways send only the end."""
-        listed, parts = response.get("output", NULL), list[Part]()
-        if self._by_index or not rawjson.is_array(listed):
-            return parts
-        for index, raw in enumerate(rawjson.elements(listed)):
-            item = self._begin(index, raw)
-            item.complete(raw)
-            self._decide(item, sure=True)
-            parts += self.put(None, item, len(memoryview(raw)))
-        return parts
-
 
 class ResponsesReply(ClientReply):
     """The response that the client gets."""
 
-    _asked: ResponsesRoundRequest
     blocks: list[OutputItem]
-
-    def __init__(self, asked: ResponsesRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
-        super().__init__(asked, ledger, streamed=streamed)
-        self.id = ""
-        self._frame: Members = {}
-        self._end: Members = {}
-        self._number = -1
-
-    @property
-    def next_number(self) -> int:
-        return self._number + 1
+    id = ""
+    next_number = 0
+    """The sequence number of the next event."""
+    _end: Members | None = None
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
@@ -265,71 +230,75 @@ class ResponsesReply(ClientReply):
     def _finals(self) -> list[Raw]:
         return [item.final for item in self.blocks if item.final is not None]
 
-    def _put(self, event: ItemEvent | None, block: Block) -> bytes:
+    def put(self, event: ItemEvent | None, block: Block) -> bytes:
         if block.place is None and isinstance(block, OutputItem):
             self._adopt(block)
         if event is None:
             return b""
-        changed = self._changes(event, block)
+        head, changed = event.head, Members()
+        at, said = bytes(head.output_index), whole(head.sequence_number)
+        if block.place is not None and at.isdigit() and whole(head.output_index) != block.place:
+            changed["output_index"] = Raw(b"%d" % block.place)
+        response = object_of(head.response)
+        if not rawjson.is_null(head.response) and (others := self._response(event.type, response)):
+            changed["response"] = Raw(rawjson.encode(response | others))
+        if not rawjson.is_null(head.sequence_number):
+            number = self.next_number if self.hides else max(said, self.next_number)
+            self.next_number = number + 1
+            if number != said or not event.raw:
+                changed["sequence_number"] = Raw(b"%d" % number)
         if event.type in ENDINGS:
-            self._end = object_of(changed.get("response", event.head.response))
-            self._altered = "response" in changed
+            self._end = object_of(changed.get("response", head.response))
+            self.altered = "response" in changed
         return event.encoded(changed) if self.streamed else b""
 
-    def _changes(self, event: ItemEvent, block: Block) -> Members:
-        """Return the members of the event that differ from upstream's."""
-        changed: Members = {}
-        if (
-            block.place is not None
-            and bytes(event.head.output_index).isdigit()
-            and whole(event.head.output_index) != block.place
-        ):
-            changed["output_index"] = Raw(b"%d" % block.place)
-        if not rawjson.is_null(event.head.response) and (response := self._response(event)):
-            changed["response"] = Raw(rawjson.encode(object_of(event.head.response) | response))
-        if not rawjson.is_null(event.head.sequence_number):
-            number, said = self.next_number, whole(event.head.sequence_number)
-            self._number = number if self.hides or said < number else said
-            if self._number != said or not event.raw:
-                changed["sequence_number"] = Raw(b"%d" % self._number)
-        return changed
-
-    def _response(self, event: ItemEvent) -> Members:
+    def _response(self, type: str, response: Members) -> Members:
         """Return the members of an event's response that differ from upstream's. The first response is the frame."""
-        response = object_of(event.head.response)
-        changed = self._without_ours(response)
+        changed = self._others(response)  # what upstream repeats of the request is as the client wrote it
+        chosen = self._asked.members.get("tool_choice")
+        if chosen is not None and self._others(object_of(response.get("tool_choice"))):
+            changed["tool_choice"] = chosen
         if not self.begun:
             self.begun, self._frame = True, {key: (response | changed)[key] for key in FRAME if key in response}
             self.id = text_of(self._frame.get("id"))
-        if event.type in ENDINGS and self.hides:
+        if type in ENDINGS and self.hides:
             changed |= {"output": Raw(rawjson.array(self._finals()))}
             changed |= {key: raw for key, raw in self._frame.items() if response.get(key) != raw}
             if not rawjson.is_null(response.get("usage")):
                 changed["usage"] = self._ledger.total(response["usage"])
         return changed
 
-    def _without_ours(self, response: Members) -> Members:
-        """Return what upstream repeats of the request as the client wrote it: all tools, and those to choose from."""
-        chosen = self._asked.members.get("tool_choice")
-        ours = chosen is not None and self._others(object_of(response.get("tool_choice")))
-        return self._others(response) | ({"tool_choice": chosen} if chosen is not None and ours else {})
-
     def _others(self, members: Members) -> Members:
         """Return the member `tools` without ours, if they are in it."""
-        tools = members.get("tools")
-        if not self._names or tools is None or not rawjson.is_array(tools):
-            return {}
-        listed = rawjson.elements(tools)
+        listed = rawjson.elements(members["tools"]) if self._names and rawjson.is_array(members.get("tools")) else []
         others = [raw for raw in listed if text_of(object_of(raw).get("name")) not in self._names]
         return {"tools": Raw(rawjson.array(others))} if len(others) < len(listed) else {}
 
-    @property
-    def whole(self) -> bytes:
+    def assembled(self) -> bytes:
         """The whole reply, once it has ended; empty if it has no end."""
         return rawjson.encode(self._end) if self._end else b""
 
-    def _assembled(self) -> bytes:
-        return self.whole
+
+def as_events(members: Members) -> Iterator[ItemEvent]:
+    """Return a whole reply as the events of a stream: of each item, that it begins and that it is done. Their numbers
+    are set when they are shown."""
+    status = text_of(members.get("status")) or "completed"
+    begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
+    yield ItemEvent.made("response.created", sequence_number=0, response=begun)
+    for index, raw in enumerate(rawjson.elements(members["output"])):
+        for type in (ADDED, DONE):
+            yield ItemEvent.made(type, sequence_number=0, output_index=index, item=raw)
+    ending = next((type for type, ends in ENDINGS.items() if ends == status), "response.completed")
+    yield ItemEvent.made(ending, sequence_number=0, response=members)
+
+
+def error_event(fault: ProxyError, said: bytes = b"", number: int = 0) -> bytes:
+    """`number` is the event's place in the stream. The documented event has the error's members itself, and the SDKs
+    read them from `error`, as upstream writes it, so both are there."""
+    error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(fault.body())["error"])
+    known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
+    members = {"type": "error", "sequence_number": number, **known, "error": error}
+    return sse.encode(rawjson.encode(members), b"error")
 
 
 class ResponsesTurn(Turn):
@@ -339,7 +308,6 @@ class ResponsesTurn(Turn):
     rounds_as = ResponsesRound
     replies_as = ResponsesReply
     _asked: ResponsesRoundRequest
-    _round: ResponsesRound
     _shown: ResponsesReply
 
     def __init__(self, asked: ResponsesRoundRequest) -> None:
@@ -374,7 +342,7 @@ class ResponsesTurn(Turn):
         after = (*self._after, *(item.result(NOT_ANSWERED, "") for item in dropped))
         rounds = (*self._earlier, self._round.id)
         same = rounds == (self._shown.id,) and not after
-        return None if same else Continuation(self._shown.id, rounds, after, self._shown.whole)
+        return None if same else Continuation(self._shown.id, rounds, after, self._shown.assembled())
 
     def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
         self._earlier += [self._round.id] if self._round.id else []
@@ -382,25 +350,3 @@ class ResponsesTurn(Turn):
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
         return error_event(fault, said, self._shown.next_number)
-
-
-def as_events(members: Members) -> Iterator[ItemEvent]:
-    """Return a whole reply as the events of a stream: of each item, that it begins and that it is done. Their numbers
-    are set when they are shown."""
-    status = text_of(members.get("status")) or "completed"
-    begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
-    yield ItemEvent.made("response.created", sequence_number=0, response=begun)
-    for index, raw in enumerate(rawjson.elements(members["output"])):
-        for type in (ADDED, DONE):
-            yield ItemEvent.made(type, sequence_number=0, output_index=index, item=raw)
-    ending = next((type for type, ends in ENDINGS.items() if ends == status), "response.completed")
-    yield ItemEvent.made(ending, sequence_number=0, response=members)
-
-
-def error_event(fault: ProxyError, said: bytes = b"", number: int = 0) -> bytes:
-    """`number` is the event's place in the stream. The documented event has the error's members itself, and the SDKs
-    read them from `error`, as upstream writes it, so both are there."""
-    error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(fault.body())["error"])
-    known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
-    members = {"type": "error", "sequence_number": number, **known, "error": error}
-    return sse.encode(rawjson.encode(members), b"error")

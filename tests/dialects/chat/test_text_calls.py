@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from proxy.dialects.chat.calls import LONGEST, calls_in, could_be_call
-from proxy.dialects.chat.reply import ChatTurn
+from proxy.dialects.chat.reply import LONGEST, ChatTurn, calls_in, could_be_call
 from proxy.dialects.reply import ToolNames
 from proxy.plan.turn import State
 from tests.dialects.chat.turns import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy import sse
-from proxy.dialects.chat.calls import PartialCall
+from proxy.dialects.chat.chunks import PartialCall
 from tests.dialects.chat.turns import Json, called, calls, chunk, events, more, stream, turn, whole
 
 
