@@ -21,8 +21,8 @@ from proxy.upstream.codings import decoded
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.conversation import Services
     from proxy.requests.exchange import Exchange
+    from proxy.requests.rounds import Services
 
 __all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal", "serves"]
 

@@ -16,8 +16,8 @@ from proxy.operations.schema import Body
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.conversation import Services
     from proxy.requests.exchange import Exchange
+    from proxy.requests.rounds import Services
 
 P = ParamSpec("P")
 T = TypeVar("T")

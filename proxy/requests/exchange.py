@@ -7,13 +7,12 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from proxy import sse
 from proxy.errors import BodyTooLarge, Fault, OffloadError, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Incoming(Protocol):
-    """What our server tells of a request beyond ASGI: see `server.protocol`."""
+    """What our server tells of a request beyond ASGI. `charge` names the body's tenant, and raises Overloaded if the
+    tenant's bodies take too much, and so does `hold` if there is no room for what was made from the body."""
 
     target: bytes
     """The request target as written; ASGI loses the host that it may name."""
@@ -32,20 +32,15 @@ class Incoming(Protocol):
     """Why the body will never be whole: it is too slow, too much at once, or invalid HTTP."""
 
     def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
-        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this. ASGI
-        says it only to a task that waits for it, which would mean one for each request."""
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
 
-    def charge(self, tenant: str) -> None:
-        """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
+    def charge(self, tenant: str) -> None: ...
 
-    def hold(self, size: int) -> None:
-        """Count `size` more bytes that were made from the body. Raises Overloaded if there is no room for them."""
+    def hold(self, size: int) -> None: ...
 
-    def release(self, size: int) -> None:
-        """Stop counting `size` bytes, which are no longer held."""
+    def release(self, size: int) -> None: ...
 
-    def let_go(self) -> None:
-        """Stop counting all bytes: the request is over."""
+    def let_go(self) -> None: ...
 
 
 WRITTEN = 256 << 10
@@ -57,10 +52,6 @@ RAW = "offload_proxy.inflow"
 
 FORWARDED = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
 """Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
-
-HEARTBEAT = 15.0
-"""Seconds of silence after which the client gets a comment: many clients give up after 30 to 60 silent seconds. The
-head of a stream waits just as long for the first event, which may be an error."""
 
 ErrorEvent = Callable[[ProxyError], bytes]
 """Makes the event that ends a stream which fails."""
@@ -175,10 +166,10 @@ class Exchange:
 
         Raises BodyTooLarge as soon as the body is known to exceed `limit` bytes, and what `gather` raises.
         """
-        _check_size(self._announced, limit)
         if self._more:
             await self.gather(limit)
-        _check_size(self._size, limit)
+        if max(self._announced, self._size) > limit:
+            raise BodyTooLarge(f"The request's body is larger than {limit} bytes")
         return self._joined()
 
     def _joined(self) -> bytes:
@@ -329,77 +320,5 @@ class _Streamed(AsyncIterator[bytes]):
         return chunk
 
 
-class ReplyWriter:
-    """The client's reply. Every long silence of a stream gets a comment, so that nobody takes the stream for dead.
-
-    The head of a stream can wait for the first event, which may be an error. It waits as long as a silence may last.
-    """
-
-    def __init__(self, client: Exchange, heartbeat: float) -> None:
-        self._client = client
-        self._heartbeat = heartbeat
-        self._head: tuple[int, Headers] | None = None
-        self._writing = asyncio.Lock()
-        self._clock = asyncio.get_running_loop().time
-        self._heard = self._clock()
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the head is known."""
-        return self._head is not None
-
-    @property
-    def open(self) -> bool:
-        """Whether the reply has begun."""
-        return bool(self._client.status)
-
-    def prepare(self, status: int, headers: Headers, error_event: ErrorEvent | None = None) -> None:
-        """Set the head. It is sent with the first bytes, or after a silence of `heartbeat` seconds. `error_event` makes
-        the event that ends the reply if it fails within, if it is a stream."""
-        self._client.error_event = error_event
-        self._head, self._heard = (status, headers), self._clock()
-
-    async def write(self, data: bytes) -> None:
-        """Send `data`. It must end with a whole event, because a comment may follow."""
-        if data:
-            async with self._writing:
-                await self._start()
-                await self._client.write(data)
-                self._heard = self._clock()
-
-    async def finish(self, data: bytes) -> None:
-        async with self._writing:
-            await self._start()
-            await self._client.finish(data)
-
-    async def _start(self) -> None:
-        if self._head is not None and not self.open:
-            await self._client.start(*self._head)
-
-    @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
-        beating = asyncio.create_task(self._beat())
-        try:
-            yield
-        finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
-
-    async def _beat(self) -> None:
-        while True:
-            silent = self._clock() - self._heard
-            if silent < self._heartbeat:
-                await asyncio.sleep(self._heartbeat - silent)
-            elif self._writing.locked() or self._head is None:
-                await asyncio.sleep(self._heartbeat)
-            else:
-                await self.write(sse.comment(b"working"))
-
-
 async def _nowhere(message: Message) -> None:
     """Send nothing."""
-
-
-def _check_size(size: int, limit: int) -> None:
-    if size > limit:
-        raise BodyTooLarge(f"The request's body is larger than {limit} bytes")

@@ -29,12 +29,13 @@ from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies.tenants import identified
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, compaction, outcome, verify
-from proxy.requests.conversation import Rounds, Services, converse
+from proxy.requests.conversation import converse
 from proxy.requests.planned import Planned, Rendered, plan
 from proxy.requests.prepared import Ladder, Prepared
 from proxy.requests.records import Records
 from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
 from proxy.requests.relay import refusal as read_refusal
+from proxy.requests.rounds import Rounds, Services
 from proxy.requests.summary_writer import ask
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Kind, Outcome

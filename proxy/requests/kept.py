@@ -21,7 +21,7 @@ from proxy.upstream.headers import reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.conversation import Services
+    from proxy.requests.rounds import Services
 
 Send = Callable[[str], Awaitable[UpstreamReply]]
 """Sends the client's request with another id in its path."""

@@ -26,15 +26,16 @@ from proxy.plan.prices import FREE, price_of
 from proxy.plan.turn import Addition
 from proxy.requests import conversation
 from proxy.requests.exchange import Exchange
+from proxy.requests.rounds import Rounds
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
     from proxy.policy import Policy
-    from proxy.requests.conversation import Services
     from proxy.requests.planned import Rendered
     from proxy.requests.prepared import Prepared
     from proxy.requests.records import Records
+    from proxy.requests.rounds import Services
 
 REPLY_TOKENS = 2_000
 """Tokens of output that a reply is taken to cost until upstream has said it."""
@@ -108,7 +109,7 @@ async def _verify(asking: _Asking, seen: Action, outcome: Outcome, expected: flo
     )
 
 
-class _Asking(conversation.Rounds):
+class _Asking(Rounds):
     """The rounds of requests whose replies nobody sees."""
 
     def __init__(

@@ -28,11 +28,11 @@ from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identified, ide
 from proxy.requests.advice import Adviser
 from proxy.requests.cache import MessageCache
 from proxy.requests.capture import Captures
-from proxy.requests.conversation import Services, Spending
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.kept import KeptReplies
 from proxy.requests.relay import GATHERED, Relay
+from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import websocket

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.requests.answers import OurTools
 from proxy.requests.cache import MessageCache
 from proxy.requests.records import Records
+from proxy.requests.rounds import Rounds
 from proxy.server.app import App
 from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
@@ -142,7 +142,7 @@ LEAVING: dict[str, tuple[type | None, str, list[Reply]]] = {
     "mid-stream": (None, "", [LONG]),
     "before a hidden round's head": (None, "", [calls(GREP), hang()]),
     "in a later round": (None, "", [calls(GREP), LONG]),
-    "while tools answer": (OurTools, "resolve", [calls(GREP)]),
+    "while tools answer": (Rounds, "resolve", [calls(GREP)]),
     "while rounds are remembered": (Records, "remember", [calls(GREP), text("Yes.")]),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.requests.conversation import Spending
+from proxy.requests.rounds import Spending
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
 from tests.clients.apis import Asked, api
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text

@@ -21,10 +21,10 @@ from proxy.policy import Tools as ToolsPolicy
 from proxy.policy import Upstream as Where
 from proxy.requests import summaries
 from proxy.requests.cache import MessageCache
-from proxy.requests.conversation import Services
 from proxy.requests.handler import Chat
 from proxy.requests.planned import Planned
 from proxy.requests.relay import Relay
+from proxy.requests.rounds import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.settings import Settings

@@ -16,9 +16,9 @@ from proxy.plan.message import ToolCall
 from proxy.plan.recognise import Visible
 from proxy.plan.turn import Continuation, Form, Hidden, Usage
 from proxy.policy import Policy, Tools
-from proxy.requests.conversation import Rounds
 from proxy.requests.planned import Rendered
 from proxy.requests.relay import ANOTHER, Relay, rewritten
+from proxy.requests.rounds import Rounds
 from proxy.telemetry.outcome import ToolUse
 from proxy.threads import WorkPool
 from proxy.tools.answer import REPEATED

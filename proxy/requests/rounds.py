@@ -1,0 +1,274 @@
+"""What a process's requests share, and what the rounds of one request need of it: upstream, the answers to calls of our
+tools, and the records.
+
+The answers are read from the files of the request itself, from the records of texts that it quotes, and, if the policy
+says so, from what the caller's last conversations moved.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
+
+from proxy import regex
+from proxy.plan.history import extend
+from proxy.plan.recognise import Visible
+from proxy.plan.turn import Hidden, Verdict
+from proxy.policy import ArchiveUse
+from proxy.regex import Budget, sliced
+from proxy.requests.archive import Archive
+from proxy.requests.pauses import Pauses
+from proxy.telemetry.outcome import ToolUse
+from proxy.tools import answer as tools
+
+if TYPE_CHECKING:
+    from proxy.dialects.files import Files
+    from proxy.dialects.turn import Turn
+    from proxy.plan.message import ToolCall
+    from proxy.requests.cache import MessageCache
+    from proxy.requests.exchange import Exchange
+    from proxy.requests.planned import Rendered
+    from proxy.requests.prepared import Prepared
+    from proxy.requests.records import Records
+    from proxy.requests.relay import Refusal, Relay, Sink
+    from proxy.requests.summaries import Summaries
+    from proxy.requests.windows import Known
+    from proxy.settings import Settings
+    from proxy.stores.guarded import Guarded
+    from proxy.telemetry.outcome import Outcome
+    from proxy.threads import Background, WorkPool
+    from proxy.upstream.client import UpstreamClient, UpstreamReply
+    from proxy.upstream.headers import Header
+
+T = TypeVar("T")
+
+DAY = 86_400
+
+
+@dataclass
+class Spending:
+    """What each tenant has spent today, in money. `clock` returns seconds since the epoch."""
+
+    clock: Callable[[], float] = time.time
+    _day: int = 0
+    _spent: dict[str, float] = field(default_factory=dict)
+
+    def take(self, tenant: str, money: float, most: float) -> bool:
+        """Spend this if that leaves the tenant within its day's bound."""
+        if (today := int(self.clock() // DAY)) != self._day:
+            self._day, self._spent = today, {}
+        if self._spent.get(tenant, 0.0) + money > most:
+            return False
+        self.correct(tenant, money)
+        return True
+
+    def correct(self, tenant: str, money: float) -> None:
+        """Add what was spent beyond what was taken; less than nothing if it was less."""
+        self._spent[tenant] = max(self._spent.get(tenant, 0.0) + money, 0.0)
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of a process that all of its requests share: `known` is what upstreams have shown, `sink` gets all
+    outcomes."""
+
+    settings: Settings
+    upstream: UpstreamClient
+    relay: Relay
+    store: Guarded
+    reader: MessageCache
+    summaries: Summaries
+    background: Background
+    threads: WorkPool
+    known: Known
+    sink: Sink
+    pauses: Pauses = field(default_factory=Pauses)
+    verifying: Spending | None = None
+    """What tenants spend on asking again; None: nothing is asked again."""
+    watch: Callable[[Outcome, Prepared], None] | None = None
+    """Called with every chat request that has ended, before the sink gets its outcome."""
+
+
+class Rounds:
+    """`rendered` is the request that is sent. The calls of our tools are added to `prepared.uses`, as the outcome
+    reports them."""
+
+    def __init__(
+        self,
+        services: Services,
+        client: Exchange,
+        prepared: Prepared,
+        rendered: Rendered,
+        records: Records,
+        accepted: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.accepted = accepted
+        """Called once upstream has answered the first round, and so accepted the request and its credentials."""
+        self._services = services
+        self._client = client
+        self._prepared = prepared
+        self._rendered = rendered
+        self._planned = rendered.planned
+        self._records = records
+        self._count = services.reader.counter(rendered.planned.request.model)
+        self._files: Files | None = None
+        self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
+        self._answered: set[tuple[str | bytes, ...]] = set()  # what each call asked for that got a whole answer
+
+    @property
+    def size(self) -> int:
+        """The bytes that building a request looks through."""
+        return self._planned.request.size
+
+    @property
+    def own_fits(self) -> bool:
+        """Whether the client's own request fits the window as far as that is known, so that it may be sent."""
+        return self._planned.room.holds(self._planned.tokens)
+
+    def is_final(self, refusal: Refusal) -> bool:
+        """Whether upstream refuses the client's own request, too: for its limits, the credentials or the like."""
+        return self._planned.dialect.complaint(refusal.status, refusal.said()) is Verdict.FINAL
+
+    async def send(self, body: bytes) -> UpstreamReply:
+        """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
+        client, prepared, first = self._client, self._prepared, self._client.sent is None
+        client.sent = client.sent or time.perf_counter()
+        changed, without = self._services.relay.changed, prepared.form.without
+        request = changed(client, prepared.tenant, body, self._planned.dialect, without, first=first)
+        return await self._services.upstream.send(request)
+
+    def headers(self, turn: Turn) -> Sequence[Header]:
+        """Return our headers for the client's reply. One that is no stream is told the number of hidden rounds."""
+        ours = self._prepared.headers()
+        return ours if self._planned.request.stream else [*ours, (b"x-offload-rounds", b"%d" % turn.rounds)]
+
+    async def aside(self, work: Callable[[], T], size: float = math.inf) -> T:
+        """Return the result of work for a reply that has begun, which looks through so many bytes."""
+        return await self._services.threads.run(self._prepared.tenant.namespace, work, size, begun=True)
+
+    # -- what the reply hides --
+
+    async def remember(self, turn: Turn) -> None:
+        """Record what the finished turn hid, under the digest of the history that ends with the visible reply. The
+        client's reply ends only afterwards."""
+        if continuation := turn.continuation:
+            await self._records.keep_continuation(continuation)
+        planned, hidden, model = self._planned, turn.hidden, self._planned.request.model
+        if hidden is None:
+            visible_reply = partial(self.aside, lambda: Visible.of(*turn.visible))
+            await self._records.contest(planned.chain[-1], model, visible_reply)
+            return
+        link, visible, sizes = await self.aside(partial(self._measured, turn, hidden))
+        counted = replace(hidden, tokens=sum(sizes), sizes=sizes)
+        places = {*planned.befores(), *planned.coming(visible).anchors()}
+        await self._records.remember(link, model, counted, places, visible)
+
+    def _measured(self, turn: Turn, hidden: Hidden) -> tuple[bytes, Visible, tuple[int, ...]]:
+        """Return the digest of the history that ends with the reply, the reply, and the tokens of what it hid."""
+        visible, planned, dialect = turn.visible, self._planned, self._planned.dialect
+        raws = (*hidden.before, *hidden.after)
+        sizes = tuple(dialect.read(raw, planned.reading, self._count).tokens for raw in raws)
+        return extend(planned.chain[-1], dialect.reply_meaning(*visible)), Visible.of(*visible), sizes
+
+    # -- calls of our tools --
+
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[tools.ToolAnswer]:
+        """Answer calls of our tools, in order. Each gets an equal share of the tokens that the turn may still read."""
+        limits, room, uses = self._planned.policy.tools, self._planned.room, self._prepared.uses
+        if self._files is None:  # a long history has thousands
+            self._files = await self.aside(self._rendered.files)
+        first, rest = calls[: limits.max_calls], calls[limits.max_calls :]
+        read = sum(use.tokens for use in uses)
+        left = limits.max_retrieved_tokens - read
+        if room.window is not None:
+            left = min(left, room.left(self._rendered.tokens + read))
+        left = max(left, 0)
+        share, answers = min(limits.max_answer_tokens, left // len(first)), list[tools.ToolAnswer]()
+        for call in first:
+            answers.append(await self._answer(call, self._files, min(share, left), max(left, 0)))
+            left -= answers[-1].tokens
+        for call, answer in zip(first, answers, strict=True):
+            uses.append(ToolUse(self._tool(call), answer.result, answer.tokens))
+        if rest:
+            too_many = tools.too_many(limits.max_calls, self._count)
+            for tool, number in Counter(map(self._tool, rest)).items():
+                uses.append(ToolUse(tool, too_many.result, number * too_many.tokens, number))
+            answers += [too_many] * len(rest)
+        return answers
+
+    def _tool(self, call: ToolCall) -> tools.Tool:
+        return "grep" if call.name == self._planned.names[0] else "read_file"
+
+    @cached_property
+    def _searching(self) -> Budget:
+        return Budget(self._planned.policy.tools.max_search_seconds)
+
+    async def _answer(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:
+        """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
+        so that no model goes in circles."""
+        tool, planned, count = self._tool(call), self._planned, self._count
+        names, store_dir, searching = planned.names, planned.policy.offload.store_dir, self._searching
+        asked = await self.aside(partial(tools.meaning, tool, call.arguments, files.index, names))
+        if asked in self._answered:
+            return tools.repeated(count)
+        path = tools.asks_for(tool, call.arguments, names)
+        found = await self._files_for(tool, path, files)
+        if found is None:
+            return tools.gone(path, count)
+        if not found and planned.quoted:
+            return tools.elsewhere(sorted(planned.quoted), store_dir, count)
+        material = tools.Material(
+            found,
+            found.index,
+            store_dir,
+            budget,
+            count,
+            lambda pattern: regex.compile(pattern, searching),
+            names,
+            left,
+            found.media,
+        )
+        steps = tools.answering(tool, call.arguments, material)
+        time = searching if tool == "grep" else Budget(math.inf)
+        answer = await sliced(self._services.threads, self._prepared.tenant.namespace, steps, time)
+        if answer.result in ("ok", "empty"):
+            self._answered.add(asked)
+        return answer
+
+    async def _files_for(self, tool: tools.Tool, path: str, files: Files) -> Files | None:
+        """Return the files that a call for this path is about; None if what it names is not kept.
+
+        These are this request's. A call that names a file which the request quotes in full and does not have is about
+        one of the caller's earlier conversations, and a search without a path may go through the last of them. Callers
+        without a key are many, so they have none.
+        """
+        tenant, store_dir = self._prepared.tenant, self._planned.policy.offload.store_dir
+        kept = await self._kept_of_others()
+        if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
+            return files.beside(kept, store_dir)
+        earlier = sorted(name for name in (*self._planned.quoted, *kept) if f"{store_dir}/{name}" not in files)
+        name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
+        if name is None:
+            return files
+        text = None if tenant.anonymous else await self._records.original(name)
+        return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
+
+    async def _kept_of_others(self) -> Mapping[str, tuple[str, bytes]]:
+        """Return what the caller's last conversations moved, if the policy lets the model search it.
+
+        An identity for which no listed key vouches opens only what the request names.
+        """
+        tenant, namespace = self._prepared.tenant, self._records.namespace
+        searched = self._planned.policy.tools.archive is ArchiveUse.SEARCH
+        if not searched or tenant.anonymous or tenant.namespace != namespace:
+            return {}
+        if self._kept is None:
+            self._kept = await Archive(self._services.store.visit(), namespace, self.aside).last()
+        return self._kept
