@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +23,7 @@ from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
-from proxy.requests.records import Records, Run, at_once, intact, original_of, sealed, unsealed
+from proxy.requests.records import Records, intact, original_of, sealed
 from proxy.stores import Entry
 from proxy.stores.guarded import Missing
 
@@ -48,7 +48,6 @@ SEARCHED_SESSIONS, SEARCHED_BYTES = 20, 8 << 20
 
 AT_ONCE = 200
 """Keys in one lookup."""
-
 
 BYTES_PER_TOKEN, UNKNOWN_TOKENS = 4, 20_000
 """For guessing how many bytes a text has, and one of which the index has no tokens: the messages behind a summary."""
@@ -77,10 +76,9 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A conversation, with the texts that it moved, oldest first."""
+    """A conversation by its id, with the texts that it moved, oldest first."""
 
     session: str
-    """Its id."""
     began: float
     last: float
     model: str
@@ -93,16 +91,19 @@ async def keep(rendered: Rendered, store: Guarded, namespace: str, run: Run, *, 
 
     `by_digest`: they can then also be found by the digests in their names.
     """
-    records, name = Records(store.visit(), namespace), rendered.moves_name
+    visit, name = store.visit(), rendered.moves_name
+    records = Records(visit, namespace)
     if records.has_originals(name):
         return True
     texts = await run(rendered.originals)
     await records.keep_originals(name, texts, run)
-    found = await run(lambda: {f"{KIND}/{one}": record for one, record in index(rendered, time.time())})
+    found = await run(lambda: {records.key(KIND, one): record for one, record in index(rendered, time.time())})
     if by_digest:
         named = {digest_in(text): rawjson.encode({"name": text}) for text in texts}
-        found |= {f"{DIGESTS}/{digest}": record for digest, record in named.items() if digest}
-    await Archive(store.visit(), namespace).keep(found)
+        found |= {records.key(DIGESTS, digest): record for digest, record in named.items() if digest}
+    for key, record in found.items():
+        if not visit.was_put(key):
+            await visit.anew().put(key, sealed(key, record))
     return records.has_originals(name)
 
 
@@ -151,17 +152,10 @@ def newest(sessions: Sequence[Session], most: int) -> tuple[list[tuple[Session, 
 class Archive:
     """One caller's index and originals. What fails raises StoreFault. `run` does what takes long for many records."""
 
-    def __init__(self, visit: Visit, namespace: str, run: Run = at_once) -> None:
+    def __init__(self, visit: Visit, namespace: str, run: Run) -> None:
         self._visit = visit
         self._namespace = namespace
         self._run = run
-
-    async def keep(self, records: Mapping[str, bytes]) -> None:
-        """Store records, by kind and name, unless they are there. Never raises."""
-        for name, record in records.items():
-            key = f"{self._namespace}/{name}"
-            if not self._visit.was_put(key):
-                await self._visit.anew().put(key, sealed(key, record))
 
     async def sessions(self, most: int, only: str = "") -> tuple[list[Session], bool]:
         """Return the newest sessions, newest first, and whether there are more; `only` those whose id begins so."""
@@ -173,16 +167,18 @@ class Archive:
         values = dict(zip(keys, await self._read(keys), strict=True))
 
         def made() -> list[Session]:
-            records = {id: [self._decoded(key, values[key]) for key in ones] for id, ones in chosen.items()}
-            sessions = [_session(id, [one for one in ones if one]) for id, ones in records.items()]
-            return sorted(filter(None, sessions), key=lambda one: one.last, reverse=True)
+            sessions = list[Session]()
+            for id, ones in chosen.items():
+                whole = [value for key in ones if (value := self._whole(key, values[key]))]
+                if records := [msgspec.json.decode(value, type=Moved) for value in whole]:
+                    sessions.append(_session(id, records))
+            return sorted(sessions, key=lambda one: one.last, reverse=True)
 
         return await self._run(made), more
 
     async def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         """Return moved texts in UTF-8, None for each that is not there or damaged."""
-        keys = [f"{self._namespace}/{TEXTS}/{name}" for name in names]
-        found = await self._read(keys)
+        found = await self._read([f"{self._namespace}/{TEXTS}/{name}" for name in names])
         there = zip(names, found, strict=True)
         return await self._run(lambda: [value and original_of(name, value) for name, value in there])
 
@@ -202,18 +198,14 @@ class Archive:
         """Return the name of the text with this digest, if it was kept under its digest."""
         key = f"{self._namespace}/{DIGESTS}/{digest}"
         [value] = await self._read([key])
-        if value is None:
-            return None
-        if not intact(key, value):
-            self._visit.damaged(key)
-            return None
-        return rawjson.text(rawjson.members(unsealed(value))["name"])
+        value = self._whole(key, value)
+        return rawjson.text(rawjson.members(value)["name"]) if value else None
 
-    def _decoded(self, key: str, value: bytes | None) -> Moved | None:
-        if value is not None and intact(key, value):
-            return msgspec.json.decode(unsealed(value), type=Moved)
-        if value is not None:
-            self._visit.damaged(key)
+    def _whole(self, key: str, value: bytes | None) -> bytes | None:
+        """Return the record with this key, if it is there and not damaged."""
+        if value is None or intact(key, value):
+            return value
+        self._visit.damaged(key)
         return None
 
     async def _read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -241,11 +233,9 @@ def _newest_keys(entries: Sequence[Entry], most: int) -> tuple[dict[str, list[st
     return chosen, len(chosen) < len(grouped)
 
 
-def _session(id: str, records: Sequence[Moved]) -> Session | None:
+def _session(id: str, records: Sequence[Moved]) -> Session:
     """Return a session made of its records, in which a text may stand several times."""
-    if not records:
-        return None
     records = sorted(records, key=lambda record: record.time)
+    first, newest = records[0], records[-1]
     texts = {text.name: text for record in records for text in record.texts}
-    newest = records[-1]
-    return Session(id, records[0].time, newest.time, newest.model, newest.title, list(texts.values()))
+    return Session(id, first.time, newest.time, newest.model, newest.title, list(texts.values()))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -14,6 +14,8 @@ from proxy.requests.archive import Archive, Moved, Session, Text, newest
 from proxy.requests.records import sealed
 from proxy.stores.guarded import Guarded
 from proxy.stores.local import LocalStore
+
+T = TypeVar("T")
 
 
 def session(name: str, *sizes: int) -> Session:
@@ -42,17 +44,21 @@ def test_a_text_of_several_sessions_is_the_newest_ones() -> None:
     assert found is new
 
 
+async def at_once(work: Callable[[], T]) -> T:
+    return work()
+
+
 def archive(store: Any) -> Archive:
-    return Archive(Guarded(store, warn=lambda *_: None).visit(), "ns")
+    return Archive(Guarded(store, warn=lambda *_: None).visit(), "ns", at_once)
 
 
 async def kept(folder: Path, **records: Moved) -> Archive:
     """An archive with these records, by their names with `_` for `-`."""
-    made = archive(LocalStore(folder))
-    await made.keep(
-        {f"sessions/{name.replace('_', '-')}": msgspec.json.encode(record) for name, record in records.items()}
-    )
-    return made
+    store = LocalStore(folder)
+    for name, record in records.items():
+        key = f"ns/sessions/{name.replace('_', '-')}"
+        await store.put(key, sealed(key, msgspec.json.encode(record)))
+    return archive(store)
 
 
 async def test_a_session_is_made_of_all_its_records(tmp_path: Path) -> None:
@@ -99,4 +105,3 @@ async def test_without_a_store_people_are_told_and_the_model_has_nothing(tmp_pat
     with pytest.raises(StoreFault, match="try again"):
         await made.read_many(["x-0123456789abcdef.txt"])
     assert await made.last() == {}
-    await made.keep({"sessions/aaaa-1": b"{}"})
