@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -80,37 +80,17 @@ class Window(msgspec.Struct, frozen=True):
     window: int
 
 
+class _Refused(msgspec.Struct):
+    times: int = 0
+    until: float = 0.0
+
+
 _Source = tuple[str, str]
 """An upstream, and whose credential it gets: that of a caller, named by the namespace, or a tenant's, of which only
 Python's salted hash is kept."""
 
-
-class _PerNamespace(Generic[K, V]):
-    """A bounded mapping in which no namespace can push out another's keys."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._namespaces: Lru[str, dict[K, V]] = Lru(NAMESPACES)
-
-    def of(self, namespace: str) -> Mapping[K, V]:
-        return self._namespaces.get(namespace) or {}
-
-    def put(self, namespace: str, key: K, value: V) -> None:
-        known = self._namespaces.get(namespace)
-        if known is None:
-            self._namespaces.put(namespace, known := {})
-        known[key] = value
-        if len(known) > self._limit:
-            del known[next(iter(known))]
-
-    def discard(self, namespace: str, key: K) -> None:
-        if known := self._namespaces.get(namespace):
-            known.pop(key, None)
-
-
-class _Refused(msgspec.Struct):
-    times: int = 0
-    until: float = 0.0
+_PerNamespace = Lru[str, dict[K, V]]
+"""Bounded by `_put`, so that no namespace can push out another's keys."""
 
 
 class Known:
@@ -129,8 +109,8 @@ class Known:
         self._reading = reading
         self._count = count
         self._clock = clock
-        self._shown: _PerNamespace[tuple[str, str], int] = _PerNamespace(MODELS)
-        self._refusals: _PerNamespace[Refusable, _Refused] = _PerNamespace(REFUSALS)
+        self._shown: _PerNamespace[tuple[str, str], int] = Lru(NAMESPACES)
+        self._refusals: _PerNamespace[Refusable, _Refused] = Lru(NAMESPACES)
         self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
         self._listed: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
 
@@ -142,13 +122,13 @@ class Known:
         The policy's comes before that in the list of models. A smaller one that a refusal showed still counts.
         """
         upstream = policy.upstream
-        given = upstream.context_window or self._listed_window(namespace, policy, model)
-        shown = self._shown.of(namespace).get((upstream.base_url, model))
-        return min((window for window in (given, shown) if window), default=None)
+        listed = (self._listed.get(_source(namespace, policy)) or {}).get(model)
+        shown = (self._shown.get(namespace) or {}).get((upstream.base_url, model))
+        return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
 
     def shown(self, namespace: str) -> Iterator[Window]:
         """Yield the windows that refusals have shown to this namespace."""
-        for (upstream, model), window in self._shown.of(namespace).items():
+        for (upstream, model), window in (self._shown.get(namespace) or {}).items():
             yield Window(upstream, model, window)
 
     def too_long(
@@ -171,32 +151,29 @@ class Known:
         else:
             again, believed = max(int(SHRINK * counted), 1), measured
         if believed and again >= LEAST:
-            self._learn(namespace, policy.upstream.base_url, model, again)
+            upstream, name = policy.upstream.base_url, model[: logs.LONGEST]
+            _put(self._shown, MODELS, namespace, (upstream, model), again)
+            self._count("refused")
+            logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=again)
         return again
-
-    def _learn(self, namespace: str, upstream: str, model: str, window: int) -> None:
-        self._shown.put(namespace, (upstream, model), window)
-        self._count("refused")
-        name = model[: logs.LONGEST]
-        logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=window)
 
     # -- refused additions --
 
     def has_refusals(self, namespace: str) -> bool:
         """Whether upstream has refused anything of this namespace's requests."""
-        return bool(self._refusals.of(namespace))
+        return bool(self._refusals.get(namespace))
 
     def refuses(self, what: Refusable) -> bool:
         """Whether to leave the addition out. Once that has lasted long enough, the next requests try again."""
-        known = self._refusals.of(what.namespace).get(what)
+        known = (self._refusals.get(what.namespace) or {}).get(what)
         return known is not None and known.times >= ENOUGH and self._clock() < known.until
 
     def refused(self, what: Refusable) -> None:
         """Note that a request was refused with the addition and taken without it."""
-        known = self._refusals.of(what.namespace).get(what) or _Refused()
+        known = (self._refusals.get(what.namespace) or {}).get(what) or _Refused()
         known.times += 1
         known.until = self._clock() + FORGOTTEN_AFTER
-        self._refusals.put(what.namespace, what, known)
+        _put(self._refusals, REFUSALS, what.namespace, what, known)
         if known.times >= ENOUGH:
             logs.event(
                 log,
@@ -212,7 +189,8 @@ class Known:
 
     def accepted(self, what: Refusable) -> None:
         """Note that a request with the addition was taken."""
-        self._refusals.discard(what.namespace, what)
+        if known := self._refusals.get(what.namespace):
+            known.pop(what, None)
 
     # -- lists of models --
 
@@ -230,31 +208,33 @@ class Known:
         if self._background.start(f"models of {source[0]} for {source[1]}", fetch):
             self._asked_until.put(source, self._clock() + LIST_AGAIN)
 
-    def _listed_window(self, namespace: str, policy: Policy, model: str) -> int | None:
-        return (self._listed.get(_source(namespace, policy)) or {}).get(model)
-
     async def _fetch(self, source: _Source, tenant: Tenant, headers: Headers) -> None:
+        told: dict[str, Any] = {"upstream": source[0], "tenant": tenant.name}
         try:
-            async with asyncio.timeout(LIST_SECONDS):
-                body = await self._list(tenant, headers)
+            question = _question(tenant, headers)
+            async with asyncio.timeout(LIST_SECONDS), aclosing(await self._upstream.send(question)) as reply:
+                if reply.status >= 500 or reply.status in (408, 429):  # it may have a list for us later
+                    raise UpstreamBroken(f"Upstream answered {reply.status}")
+                body = await relay.body(reply) if reply.status == 200 else b""
         except (ProxyError, TimeoutError) as error:
-            logs.event(log, "no list of models", upstream=source[0], tenant=tenant.name, reason=str(error) or "silence")
+            logs.event(log, "no list of models", reason=str(error) or "silence", **told)
             return
         self._asked_until.put(source, math.inf)
         listed = await self._reading.run(tenant.namespace, partial(listed_windows, body), NEW * len(body))
         windows = {model: window for model, window in listed.items() if window is not None}
         self._listed.put(source, windows, len(windows) + 1)
-        found = {"models": len(listed), "windows": len(windows)}
-        logs.event(log, "list of models", upstream=source[0], tenant=tenant.name, **found)
+        logs.event(log, "list of models", **told, models=len(listed), windows=len(windows))
         if windows:
             self._count("listed")
 
-    async def _list(self, tenant: Tenant, headers: Headers) -> bytes:
-        """Return the list's bytes, or none if upstream has no list for us. Raises ProxyError."""
-        async with aclosing(await self._upstream.send(_question(tenant, headers))) as reply:
-            if reply.status >= 500 or reply.status in (408, 429):  # it may have a list for us later
-                raise UpstreamBroken(f"Upstream answered {reply.status}")
-            return await relay.body(reply) if reply.status == 200 else b""
+
+def _put(known: _PerNamespace[K, V], most: int, namespace: str, key: K, value: V) -> None:
+    """Remember at most so many keys of a namespace, the newest ones."""
+    if (ours := known.get(namespace)) is None:
+        known.put(namespace, ours := {})
+    ours[key] = value
+    if len(ours) > most:
+        del ours[next(iter(ours))]
 
 
 def _source(namespace: str, policy: Policy) -> _Source:

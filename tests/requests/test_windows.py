@@ -123,7 +123,7 @@ async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Proces
 async def test_oldest_model_of_a_caller_is_forgotten_above_the_limit(
     monkeypatch: pytest.MonkeyPatch, one: Process
 ) -> None:
-    monkeypatch.setattr(one.known._shown, "_limit", 3)
+    monkeypatch.setattr(windows, "MODELS", 3)
     for namespace, names in ((OTHER, "abc"), (ME, "abcd")):
         for model in names:
             one.known.too_long(namespace, policy(), model, 4096, 9000, measured=True)
