@@ -31,52 +31,38 @@ OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    _open_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the caller has closed it, and writing to it must do no harm
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     made = parser()
     chosen, unknown = made.parse_known_args(arguments)
     if unknown:
-        made.error(_did_you_mean(unknown, vars(chosen)))
+        flag = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
+        meant = get_close_matches(flag, [f"--{name.replace('_', '-')}" for name in vars(chosen)], 1) if flag else []
+        cure = f" (did you mean {meant[0]}?)" if meant else ""
+        made.error(f"unrecognized arguments: {' '.join(unknown)}{cure}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
         sys.stdout.reconfigure(errors="backslashreplace")
+    return _run(chosen)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    """Execute the chosen command; returns the exit code."""
     try:
         code: int = chosen.run(chosen)
         sys.stdout.flush()
-    except UserMistake as mistake:
-        return _complain(mistake, MISTAKE)
-    except ProxyError as error:
-        return _complain(error, FAILED)
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        _discard_output()
-        return BROKEN_PIPE
+    except (UserMistake, ProxyError) as error:
+        said, code = str(error), MISTAKE if isinstance(error, UserMistake) else FAILED
     except OSError as error:  # such as a full disk below standard output
-        _discard_output()
-        return _complain(": ".join(filter(None, (error.filename, error.strerror))) or repr(error), FAILED)
-    return code
-
-
-def _did_you_mean(unknown: Sequence[str], flags: Mapping[str, object]) -> str:
-    """Say which arguments the command does not have, and which of its flags may be meant."""
-    flag = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
-    meant = get_close_matches(flag, [f"--{name.replace('_', '-')}" for name in flags], 1) if flag else []
-    return f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {meant[0]}?)" if meant else "")
-
-
-def _open_streams() -> None:
-    """Open those of the three standard streams that the caller has closed, so that writing to them does no harm."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
-
-
-def _discard_output() -> None:
-    """Send to nowhere what Python will still flush to standard output at exit, which would fail once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _complain(error: Exception | str, code: int) -> int:
-    sys.stderr.write(f"offload-proxy: {harmless(str(error))}\n")
+        # Python will still flush to it at exit, which would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
+        said, code = ": ".join(filter(None, (error.filename, error.strerror))) or repr(error), FAILED
+    sys.stderr.write(f"offload-proxy: {harmless(said)}\n")
     return code
 
 
@@ -123,11 +109,15 @@ def _add(commands: Commands, name: str, about: str, arguments: Sequence[Argument
     return command
 
 
+def _settings(chosen: argparse.Namespace) -> Settings:
+    return read({name: text for name, text in vars(chosen).items() if text is None or isinstance(text, str)})
+
+
 def _serve(chosen: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
     settings = _settings(chosen)
-    from proxy.cli.start import say
+    from proxy.cli.check import say
     from proxy.server.runner import serve
 
     terminal = sys.stderr.isatty()
@@ -138,76 +128,55 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    from proxy.cli.check import checked
+    from proxy.cli.check import check
     from proxy.policies import reference, schema
 
-    if chosen.schema:
-        sys.stdout.write(schema().decode())
-    elif chosen.reference:
-        sys.stdout.write(reference())
-    else:
-        settings = _settings(chosen)
-        policies, summary = checked(settings, chosen.directory)
-        sys.stdout.write(summary)
-        if chosen.live:
-            from proxy.cli.live import report
-
-            good, text = report(settings, policies.all())
-            sys.stdout.write(text)
-            return OK if good else FAILED
-    return OK
+    if chosen.schema or chosen.reference:
+        sys.stdout.write(schema().decode() if chosen.schema else reference())
+        return OK
+    return OK if check(_settings(chosen), chosen.directory, live=chosen.live) else FAILED
 
 
 def _replay(chosen: argparse.Namespace) -> int:
     from proxy.cli.replay import run
 
-    environment = _settings(chosen).environment
-    run(
-        chosen.files,
-        chosen.policy or (),
-        environment,
-        api=chosen.dialect,
-        as_json=chosen.json,
-        html=chosen.html,
-        profiles=chosen.profile,
-    )
+    policies, environment = chosen.policy or (), _settings(chosen).environment
+    run(chosen.files, policies, environment, chosen.dialect, chosen.html, as_json=chosen.json, profiles=chosen.profile)
     return OK
 
 
 def _recall(chosen: argparse.Namespace) -> int:
-    from proxy.cli.recall import key_of, recall
+    from proxy.cli.recall import recall
 
     if chosen.path and (chosen.session or chosen.grep):
         raise UserMistake("give a PATH, or --session and --grep")
-    settings = _settings(chosen)
-    url, key = chosen.url or f"http://127.0.0.1:{settings.port}", key_of(settings.environment, ask=True)
-    return recall(url, key, chosen.path, chosen.session, chosen.grep)
+    return recall(_settings(chosen), chosen.url, chosen.path, chosen.session, chosen.grep)
 
 
 def _mcp(chosen: argparse.Namespace) -> int:
-    from proxy.cli.recall import key_of, serve_mcp
+    from proxy.cli.recall import serve_mcp
 
-    settings = _settings(chosen)
-    serve_mcp(chosen.url or f"http://127.0.0.1:{settings.port}", key_of(settings.environment, ask=False))
+    serve_mcp(_settings(chosen), chosen.url)
     return OK
 
 
 def _store(chosen: argparse.Namespace) -> int:
+    from asyncio import run
+
     from proxy.cli import store
-    from proxy.cli.forget import forget
 
     settings = _settings(chosen)
     match chosen.action:
         case "ls":
-            return store.run(settings, store.ls(chosen.namespace))
+            return run(store.ls(settings, chosen.namespace))
         case "cat":
-            return store.run(settings, store.cat(chosen.key))
+            return run(store.cat(settings, chosen.key))
         case "grep":
-            return store.run(settings, store.grep(chosen.pattern, chosen.prefix or ""))
+            return run(store.grep(settings, chosen.pattern, chosen.prefix or ""))
         case "gc":
-            return store.run(settings, store.gc(settings, chosen.older_than, dry_run=chosen.dry_run))
+            return run(store.gc(settings, chosen.older_than, dry_run=chosen.dry_run))
         case "forget":
-            return forget(settings, chosen.namespace, sure=chosen.yes)
+            return store.forget(settings, chosen.namespace, sure=chosen.yes)
         case _:
             sys.stdout.write(store.namespace_of_key(settings, sys.stdin.buffer.readline().strip()) + "\n")
             return OK
@@ -217,11 +186,6 @@ def _demo(chosen: argparse.Namespace) -> int:
     from proxy.demo import run
 
     return run(serve=chosen.serve)
-
-
-def _settings(chosen: argparse.Namespace) -> Settings:
-    given: Mapping[str, object] = vars(chosen)
-    return read({name: text for name, text in given.items() if text is None or isinstance(text, str)})
 
 
 _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")

@@ -1,30 +1,49 @@
-"""The `check` command: explains in words what a directory of policies means."""
+"""What policies mean, what their upstreams answer, and what will not work: for `check` and the start of `serve`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from proxy.cli.words import duration, several
+from proxy.dialects.messages import MESSAGES
+from proxy.errors import UpstreamFault
 from proxy.plan.forecast import CAUSES, waiting
 from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
 from proxy.policies import Policies, builtin, load
-from proxy.policies.tenants import described
-from proxy.policy import Inject, Mode, Policy
+from proxy.policies.tenants import KEY_HEADERS, Tenant, described
+from proxy.policy import Inject, Mode, Policy, Upstream
 from proxy.requests.planned import OUR_TOOLS_TOKENS
-from proxy.settings import Settings
+from proxy.settings import Settings, strange_variables
+from proxy.stores import describe, folder_of, open_store
+from proxy.stores.guarded import Guarded
+from proxy.upstream.client import UpstreamClient, models
+from proxy.upstream.headers import url_for
 
 RESULTS = (300, 1_000, 4_000)
 """Tokens of the results in the sessions that are simulated."""
 TASK, CALL, PREVIEW = 200, 60, 70
 """Tokens of their task, of each call with what the model says beside it, and of a result that has moved."""
 MOST_REQUESTS = 300
+UPSTREAM_SECONDS, STORE_SECONDS = 3.0, 2.0
+"""How long one answer of an upstream may take, and the store's."""
+MOST = 20
+"""Most upstreams that `serve` asks."""
+FEW = 5
+"""A list of at most so many models, such as a local server's, is shown in full."""
 
 
-def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
-    """Return the policies of a directory, and their meaning in words. Raises PolicyError if one is bad.
+def check(settings: Settings, directory: str | None, *, live: bool) -> bool:
+    """Write what the policies of a directory mean and, if `live`, what their upstreams answer; returns whether all
+    of these do as requests need it. Raises PolicyError if a policy is bad.
 
     Where no directory is named and there is no `policies`, these are the built-in ones, as for `serve`.
     """
@@ -33,29 +52,34 @@ def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
         policies, place = builtin(settings.upstream), "built in"
     else:
         policies, place = load(where, settings.environment, settings.upstream), str(where)
-    return policies, "".join(f"{line}\n" for line in _lines(place, policies))
+    sys.stdout.write("".join(f"{line}\n" for line in _lines(place, policies)))
+    found = answers(settings, policies.all()) if live else []
+    if live:
+        sys.stdout.write("\nupstreams, asked now\n")
+    for one in found:
+        sys.stdout.write(f"  {one.policy.tenant:<10} {one.upstream.base_url}: {one.said}\n")
+        sys.stdout.write("".join(f"  {'':<10}   {model}\n" for model in one.models))
+    return all(one.good for one in found)
 
 
 def _lines(where: str, policies: Policies) -> Iterator[str]:
-    count = len(policies.all())
     warned = len(policies.warnings)
-    verdict = "all good" if not warned else f"{several(warned, 'warning')} below"
-    yield f"{where}: {several(count, 'policy', 'policies')}, {verdict}"
+    verdict = f"{several(warned, 'warning')} below" if warned else "all good"
+    yield f"{where}: {several(len(policies.all()), 'policy', 'policies')}, {verdict}"
     for policy in policies.all():
-        yield ""
-        yield policy.tenant
-        for title, text in _facts(policy, policies):
-            yield f"  {title:<10} {text}"
+        yield f"\n{policy.tenant}"
+        yield from (f"  {title:<10} {text}" for title, text in _facts(policy, policies))
     if policies.warnings:
         yield ""
         yield from (f"warning: {warning}" for warning in policies.warnings)
     if policies.default is None:
-        yield ""
-        yield "Callers with other keys, or none, get 401: there is no default.yaml."
+        yield "\nCallers with other keys, or none, get 401: there is no default.yaml."
 
 
 def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
-    yield "callers", _callers(policy, policies)
+    keys = sum(owner is policy for owner in policies.by_digest.values())
+    default = policy is policies.default
+    yield "callers", "everybody whom no other file names" if default else several(keys, "key")
     for title, one in (("upstream", policy), *policy.by_api):
         upstream = one.upstream
         yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
@@ -67,20 +91,13 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
     yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"
     if not policy.share_namespace:
-        yield "identity", described(policy.identity, listed=policy is not policies.default)
+        yield "identity", described(policy.identity, listed=not default)
     if policy.capture:
         yield "capture", "whole requests, where `serve --capture` names a folder"
     if policy.relay:
         yield "relay", "also " + ", ".join(policy.relay)
     if policy.rules:
         yield "rules", ", ".join(rule.model for rule in policy.rules)
-
-
-def _callers(policy: Policy, policies: Policies) -> str:
-    if policy is policies.default:
-        return "everybody whom no other file names"
-    count = sum(owner is policy for owner in policies.by_digest.values())
-    return several(count, "key")
 
 
 def offloads(policy: Policy) -> str:
@@ -117,3 +134,139 @@ def first_event(policy: Policy, size: int) -> str:
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
         state.add(Item(Role.TOOL, size, first, preview))
     return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
+
+
+# -- what upstreams answer ---------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """What one upstream of one policy says. `good`: whether requests can be expected to work."""
+
+    policy: Policy
+    upstream: Upstream
+    good: bool
+    said: str
+    models: Sequence[str] = ()
+    """A line for each model that matters."""
+
+
+def answers(settings: Settings, policies: Sequence[Policy], most: int | None = None) -> list[Answer]:
+    """Ask each distinct address with each key of a policy for its models, at most so many."""
+    targets: dict[tuple[str, str, str | None], tuple[Policy, Upstream, bool, list[str]]] = {}
+    for policy in policies:
+        for api, one in (("", policy), *policy.by_api):
+            for part in (one, *one.rules):
+                upstream = part.upstream
+                key = policy.tenant, upstream.base_url, upstream.api_key
+                *_, globs = targets.setdefault(key, (one, upstream, api == MESSAGES.name, []))
+                globs += filter(None, ("" if part is one else part.model, part.offload.compress.model))
+
+    async def asked() -> list[Answer]:
+        async with UpstreamClient(settings) as client:
+            return await asyncio.gather(*(_answer(client, *target) for target in [*targets.values()][:most]))
+
+    return asyncio.run(asked())
+
+
+async def _answer(
+    client: UpstreamClient, policy: Policy, upstream: Upstream, anthropic: bool, globs: list[str]
+) -> Answer:
+    """Ask with the policy's key, trying each header that clients use until one works. `globs` name the models that
+    matter."""
+    address = url_for(upstream.base_url, b"/v1", anthropic=anthropic)
+    headers = [(MESSAGES.version_header, b"2023-06-01")] if anthropic else []
+    for header in (b"",) if upstream.api_key is None else KEY_HEADERS:
+        credential = Tenant(policy, "", key_header=header).credential(upstream, anthropic=anthropic)
+        try:
+            found = await models(client, address, [*headers, *([credential] if credential else [])], UPSTREAM_SECONDS)
+        except UpstreamFault as fault:
+            return Answer(policy, upstream, False, f"DOES NOT ANSWER, {fault.detail or fault.message}")
+        if found.status not in (401, 403):
+            break
+    good, text = verdict(found.status, header.decode())
+    if found.status == 404 and not address.rstrip("/").endswith("/v1"):
+        text += "; its address may lack /v1"
+    lines = []
+    for name, window in found.windows.items():
+        if len(found.windows) <= FEW or any(fnmatchcase(name, glob) for glob in globs):
+            written = policy.for_model(name).upstream.context_window
+            said = f"context window {window:,} tokens" if window else "context window not given"
+            lines.append(
+                f"{name}: {said}" + (f", the policy says {written:,}" if written not in (None, window) else "")
+            )
+    count = f", {several(len(found.windows), 'model')}" if found.windows else ""
+    return Answer(policy, upstream, good, text + count, lines)
+
+
+def verdict(status: int, key_header: str) -> tuple[bool, str]:
+    """Return whether this status is good, and its meaning. `key_header` names the policy key's header, or is empty."""
+    if 200 <= status < 300:
+        accepted = {"": "asks for no key", "authorization": "key accepted"}
+        return True, f"reachable, {status}, " + accepted.get(key_header, f"key accepted, but only as `{key_header}`")
+    if status in (401, 403):
+        if key_header:
+            return False, f"FAILED, {status}, the policy's key is refused"
+        return True, f"reachable, {status}, asks for a key, which each caller has to send"
+    if status < 400:
+        return False, f"FAILED, {status}, and redirects are not followed"
+    if status >= 500:
+        return False, f"FAILED, {status}"
+    unknown = ", so the key was not checked" if key_header else ""
+    return True, f"reachable, {status}, gives no list of models{unknown}"
+
+
+# -- what `serve` says before it listens -------------------------------------------------------------------------------
+
+
+def say(settings: Settings, *, terminal: bool) -> None:
+    """Write to standard error what will not work and its cure and, on a `terminal`, four lines of what is set up.
+
+    Raises UserMistake if the policies are bad.
+    """
+    policies = load(settings.policies, settings.environment, settings.upstream)
+    fault = asyncio.run(_store_fault(settings))
+    lines = []
+    files = [file for file in settings.policies.glob("*.yaml") if file.is_file()] if settings.policies else []
+    for name, meant in strange_variables(settings.environment):
+        if not any(name in file.read_text(errors="replace") for file in files):
+            cure = f"; did you mean {meant}?" if meant else "; unset it"
+            lines.append(f"warning: {name} is no setting of the proxy{cure}")
+    if fault:
+        lines.append(
+            f"warning: the store {describe(settings.store)} cannot be used ({fault}): requests are served, but "
+            "summaries and the operations' files are lost; give --store a folder that you can write to, or a running "
+            "store's URL"
+        )
+    if terminal:
+        lines += _four_lines(settings, policies, fault)
+    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+
+
+async def _store_fault(settings: Settings) -> str | None:
+    """Return what is wrong with the store; of a folder only whether we can write to it, as no thread may hang in it."""
+    if (folder := folder_of(settings.store)) is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return "not a directory" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        return None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+    store = Guarded(open_store(settings.store), warn=lambda *_: None)
+    try:
+        return await store.check(STORE_SECONDS)
+    finally:
+        await store.close()
+
+
+def _four_lines(settings: Settings, policies: Policies, fault: str | None) -> Iterator[str]:
+    found = policies.all()
+    said = [f"{one.upstream.base_url} {one.said}" for one in answers(settings, found, MOST)]
+    cure = "; start it, or give --upstream" if any("DOES NOT ANSWER" in one for one in said) else ""
+    yield f"upstream   {'; '.join(dict.fromkeys(said))}{cure}"
+    if len(found) == 1:
+        yield f"policy     {settings.policies or 'built in'}: {offloads(found[0])}; {prices(found[0])}"
+    else:
+        yield f"policy     {len(found)} of {settings.policies}; `offload-proxy check` explains them"
+    yield f"store      {describe(settings.store)}, {'DOES NOT WORK' if fault else 'works'}"
+    yield f"dashboard  {settings.dashboard or 'off; --dashboard FILE shows every request and what it cost'}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -15,6 +16,9 @@ from proxy.cli.words import harmless
 from proxy.errors import ProxyError, UserMistake
 from proxy.operations.schema import Envelope
 from proxy.plan.prices import is_loopback
+from proxy.settings import Settings
+
+Ask = Callable[[bytes, bytes], Coroutine[Any, Any, Envelope]]
 
 KEY = "OFFLOAD_API_KEY"
 
@@ -25,24 +29,29 @@ WHOLE = 16 << 20
 """Characters of a text that are shown of it: the most that the proxy gives at once."""
 
 
-class Caller:
-    """Calls operations of the proxy at `url`, which may end in `/v1`. Raises UserMistake."""
+def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
+    """Return what calls operations of the proxy at `url`, which may end in `/v1`, with the caller's key.
 
-    def __init__(self, url: str, key: str) -> None:
-        try:
-            host = urlsplit(url).hostname or ""
-        except ValueError as error:
-            raise UserMistake(f"--url {url}: {error}") from error
-        self._environment = not is_loopback(host)  # whose proxies do not lead to this machine
-        self._root = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    That is the first line of standard input if we may `ask` and no terminal is there. Raises UserMistake; calls raise
+    ProxyError if no proxy answers.
+    """
+    url = url or f"http://127.0.0.1:{settings.port}"
+    try:
+        loopback = is_loopback(urlsplit(url).hostname or "")  # no proxy of the environment leads to this machine
+    except ValueError as error:
+        raise UserMistake(f"--url {url}: {error}") from error
+    key = settings.environment.get(KEY, "")
+    if ask and not key and not sys.stdin.isatty():
+        key = sys.stdin.readline().strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise UserMistake(f"set {KEY} to the key with which your client calls the proxy")
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
-    async def __call__(self, path: bytes, given: bytes) -> Envelope:
-        """Raises ProxyError if no proxy answers."""
-        address = f"{self._root}{path.decode()}"
+    async def call(path: bytes, given: bytes) -> Envelope:
+        address = f"{url.rstrip('/').removesuffix('/v1')}{path.decode()}"
         try:
-            async with httpx.AsyncClient(timeout=SECONDS, trust_env=self._environment) as client:
-                reply = await client.post(address, content=given, headers=self._headers)
+            async with httpx.AsyncClient(timeout=SECONDS, trust_env=not loopback) as client:
+                reply = await client.post(address, content=given, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ProxyError(
                 f"no answer from {address}: {error or type(error).__name__}; is the proxy there?"
@@ -52,21 +61,12 @@ class Caller:
         except ValueError as error:
             raise ProxyError(f"{address} answered {reply.status_code}, and not as an offload-proxy") from error
 
-
-def key_of(environment: Mapping[str, str], *, ask: bool) -> str:
-    """Return the caller's key, or the first line of standard input if we may `ask` and no terminal is there. Raises
-    UserMistake."""
-    key = environment.get(KEY, "")
-    if ask and not key and not sys.stdin.isatty():
-        key = sys.stdin.readline().strip()
-    if not (key and key.isascii() and key.isprintable()):
-        raise UserMistake(f"set {KEY} to the key with which your client calls the proxy")
-    return key
+    return call
 
 
-def recall(url: str, key: str, path: str | None, session: str | None, pattern: str | None) -> int:
+def recall(settings: Settings, url: str | None, path: str | None, session: str | None, pattern: str | None) -> int:
     """Write sessions, one session's texts, matching lines, or a whole text. Returns the exit code: 1 if nothing is
-    there. Raises ProxyError."""
+    there. Raises UserMistake and ProxyError."""
     given: dict[str, object] = {"session": session} if session else {}
     if path:
         operation, given = b"/recall_read", {"path": path, "characters": WHOLE}
@@ -74,7 +74,7 @@ def recall(url: str, key: str, path: str | None, session: str | None, pattern: s
         operation, given = b"/recall_search", {"pattern": pattern, "limit": 1_000, **given}
     else:
         operation, given = b"/recall_sessions", {"limit": 200, **given}
-    reply = asyncio.run(Caller(url, key)(operation, msgspec.json.encode(given)))
+    reply = asyncio.run(_caller(settings, url, ask=True)(operation, msgspec.json.encode(given)))
     if not reply.success:
         raise ProxyError(reply.answer)
     text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)
@@ -82,11 +82,11 @@ def recall(url: str, key: str, path: str | None, session: str | None, pattern: s
     return 0 if path or any(map(reply.metadata.get, ("matches", "sessions", "texts"))) else 1
 
 
-def serve_mcp(url: str, key: str) -> None:
+def serve_mcp(settings: Settings, url: str | None) -> None:
     """Serve an MCP client at standard input and output. Raises UserMistake without the library."""
     try:
         from proxy.operations import mcp
     except ModuleNotFoundError as error:
         raise UserMistake("this needs: pip install 'offload-proxy[mcp]'") from error
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(mcp.over_stdio(Caller(url, key)))
+    asyncio.run(mcp.over_stdio(_caller(settings, url, ask=False)))

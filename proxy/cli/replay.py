@@ -40,11 +40,11 @@ def run(
     files: Sequence[str],
     policies: Sequence[str],
     environment: Mapping[str, str],
+    api: str | None,
+    html: str | None,
     *,
-    api: str | None = None,
-    as_json: bool = False,
-    html: str | None = None,
-    profiles: bool = False,
+    as_json: bool,
+    profiles: bool,
 ) -> None:
     """Replay the files under each policy, and print what it would have done; to a file as well with `html`.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli import FAILED, MISTAKE, OK, forget, main
+from proxy.cli import FAILED, MISTAKE, OK, main
 from proxy.dashboard.rows import Rows
 from proxy.stores import open_store
 from tests.dashboard.traffic import ended
@@ -27,7 +27,7 @@ KEYS = [f"{CALLER}/rounds/{number}" for number in range(5)] + [
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for more to come."""
-    monkeypatch.setattr(forget, "SETTLED", 0.0)
+    monkeypatch.setattr("proxy.cli.store.SETTLED", 0.0)
 
 
 class Terminal(io.StringIO):
@@ -69,7 +69,7 @@ def captures(tmp_path: Path) -> Path:
 def test_everything_of_one_namespace_goes(
     store: str, captures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forget, "AT_ONCE", 2)
+    monkeypatch.setattr("proxy.cli.store.AT_ONCE", 2)
     assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
     assert capsys.readouterr() == ("deleted 6 records, 2 files of captured requests\n", "")
     assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}

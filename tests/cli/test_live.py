@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.cli import FAILED, OK, main
-from proxy.cli.live import verdict
+from proxy.cli.check import verdict
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
 
 DEFAULT = "upstream: {{base_url: {local}}}\n"
@@ -55,7 +55,7 @@ def listing(*models: dict[str, Any], **headers: str) -> Any:
     return answer
 
 
-def check(folder: Path, capsys: pytest.CaptureFixture[str], **names: StrictUpstream) -> tuple[int, str]:
+def asked(folder: Path, capsys: pytest.CaptureFixture[str], **names: StrictUpstream) -> tuple[int, str]:
     """Return the exit code and what was said, with names in place of addresses."""
     code = main(["check", "--live", str(folder)])
     said = capsys.readouterr().out.partition("upstreams, asked now\n")[2]
@@ -70,7 +70,7 @@ def test_it_says_what_each_upstream_answers(
     found = [{"id": model, "context_length": 200_000} for model in MODELS]
     cloud.respond(listing(*found, authorization="Bearer sk-acme"))
     local.respond(listing({"id": "qwen", "meta": {"n_ctx_train": 32768}}))
-    code, said = check(policies, capsys, local=local, cloud=cloud)
+    code, said = asked(policies, capsys, local=local, cloud=cloud)
     assert code == OK
     assert said.splitlines() == [
         "  default    local/v1: reachable, 200, asks for no key, 1 model",
@@ -108,7 +108,7 @@ def test_a_key_that_only_another_header_may_carry(
     policies: Path, local: StrictUpstream, cloud: StrictUpstream, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.respond(listing(api_key="sk-acme"))
-    code, said = check(policies, capsys, local=local, cloud=cloud)
+    code, said = asked(policies, capsys, local=local, cloud=cloud)
     assert code == OK
     assert "cloud/v1: reachable, 200, key accepted, but only as `api-key`\n" in said
     assert "local/v1: reachable, 404, gives no list of models\n" in said
@@ -120,7 +120,7 @@ def test_one_that_fails_makes_the_exit_code(
     cloud.respond(lambda _: error(403))
     gone = policies / "default.yaml"
     gone.write_text("upstream: {base_url: 'http://127.0.0.1:1/v1'}\n")
-    code, said = check(policies, capsys, cloud=cloud)
+    code, said = asked(policies, capsys, cloud=cloud)
     assert code == FAILED
     assert "cloud/v1: FAILED, 403, the policy's key is refused\n" in said
     assert "http://127.0.0.1:1/v1: DOES NOT ANSWER, http://127.0.0.1:1: ClientConnectorError: " in said

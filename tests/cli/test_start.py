@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli import main, start
+from proxy.cli import check, main
 from proxy.settings import Settings
 from tests.fake_upstream import StrictUpstream
 
@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def said(settings: Settings, capsys: pytest.CaptureFixture[str], *, terminal: bool = True) -> list[str]:
-    start.say(settings, terminal=terminal)
+    check.say(settings, terminal=terminal)
     return capsys.readouterr().err.splitlines()
 
 
