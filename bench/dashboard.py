@@ -18,8 +18,7 @@ import msgspec
 
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.queries import Reader, Wanted
-from proxy.dashboard.recorded import Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import Recorded, Rows
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 

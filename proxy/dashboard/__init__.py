@@ -2,23 +2,38 @@
 
 Requests end as outcomes. `Dashboard.record` queues each of them for a thread that writes (`writer`), and the pages read
 what all workers wrote (`queries`).
+
+The operator sees everything, and the holder of a caller's key what was done for that key. The operator has the admin
+token, or without one a link that opens once, which `serve` prints. Nobody is trusted for where a request comes from: a
+reverse proxy on this machine looks like a browser on it. Whoever logs in gets a cookie. It is signed with the admin
+token, so that all replicas take it, or with a secret of the dashboard's file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 import socket
+import sqlite3
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as BadBase64
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from msgspec.structs import asdict
 
-from proxy.dashboard.access import Access, Viewer, use_link
 from proxy.dashboard.fleet import Fleet
-from proxy.dashboard.queries import Queries, Reader
+from proxy.dashboard.queries import Reader
 from proxy.dashboard.rows import Rows
 from proxy.dashboard.writer import Writer, Writing
-from proxy.errors import DashboardFault, Unauthorized
+from proxy.errors import DashboardFault, Overloaded, Unauthorized
 from proxy.plan.prices import price_of
 from proxy.policies.tenants import identify, retention
 
@@ -32,6 +47,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+COOKIE = "offload_session"
+
+VALID, VALID_BY_LINK = 12 * 3600, 30 * 86_400
+"""Seconds for which a cookie is valid: one that can be had again with a token or key, and that of the link."""
+
+LONGEST = 1_000
+"""Most characters of a cookie."""
+
 MISSING = "the proxy was started without --dashboard FILE"
 
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -39,6 +62,19 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 
 ENDED = 1_000
 """Most requests whose outcome is awaited. Each is recorded right after it was seen."""
+
+AT_ONCE, VIEWERS = 4, 32
+"""Queries that one viewer may have under way, and all viewers together."""
+
+
+class Viewer(msgspec.Struct, frozen=True):
+    """Who looks. `namespace` None: the operator, who sees everything."""
+
+    namespace: str | None = None
+
+    @property
+    def operator(self) -> bool:
+        return self.namespace is None
 
 
 class Dashboard:
@@ -53,14 +89,14 @@ class Dashboard:
         policies: Callable[[], Policies],
         health: Callable[[Collection[str]], Awaitable[Mapping[str, Any]]],
     ) -> None:
-        self._settings = settings
-        self._content = settings.dashboard_content
-        self._policies = policies
-        self._health = health
+        self._settings, self._policies, self._health = settings, policies, health
         self._writer: Writer | None = None
         if (path := settings.dashboard) is not None:
-            self._operators, self._viewers = Queries(path), Queries(path)
-            self._writer = Writer(path, settings.dashboard_limit, lambda name: retention(name, policies()))
+            kept = settings.dashboard_content
+            size = settings.dashboard_limit
+            self._writer = Writer(path, size, lambda name: retention(name, policies()), content=kept)
+        self._operators, self._viewers = (ThreadPoolExecutor(1, "dashboard-reader") for _ in range(2))
+        self._waiting = Counter[str]()  # queries under way, by namespace
         self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
         self._ended: dict[str, Prepared] = {}
         self.replica = f"{socket.gethostname()}:{settings.port}"
@@ -75,9 +111,10 @@ class Dashboard:
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Queue a row for each request. Takes a few microseconds, and never fails."""
-        attempts = [self._ended.pop(outcome.request_id, None) for outcome in outcomes]
-        if self._writer is not None:
-            self._writer.record(outcomes, attempts, content=self._content)
+        for outcome in outcomes:
+            attempt = self._ended.pop(outcome.request_id, None)
+            if self._writer is not None:
+                self._writer.record(outcome, attempt)
 
     # -- its life --
 
@@ -86,10 +123,10 @@ class Dashboard:
             self._writer.start()
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what waits. Queries that run end by themselves."""
+        for pool in (self._operators, self._viewers):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._writer is not None:
-            self._operators.close()
-            self._viewers.close()
             self._writer.close()
 
     async def exchange(self, store: Store, warn: Callable[[str, str], None]) -> None:
@@ -111,19 +148,33 @@ class Dashboard:
         """Return the state of this process, and how the writing goes."""
         state, namespaces = self.state(), list[str]()
         try:
-            namespaces = namespaces if state["off"] else await self.read(lambda reader: reader.namespaces(), Viewer())
+            namespaces = namespaces if state["off"] else await self.read(Reader.namespaces, Viewer())
         except DashboardFault as fault:
             state["fault"] = state["fault"] or str(fault)
         return {"dashboard": state, **await self._health(namespaces)}
 
     async def read(self, query: Callable[[Reader], T], viewer: Viewer) -> T:
-        """Run a query. Viewers wait for each other, and the operator for none of them. Raises DashboardFault, and
-        Overloaded if too many wait."""
-        state = self.state()
-        if state["off"]:
+        """Run a query in a thread. Viewers wait for each other, and the operator for none of them. Raises
+        DashboardFault, and Overloaded if too many wait."""
+        state, path, who = self.state(), self._settings.dashboard, viewer.namespace or ""
+        if state["off"] or path is None:
             raise DashboardFault(state["fault"])
-        queries = self._operators if viewer.operator else self._viewers
-        return await queries.run(query, viewer.namespace or "")
+        if who and (self._waiting[who] >= AT_ONCE or self._waiting.total() >= VIEWERS):
+            raise Overloaded("Too many viewers at once; try again")
+
+        def run() -> T:
+            with closing(Reader(path)) as reader:
+                return query(reader)
+
+        self._waiting[who] += bool(who)
+        try:
+            pool = self._operators if viewer.operator else self._viewers
+            return await asyncio.get_running_loop().run_in_executor(pool, run)
+        except RuntimeError as error:
+            raise DashboardFault("The process ends") from error
+        finally:
+            self._waiting[who] -= bool(who)
+            self._waiting += Counter()  # drops those that are at 0
 
     async def opens(self, code: str) -> bool:
         """Return whether this is the code of a link that was printed and never used."""
@@ -131,24 +182,20 @@ class Dashboard:
 
     async def known(self, key: str) -> tuple[str | None, str]:
         """Return the namespace that a caller's key opens, or None and why there is none."""
-        namespace, why = self._namespace(key)
-        if namespace is None or await self.read(lambda reader: reader.knows(namespace), Viewer(namespace)):
-            return namespace, why
-        return None, "Nothing is kept of this key's requests."
-
-    def _namespace(self, key: str) -> tuple[str | None, str]:
         try:
             tenant = identify([(b"authorization", b"Bearer " + key.encode())], self._policies())
         except Unauthorized as error:
             return None, error.message
         if tenant.anonymous or (tenant.policy.share_namespace and tenant.policy is self._policies().default):
             return None, "This key is not listed in a policy, and its tenant's callers share one namespace."
-        return tenant.namespace, ""
+        if await self.read(lambda reader: reader.knows(tenant.namespace), Viewer(tenant.namespace)):
+            return tenant.namespace, ""
+        return None, "Nothing is kept of this key's requests."
 
     def shows_content(self, tenant: str) -> bool:
         """Whether texts may be shown now, whatever the file has."""
         policy = self._policy(tenant)
-        return self._content and policy is not None and policy.dashboard_content
+        return self._settings.dashboard_content and policy is not None and policy.dashboard_content
 
     def price(self, tenant: str, model: str) -> float | None:
         """Return the money for a million plain input tokens, if the tenant's policy or the price list says."""
@@ -160,3 +207,66 @@ class Dashboard:
 
     def _policy(self, tenant: str) -> Policy | None:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)
+
+
+class Access:
+    """Compares tokens, and makes and reads cookies. `secret` returns the file's random bytes, empty without a file."""
+
+    def __init__(
+        self, admin_token: str | None, secret: Callable[[], bytes], clock: Callable[[], float] = time.time
+    ) -> None:
+        self.token = admin_token or ""
+        self._secret, self._clock = secret, clock
+
+    def is_admin(self, token: str) -> bool:
+        """Return whether this is the admin token. Tries are not limited: callers behind an ingress share its address
+        and would lock the operator out, and a random token cannot be guessed anyway."""
+        return bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def cookie(self, namespace: str | None, valid: float = VALID) -> str | None:
+        """Return a new cookie's value, or None if there is neither a token nor a file."""
+        said = msgspec.msgpack.encode((int(self._clock() + valid), namespace))
+        signature = self._signature(said)
+        return urlsafe_b64encode(signature + said).decode() if signature else None
+
+    def viewer(self, cookie: str) -> Viewer | None:
+        """Return whom a cookie names, or None if it is not ours or no longer valid."""
+        try:
+            raw = urlsafe_b64decode(cookie.encode()) if len(cookie) <= LONGEST else b""
+        except (BadBase64, ValueError):
+            return None
+        signature, said = raw[:32], raw[32:]
+        if not said or not hmac.compare_digest(signature, self._signature(said)):
+            return None
+        until, namespace = msgspec.msgpack.decode(said, type=tuple[int, str | None])
+        return Viewer(namespace) if self._clock() < until else None
+
+    def _signature(self, said: bytes) -> bytes:
+        """Return 32 bytes; none if there is nothing to sign with."""
+        secret = b"token " + self.token.encode() if self.token else self._secret()
+        key = hmac.digest(sha256(secret).digest(), b"dashboard", "sha256")
+        return hmac.digest(key, said, "sha256") if secret else b""
+
+
+def new_link(settings: Settings, address: str) -> str | None:
+    """Return a link that opens the dashboard once, or None if there is no file, or a token to log in with. It replaces
+    the last one."""
+    code = secrets.token_urlsafe(24)
+    made = _on_links(settings, lambda rows: rows.set_link(code))
+    return f"{address}/_offload/login?once={code}" if made else None
+
+
+def use_link(settings: Settings, code: str) -> bool:
+    """Return whether this code was printed and never used. It cannot be used again."""
+    return _on_links(settings, lambda rows: rows.use_link(code))
+
+
+def _on_links(settings: Settings, work: Callable[[Rows], bool]) -> bool:
+    """Return what `work` returns; False if links open nothing, or if the dashboard is off, which says why."""
+    if settings.dashboard is None or settings.admin_token:
+        return False
+    try:
+        with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
+            return work(rows)
+    except (DashboardFault, sqlite3.Error):
+        return False

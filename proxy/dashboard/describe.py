@@ -18,7 +18,6 @@ from proxy.plan.plan import Role, live
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
-    from proxy.plan.message import Message
     from proxy.requests.planned import Planned
     from proxy.requests.prepared import Prepared
 
@@ -41,8 +40,6 @@ AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED, MARKED, RESTORED = (
 )  # fmt: skip
 """What became of a message: nothing, moved before it was sent once, moved at an event, part of a snapshot, sent with a
 cache breakpoint of ours, or sent as the model had written it."""
-
-_DIGITS = 16
 
 Described = tuple[int | None, Sequence[int] | None, bytes | None]
 """The session's number, the tokens of each of `KINDS`, and what became of each message."""
@@ -80,20 +77,25 @@ def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
     planned = prepared.in_force if prepared is not None else None
     if prepared is None or planned is None or planned.dialect.counts:
         return NOTHING
+    names = f"{prepared.tenant.namespace} {planned.dialect.name} {planned.request.model} "
+    began = beginning(planned.history.measured)
+    session = int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
+
     content = content and prepared.tenant.policy.dashboard_content
     fates = _fates(prepared, planned, content)
-    return _session(prepared, planned), _kinds(prepared, planned, fates), _detail(prepared, planned, fates, content)
+    shown, snapshot = fates[-MESSAGES:], prepared.rendered.shown if prepared.rendered else None
+    kept = {
+        "messages": shown,
+        "omitted": len(fates) - len(shown),
+        "texts": _texts(prepared, planned, shown) if content else {},
+        "snapshot": snapshot.text[:LONGEST_TEXT] if snapshot and content else None,
+    }
+    return session, _kinds(prepared, planned, fates), zlib.compress(msgspec.msgpack.encode(kept), 1)
 
 
 def detail(kept: bytes) -> dict[str, Any]:
     """Return what became of each message, as the file has it."""
     return msgspec.msgpack.decode(zlib.decompress(kept), type=dict[str, Any], strict=False)
-
-
-def _session(prepared: Prepared, planned: Planned) -> int:
-    names = f"{prepared.tenant.namespace} {planned.dialect.name} {planned.request.model} "
-    began = beginning(planned.history.measured)
-    return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
 
 def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
@@ -108,39 +110,36 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
         moves = planned.plan.moves
         for boundary in planned.plan.boundaries[-1:]:
             gone = {index for index in range(boundary.end) if index not in boundary.pins}
-    found = []
-    past = planned.history
+    found, past = list[Fate](), planned.history
     for index, (item, message, named) in enumerate(zip(past.items, past.measured, past.messages, strict=True)):
+        came, sent_digest = message.digest.hex()[:16], ""
         if index in gone:
-            move, rule, sent, changed, hidden = None, SUMMARISED, 0, "", None
+            move, rule, sent, hidden = None, SUMMARISED, 0, None
         else:
             move, hidden = moves.get(index), rendered.rounds.get(index) if rendered else None
             rule, sent = (EVENT if move.event else FIRST_SIGHT) if move else AS_IT_CAME, live(item, move)
-            changed = _changed(message, rendered.altered.get(index) if rendered else None)
-            rule = rule or (RESTORED if hidden else MARKED) if changed else rule
+            if rendered and index in rendered.altered:
+                changed = digest(rendered.altered[index]).hex()[:16]
+                sent_digest = changed if changed != came else ""
+                rule = rule or (RESTORED if hidden else MARKED) if sent_digest else rule
+        label = named.pieces[0].label if named.pieces else None
         fate = Fate(
             index=index,
             kind=KINDS[_KIND[item.role]],
-            digest=message.digest.hex()[:_DIGITS],
+            digest=came,
             tokens=item.tokens,
             sent=sent,
             rule=rule,
             event=move.event if move else 0,
-            sent_digest=changed,
+            sent_digest=sent_digest,
             hidden=hidden.tokens if hidden and index >= start else 0,
-            origin=named.pieces[0].label.origin if named.pieces else "",
-            about=named.pieces[0].label.about if named.pieces and content else "",
+            origin=label.origin if label else "",
+            about=label.about if label and content else "",
             files=tuple(piece.name for piece in named.pieces),
             stays="" if rule or item.role is not Role.TOOL else "small" if item.preview >= item.tokens else "waiting",
         )
         found.append(fate)
     return found
-
-
-def _changed(message: Message, altered: bytes | None) -> str:
-    """Return the digest of a message as it was sent if that is not how it came."""
-    sent = digest(altered).hex()[:_DIGITS] if altered is not None else ""
-    return "" if sent == message.digest.hex()[:_DIGITS] else sent
 
 
 def _kinds(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[int]:
@@ -161,30 +160,18 @@ def _kinds(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[
     return tokens
 
 
-def _detail(prepared: Prepared, planned: Planned, fates: Sequence[Fate], content: bool) -> bytes:
-    shown = fates[-MESSAGES:]
-    snapshot = prepared.rendered.shown if prepared.rendered else None
-    found = {
-        "messages": shown,
-        "omitted": len(fates) - len(shown),
-        "texts": _texts(prepared, planned, shown) if content else {},
-        "snapshot": snapshot.text[:LONGEST_TEXT] if snapshot and content else None,
-    }
-    return zlib.compress(msgspec.msgpack.encode(found), 1)
-
-
 def _texts(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
     """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
     transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
     found: dict[int, tuple[str, str | None]] = {}
     for fate in reversed(fates):
-        raw, message = transcript.raws[fate.index], transcript.messages[fate.index]
-        came, sent = _text(raw), None
+        raw, changed = transcript.raws[fate.index], None
         if prepared.rendered is not None:
-            sent = _text(prepared.rendered.altered[fate.index]) if fate.index in prepared.rendered.altered else None
+            changed = prepared.rendered.altered.get(fate.index)
         elif fate.rule in (FIRST_SIGHT, EVENT):
-            first = fate.rule == FIRST_SIGHT
-            sent = _text(render.compact(planned.dialect, raw, message, shape, first_preview=first))
+            message, first = transcript.messages[fate.index], fate.rule == FIRST_SIGHT
+            changed = render.compact(planned.dialect, raw, message, shape, first_preview=first)
+        came, sent = _text(raw), None if changed is None else _text(changed)
         room -= len(came) + len(sent or "")
         if room < 0:
             break

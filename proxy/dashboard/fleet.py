@@ -20,8 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from proxy.dashboard.recorded import DAY, HOUR
-from proxy.dashboard.rows import FLEET, FLEET_SESSIONS, FLEET_SUMS, OURS, REMEMBERED, Rows, digest, insert
+from proxy.dashboard.rows import DAY, FLEET, FLEET_SESSIONS, FLEET_SUMS, HOUR, OURS, REMEMBERED, Rows, digest, insert
 from proxy.errors import DashboardFault, StoreFault
 from proxy.stores import Store
 
@@ -124,8 +123,7 @@ class Fleet:
         mine = {record for record in listed if f".{replica}." in record}
         if stale := (listed.keys() - current) | (mine - known):
             await self._store.delete(*(f"{SUMS}{record}" for record in stale))
-        fresh = [newest[place][1] for place in sorted(newest, reverse=True)]
-        fresh = [record for record in fresh if record not in known and record not in mine]
+        fresh = [newest[place][1] for place in sorted(newest, reverse=True) if newest[place][1] not in known | mine]
         for start in range(0, len(fresh), AT_ONCE):
             some = fresh[start : start + AT_ONCE]
             values = await self._store.get_many([f"{SUMS}{record}" for record in some])
@@ -139,7 +137,7 @@ class Fleet:
 
         def opened() -> T:
             with closing(self._rows()) as rows:
-                return rows.within(partial(work, rows))
+                return rows.within(lambda: work(rows))
 
         return await asyncio.to_thread(opened)
 
@@ -228,16 +226,12 @@ def _known(rows: Rows, current: Collection[str]) -> tuple[str, set[str]]:
 
 def _forget(rows: Rows, told: Collection[str], now: float) -> None:
     """Forget namespaces that another replica was told to forget."""
-    run = rows.connection.execute
-    done = dict(run("SELECT digest, time FROM forgotten"))
+    done = dict(rows.connection.execute("SELECT digest, time FROM forgotten"))
     for one in told:
         name, _, since = one.partition(".")
-        if not _TOLD.fullmatch(one):
-            continue  # not ours
-        known, at = bytes.fromhex(name), float(since)
-        if now - at < REMEMBERED and at > done.get(known, 0.0):
-            run("PRAGMA secure_delete = ON")
-            for namespace in rows.namespaces():
-                if digest(namespace) == known:
-                    rows.drop(namespace, at)
-            run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (known, at))
+        if (
+            _TOLD.fullmatch(one)
+            and now - float(since) < REMEMBERED
+            and float(since) > done.get(bytes.fromhex(name), 0.0)
+        ):
+            rows.drop(bytes.fromhex(name), float(since))

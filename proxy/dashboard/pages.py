@@ -1,4 +1,4 @@
-"""The routes below `/_offload/`: static files, the login, and what the pages ask for as JSON or as a stream of events.
+"""The routes below `/_offload/`: static files, the login, and what the pages ask for as JSON.
 
 Whoever calls these has passed the check of `Host` and `Origin`, which the application makes for all of them.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from html import escape
@@ -20,12 +21,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.dashboard.access import COOKIE, VALID, VALID_BY_LINK, Viewer
+from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
-from proxy.dashboard.queries import PAGE, PERIODS, Reader, Wanted
-from proxy.dashboard.recorded import DAY, LONGEST_TEXT
-from proxy.dashboard.savings import Price, Row, compared, missed, savings, verified
+from proxy.dashboard.queries import PAGE, Reader, Wanted
+from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, Row
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
+from proxy.telemetry.outcome import Basis, Holdout, Kind
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,6 +38,9 @@ MOST = 500
 
 LARGEST_FORM = 4_096
 """Most bytes of a login."""
+
+PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), "month": (30 * DAY, DAY)}
+"""What pages show: so many seconds, of which the sums are kept by this span."""
 
 TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
          "svg": "image/svg+xml"}  # fmt: skip
@@ -62,25 +66,15 @@ started. It opens once. To log in again and again, start the proxy with OFFLOAD_
 
 USED = "This link has been used, or a later start of the proxy printed another one."
 
-Read = Callable[[Reader, str | None, "Request"], Any]
-"""Returns what a page shows of a namespace, or of all."""
+Price = Callable[[str, str], float | None]
+"""Returns the money for a million plain input tokens, for a tenant and a model, if its policy says."""
 
 
 def routes(dashboard: Dashboard) -> Sequence[Route]:
     """Return the routes."""
-    pages, price = _Pages(dashboard), dashboard.price
-    reads: dict[str, Read] = {
-        "requests": lambda reader, own, asked: reader.requests(own, _wanted(asked), after=_number(asked, "after", 0)),
-        "requests/{id}": partial(_request, dashboard),
-        "latency": lambda reader, own, asked: reader.latency(own, _wanted(asked)),
-        "names": lambda reader, own, asked: reader.names(own),
-        "savings": lambda reader, own, asked: _savings(reader, own, asked, price),
-        "sessions": lambda reader, own, asked: _priced(reader.sessions(own, _wanted(asked)), price),
-        "sessions/{session}": lambda reader, own, asked: reader.session(_session(asked.path_params["session"]), own),
-    }
-    answers = {"me": pages.me, "health": pages.health} | {
-        path: partial(pages.read, read) for path, read in reads.items()
-    }
+    pages, reads = _Pages(dashboard), _reads(dashboard)
+    answers: dict[str, Callable[[Request, Viewer], Awaitable[Any]]] = {"me": pages.me, "health": pages.health}
+    answers |= {path: partial(pages.read, read) for path, read in reads.items()}
     return [
         Route("/_offload/", pages.index),
         Route("/_offload/static/{name:path}", pages.static),
@@ -98,7 +92,7 @@ class _Pages:
     # -- pages --
 
     async def index(self, request: Request) -> Response:
-        if self._by_cookie(request) is None:
+        if self._access.viewer(request.cookies.get(COOKIE, "")) is None:
             return RedirectResponse("login", 303, HEADERS)
         return _static("index.html")
 
@@ -109,7 +103,7 @@ class _Pages:
         """Show the form, or check what it sent, or the code of a link, and set the cookie."""
         code = request.query_params.get("once", "") if request.method != "HEAD" else ""  # as link checkers ask
         if request.method != "POST" and not code:
-            return self._form("")
+            return self._form("", 200)
         form = await _form(request) if request.method == "POST" else {}
         valid, opens, namespace = VALID, False, None
         if code:
@@ -132,8 +126,8 @@ class _Pages:
         )
         return response
 
-    def _form(self, said: str, status: int = 200) -> Response:
-        operator = WITH_TOKEN if self._access.has_token else WITH_LINK
+    def _form(self, said: str, status: int) -> Response:
+        operator = WITH_TOKEN if self._access.token else WITH_LINK
         page = _contents()["login.html"].decode().format(said=escape(said), operator=operator)
         return Response(page, status, HEADERS, TYPES["html"])
 
@@ -148,8 +142,6 @@ class _Pages:
         """Answer with JSON, or with an error of ours."""
         try:
             viewer = await self._viewer(request)
-            if viewer is None:
-                raise Unauthorized("Log in at /_offload/login")
             body, status = _json(await answer(request, viewer)), 200
         except DashboardFault as fault:
             body, status = _json({"error": {"message": str(fault)}}), 503
@@ -157,7 +149,18 @@ class _Pages:
             body, status = _json({"error": {"message": error.message}}), error.status
         return Response(body, status, HEADERS, "application/json")
 
-    async def read(self, read: Read, request: Request, viewer: Viewer) -> Any:
+    async def _viewer(self, request: Request) -> Viewer:
+        """Return who asks, by a valid cookie or else by bearer token. Raises Unauthorized and DashboardFault."""
+        viewer = self._access.viewer(request.cookies.get(COOKIE, ""))
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if viewer is None and token:
+            namespace = None if self._access.is_admin(token) else (await self._dashboard.known(token))[0]
+            viewer = Viewer(namespace) if namespace or self._access.is_admin(token) else None
+        if viewer is None:
+            raise Unauthorized("Log in at /_offload/login")
+        return viewer
+
+    async def read(self, read: _Read, request: Request, viewer: Viewer) -> Any:
         return await self._dashboard.read(lambda reader: read(reader, viewer.namespace, request), viewer)
 
     async def me(self, request: Request, viewer: Viewer) -> Any:
@@ -166,7 +169,7 @@ class _Pages:
             state = {"off": state["off"], "fault": state["fault"] and "ask whoever runs the proxy"}
         others: list[Row] = []
         with suppress(DashboardFault):
-            others = await self._dashboard.read(lambda reader: reader.replicas(), viewer)
+            others = await self._dashboard.read(Reader.replicas, viewer)
         return {
             "operator": viewer.operator,
             "namespace": viewer.namespace,
@@ -184,38 +187,46 @@ class _Pages:
             raise Forbidden("This page is the operator's: log in with the admin token")
         return await self._dashboard.health()
 
-    def _by_cookie(self, request: Request) -> Viewer | None:
-        return self._access.viewer(request.cookies.get(COOKIE, ""))
 
-    async def _viewer(self, request: Request) -> Viewer | None:
-        """Return who asks, by a valid cookie or else by bearer token. Raises DashboardFault."""
-        if viewer := self._by_cookie(request):
-            return viewer
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not token or self._access.is_admin(token):
-            return Viewer() if token else None
-        namespace, _ = await self._dashboard.known(token)
-        return Viewer(namespace) if namespace else None
+# -- what pages read --
+
+_Read = Callable[[Reader, str | None, "Request"], Any]
+"""Returns what a page shows of a namespace, or of all."""
 
 
-def _request(dashboard: Dashboard, reader: Reader, own: str | None, asked: Request) -> Row:
-    """Return one request with its messages, and with their texts where that is still allowed. Raises NotThere."""
-    id = _whole(asked.path_params["id"])
-    found = None if id is None else reader.request(id, own)
-    if found is None:
-        raise NotThere("Nothing is kept of this request")
-    if found["detail"] and not dashboard.shows_content(found["tenant"]):
-        messages = [{**one, "about": ""} for one in found["detail"]["messages"]]
-        found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
-    return found
+def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
+    price = dashboard.price
+
+    def request(reader: Reader, own: str | None, asked: Request) -> Row:
+        """Return one request with its messages, and with their texts where that is still allowed."""
+        id = _number(asked.path_params["id"])
+        found = None if id is None else reader.request(id, own)
+        if found is None:
+            raise NotThere("Nothing is kept of this request")
+        if found["detail"] and not dashboard.shows_content(found["tenant"]):
+            messages = [{**one, "about": ""} for one in found["detail"]["messages"]]
+            found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
+        return found
+
+    def requests(reader: Reader, own: str | None, asked: Request) -> Sequence[Row]:
+        return reader.requests(own, _wanted(asked), after=_number(asked.query_params.get("after", "")) or 0)
+
+    def savings(reader: Reader, own: str | None, asked: Request) -> Row:
+        period = asked.query_params.get("period", "")
+        return savings_page(period if period in PERIODS else "month", time.time(), own, price, reader)
+
+    return {
+        "requests": requests,
+        "requests/{id}": request,
+        "latency": lambda reader, own, asked: reader.latency(own, _wanted(asked)),
+        "names": lambda reader, own, asked: reader.names(own),
+        "savings": savings,
+        "sessions": lambda reader, own, asked: _priced(reader.sessions(own, _wanted(asked)), price),
+        "sessions/{session}": lambda reader, own, asked: reader.session(_session(asked.path_params["session"]), own),
+    }
 
 
-def _savings(reader: Reader, own: str | None, asked: Request, price: Price) -> Any:
-    period = asked.query_params.get("period", "")
-    return savings_page(period if period in PERIODS else "month", time.time(), own, price, reader)
-
-
-def savings_page(period: str, now: float, namespace: str | None, price: Price, reader: Reader) -> Any:
+def savings_page(period: str, now: float, namespace: str | None, price: Price, reader: Reader) -> Row:
     """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as sums do."""
     seconds, span = PERIODS[period]
     since = (now - seconds) // span * span
@@ -223,20 +234,96 @@ def savings_page(period: str, now: float, namespace: str | None, price: Price, r
     best, worst = reader.extremes(since, namespace)
     long = DAY if seconds > DAY else span  # sums of hours are not kept for two weeks
     earlier = [one for one in reader.course(since - seconds, long, namespace) if one["time"] < since // long * long]
+    again = [one for one in sums if one["kind"] == Kind.VERIFY]
+    asked = sum(one["requests"] - one["faults"] for one in again)
+    same = ("again_tools", "again_exact", "whole_tools", "whole_exact")
+    missed = _added((one for one in sums if one["miss"]), ("tenant", "model", "miss"), ("requests", "missed_tokens"))
     return {
         "since": since,
         "now": now,
         "span": span,
-        "models": savings(sums, price),
+        "models": _models(sums, price),
         "course": reader.course(since, span, namespace),
         "before": {name: sum(one[name] for one in earlier) for name in ("tokens_before", "tokens_after")},
         "sessions": reader.losses(since, namespace),
         "best": _priced(best, price),
         "worst": _priced(worst, price),
-        "verified": verified(sums),
-        "misses": missed(sums),
+        "verified": {"asked": asked, **{name: sum(one[name] for one in again) for name in same}},
+        "misses": sorted(missed, key=lambda row: -row["missed_tokens"]),
         "groups": compared(reader.groups(since, namespace), sums),
     }
+
+
+_PLANNED = (Kind.OFFLOADED, Kind.UNTOUCHED)
+_MODELS: Mapping[str, tuple[str, Sequence[Kind]]] = {
+    "requests": ("requests", (*_PLANNED, Kind.OBSERVED)),
+    "faults": ("faults", (*_PLANNED, Kind.OBSERVED)),
+    "tokens_before": ("tokens_before", _PLANNED),
+    "tokens_after": ("tokens_after", _PLANNED),
+    "retrieved_tokens": ("retrieved_tokens", _PLANNED),
+    "rewritten": ("requests", (Kind.OFFLOADED,)),
+    "billed": ("billed", (Kind.OFFLOADED,)),
+    "losses": ("losses", (Kind.OFFLOADED,)),
+    "expected": ("cost_before", (Kind.OFFLOADED,)),
+    "actual": ("cost_after", (Kind.OFFLOADED,)),
+    "summaries": ("cost_after", (Kind.SUMMARY,)),
+    "summary_calls": ("requests", (Kind.SUMMARY,)),
+    "observed": ("requests", (Kind.OBSERVED,)),
+    "observed_before": ("tokens_before", (Kind.OBSERVED,)),
+    "observed_after": ("tokens_after", (Kind.OBSERVED,)),
+    "observed_cost_before": ("cost_before", (Kind.OBSERVED,)),
+    "observed_cost_after": ("cost_after", (Kind.OBSERVED,)),
+}
+"""What the page says of a tenant's model: the sum of a column over requests of some kinds. Costs are of the input, in
+plain input tokens. What we spent ourselves is in the actual cost, and summaries beside it."""
+
+
+def _models(sums: Iterable[Row], price: Price) -> list[Row]:
+    """Return a row for each tenant and model, the largest first."""
+    amounts = []
+    for one in sums:
+        one["billed"] = one["requests"] if one["usage"] == Basis.BILLED else 0
+        counted = {name: one[column] if one["kind"] in kinds else 0 for name, (column, kinds) in _MODELS.items()}
+        amounts.append({"tenant": one["tenant"], "model": one["model"], **counted})
+    rows = _priced(_added(amounts, ("tenant", "model"), tuple(_MODELS)), price)
+    for row in rows:
+        row["saved"] = row["expected"] - row["actual"] - row["summaries"]
+    return sorted(rows, key=lambda row: (-row["expected"], -row["tokens_before"], row["tenant"], row["model"]))
+
+
+def compared(groups: Iterable[Row], sums: Iterable[Row]) -> list[Row]:
+    """Return what conversations really cost in each group of a holdout, by tenant and model.
+
+    Only requests of which upstream said what it counted are in the costs, and summaries count for the planned ones. If
+    another model made them, it is not known for which conversations: they count in proportion to the costs.
+    """
+    found = {(one["tenant"], one["model"], one["holdout"]): {**one, "billed": 0, "cost": 0} for one in groups}
+    others = Counter[str]()
+    for one in sums:
+        summary = one["kind"] == Kind.SUMMARY
+        row = found.get((one["tenant"], one["model"], Holdout.PLANNED if summary else one["holdout"]))
+        if row and (summary or one["usage"] == Basis.BILLED):
+            row["billed"] += 0 if summary else one["requests"]
+            row["cost"] += one["cost_before"] if one["holdout"] == Holdout.KEPT else one["cost_after"]
+        elif summary:
+            others[one["tenant"]] += one["cost_after"]
+    for tenant, cost in others.items():
+        planned = [row for row in found.values() if (row["tenant"], row["holdout"]) == (tenant, Holdout.PLANNED)]
+        whole = sum(row["cost"] for row in planned)
+        for row in planned:
+            row["cost"] += round(cost * row["cost"] / whole) if whole else 0
+    return [found[names] for names in sorted(found)]
+
+
+def _added(rows: Iterable[Row], keys: Sequence[str], amounts: Sequence[str]) -> list[Row]:
+    """Return a row for each combination of keys, with the sums of some amounts."""
+    found: dict[tuple[str, ...], Row] = {}
+    for one in rows:
+        names = {key: one[key] for key in keys}
+        row = found.setdefault(tuple(names.values()), {**names, **dict.fromkeys(amounts, 0)})
+        for amount in amounts:
+            row[amount] += one[amount]
+    return [*found.values()]
 
 
 def _priced(rows: Sequence[Row], price: Price) -> list[Row]:
@@ -248,6 +335,7 @@ def _wanted(request: Request) -> Wanted:
     """Return which rows a page asks for."""
     asked = request.query_params
     seconds = PERIODS.get(asked.get("period", ""), (0, 0))[0]
+    limit = _number(asked.get("limit", ""))
     return Wanted(
         since=time.time() - seconds if seconds else 0.0,
         tenant=asked.get("tenant", ""),
@@ -256,8 +344,8 @@ def _wanted(request: Request) -> Wanted:
         text=asked.get("text", "")[:LONGEST_TEXT],
         session=_session(asked["session"]) if asked.get("session") else None,
         sort=asked.get("sort", ""),
-        offset=_number(request, "offset", 0),
-        limit=min(_number(request, "limit", PAGE), MOST),
+        offset=_number(asked.get("offset", "")) or 0,
+        limit=min(PAGE if limit is None else limit, MOST),
     )
 
 
@@ -268,22 +356,17 @@ def _session(name: str) -> int:
     return -1
 
 
+def _number(text: str) -> int | None:
+    """Return the number that up to 18 digits say, which SQLite can hold; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def _json(answer: Any) -> bytes:
     """Return an answer as JSON. Raises DashboardFault."""
     try:
         return msgspec.json.encode(answer)
     except (TypeError, ValueError, RecursionError) as error:  # somebody else wrote it to the file
         raise DashboardFault(f"What the dashboard's file has of it is damaged: {error}") from error
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    found = _whole(request.query_params.get(name, ""))
-    return default if found is None else found
-
-
-def _whole(text: str) -> int | None:
-    """Return the number that up to 18 digits say, which SQLite can hold; None for any other text."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from proxy.dashboard.describe import detail
-from proxy.dashboard.recorded import DAY, HOUR, KEYS, MINUTE, SUMS, SUMS_KEYS, Row, nested
-from proxy.dashboard.rows import FLEET_SESSIONS
-from proxy.errors import DashboardFault, Overloaded
+from proxy.dashboard.rows import DAY, FLEET_SESSIONS, HOUR, KEYS, NESTED, SUMS, SUMS_KEYS, Row
+from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
 
 SECONDS = 5.0
@@ -32,12 +27,6 @@ PAGE = 200
 
 REQUESTS = 2_000
 """Requests of one session that are shown, the newest."""
-
-AT_ONCE, VIEWERS = 4, 32
-"""Queries that one viewer may have under way, and all viewers together."""
-
-PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), "month": (30 * DAY, DAY)}
-"""What pages show: so many seconds, of which the sums are kept by this span."""
 
 OUTCOMES = {
     "changed": f"kind = '{Kind.OFFLOADED}'",
@@ -72,8 +61,6 @@ ALL_SESSIONS = f"""(SELECT namespace, tenant, model, holdout, kind, began, last,
     UNION ALL SELECT {", ".join(FLEET_SESSIONS)} FROM fleet_sessions)"""
 """The sessions of this replica, and the sums of others'."""
 
-T = TypeVar("T")
-
 
 class Wanted(msgspec.Struct, frozen=True):
     """Which requests or sessions are asked for."""
@@ -90,14 +77,18 @@ class Wanted(msgspec.Struct, frozen=True):
     offset: int = 0
     limit: int = PAGE
 
-    def conditions(self, words: Sequence[str]) -> tuple[str, Sequence[object]]:
-        """Return conditions and their values. `words` are the columns that are searched."""
-        found: list[tuple[str, object]] = []
+    def conditions(self, namespace: str | None, words: Sequence[str], time: str) -> tuple[str, Sequence[object]]:
+        """Return conditions on the rows of a namespace and their values. `words` are the columns that are searched, and
+        `time` is the one of the time."""
+        found: list[tuple[str, object]] = [
+            (f"{name} = ?", value)
+            for name, value in (("tenant", self.tenant), ("model", self.model), ("session", self.session))
+            if value not in ("", None)
+        ]
+        if namespace is not None:
+            found.append(("namespace = ?", namespace))
         if self.since:
-            found.append((f"{'last' if words == SESSION_WORDS else 'time'} >= ?", self.since))
-        found += [(f"{name} = ?", value) for name, value in (("tenant", self.tenant), ("model", self.model)) if value]
-        if self.session is not None:
-            found.append(("session = ?", self.session))
+            found.append((f"{time} >= ?", self.since))
         if self.text:
             found.append((f"instr(lower({' || char(10) || '.join(words)}), ?)", self.text.lower()))
         conditions = [condition for condition, _ in found]
@@ -115,17 +106,26 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         address = f"{path.absolute().as_uri()}?mode=rw"
-        self._connection = sqlite3.connect(
-            address, timeout=1.0, isolation_level=None, check_same_thread=False, uri=True
-        )
+        try:
+            self._connection = sqlite3.connect(
+                address, timeout=1.0, isolation_level=None, check_same_thread=False, uri=True
+            )
+            self._connection.execute("PRAGMA query_only = ON")
+            self._connection.execute("PRAGMA cache_size = -16384")
+        except sqlite3.Error as error:
+            raise _unreadable(error) from error
         self._connection.row_factory = sqlite3.Row
-        self._connection.execute("PRAGMA query_only = ON")
-        self._connection.execute("PRAGMA cache_size = -16384")
-        self._connection.set_progress_handler(self._late, STEPS)
         self._until = 0.0
+        self._connection.set_progress_handler(lambda: time.monotonic() > self._until, STEPS)
+        self.close = self._connection.close
 
-    def close(self) -> None:
-        self._connection.close()
+    def _rows(self, query: str, *values: object) -> list[Row]:
+        """Run one query. Raises DashboardFault."""
+        self._until = time.monotonic() + SECONDS
+        try:
+            return [dict(row) for row in self._connection.execute(query, values)]
+        except (sqlite3.Error, OverflowError) as error:
+            raise _unreadable(error) from error
 
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
@@ -139,37 +139,23 @@ class Reader:
 
     def replicas(self) -> list[Row]:
         """Return the name, address and newest sums of all other replicas of the last day."""
-        since = time.time() - DAY
         query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > ? AND marker = '' GROUP BY name ORDER BY 1"
-        return self._rows(query, since)
-
-    def requests(self, namespace: str | None = None, wanted: Wanted = ANY, *, after: int = 0) -> list[Row]:
-        """Return rows with larger ids, the newest or largest first."""
-        conditions, values = wanted.conditions(REQUEST_WORDS)
-        own, owner = _own(namespace)
-        query = f"SELECT * FROM requests WHERE id > ? {own} {conditions}"
-        query += f" ORDER BY {SORTS.get(wanted.sort, 'id')} DESC, id DESC LIMIT ? OFFSET ?"
-        return [*map(_shown, self._rows(query, after, *owner, *values, wanted.limit, wanted.offset))]
-
-    def latency(self, namespace: str | None = None, wanted: Wanted = ANY) -> Row:
-        """Return percentiles of the newest requests' seconds, and how many went wrong."""
-        conditions, values = wanted.conditions(REQUEST_WORDS)
-        own, owner = _own(namespace)
-        query = f"""SELECT seconds, first_byte_seconds AS first, added_seconds AS added,
-            (fault != '' OR status >= 400) AS wrong
-            FROM requests WHERE true {own} {conditions} ORDER BY id DESC LIMIT {MEASURED}"""
-        rows = self._rows(query, *owner, *values)
-        return {
-            "requests": len(rows),
-            "errors": sum(row["wrong"] for row in rows),
-            **{name: _percentiles(row[name] for row in rows) for name in ("seconds", "first", "added")},
-        }
+        return self._rows(query, time.time() - DAY)
 
     def names(self, namespace: str | None = None) -> list[Row]:
         """Return the tenants and models of the last days, for filters."""
         own, values = _own(namespace)
         query = f"SELECT DISTINCT tenant, model FROM sums WHERE span = ? {own} ORDER BY tenant, model LIMIT 500"
         return self._rows(query, DAY, *values)
+
+    # -- requests and sessions --
+
+    def requests(self, namespace: str | None = None, wanted: Wanted = ANY, *, after: int = 0) -> list[Row]:
+        """Return rows with larger ids, the newest or largest first."""
+        conditions, values = wanted.conditions(namespace, REQUEST_WORDS, "time")
+        query = f"""SELECT * FROM requests WHERE id > ? {conditions}
+            ORDER BY {SORTS.get(wanted.sort, "id")} DESC, id DESC LIMIT ? OFFSET ?"""
+        return [*map(_shown, self._rows(query, after, *values, wanted.limit, wanted.offset))]
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
         """Return one request with its neighbours in the session, or None if there is none. Its `detail` is None if its
@@ -181,74 +167,29 @@ class Reader:
         kept, messages = self._rows("SELECT detail FROM details WHERE id = ?", id), None
         with suppress(zlib.error, msgspec.MsgspecError, ValueError):
             messages = detail(kept[0]["detail"]) if kept else None
-        [near] = self._rows(
-            """SELECT (SELECT max(id) FROM requests WHERE session = ?1 AND id < ?2) AS previous,
-            (SELECT min(id) FROM requests WHERE session = ?1 AND id > ?2) AS next""",
-            found[0]["session"],
-            id,
-        )
-        return {**_shown(found[0]), **near, "detail": messages}
+        near = """SELECT (SELECT max(id) FROM requests WHERE session = ?1 AND id < ?2) AS previous,
+            (SELECT min(id) FROM requests WHERE session = ?1 AND id > ?2) AS next"""
+        return {**_shown(found[0]), **self._rows(near, found[0]["session"], id)[0], "detail": messages}
 
-    def sums(self, since: float, span: int = DAY, namespace: str | None = None) -> list[Row]:
-        """Return the sums since then, by `KEYS`, of spans that do not end before."""
-        own, values = _own(namespace)
-        sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
-        query = (
-            f"SELECT {', '.join(KEYS)}, {sums} FROM {ALL_SUMS} WHERE span = ? AND start >= ? {own} "
-            f"GROUP BY {', '.join(KEYS)}"
-        )
-        return self._rows(query, span, since // span * span, *values)
-
-    def course(self, since: float, span: int = HOUR, namespace: str | None = None) -> list[Row]:
-        """Return the sums of each span since then, without what was only observed. Costs of untouched requests are only
-        compared with those of a holdout."""
-        own, values = _own(namespace)
-        return self._rows(
-            f"""SELECT start AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
-            sum(tokens_after) AS tokens_after, sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_before)) AS cost_before,
-            sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_after)) AS cost_after FROM {ALL_SUMS}
-            WHERE span = ? AND start >= ? AND kind != '{Kind.OBSERVED}' {own} GROUP BY start ORDER BY start""",
-            span, since // span * span, *values,
-        )  # fmt: skip
-
-    def groups(self, since: float, namespace: str | None = None) -> list[Row]:
-        """Return the sessions of each group of a holdout that began since then, by tenant and model."""
-        own, values = _own(namespace)
-        return self._rows(
-            f"""SELECT tenant, model, holdout, sum(sessions) AS sessions, sum(requests) AS requests FROM {ALL_SESSIONS}
-            WHERE last >= ? AND began >= ? AND holdout != '' {own} GROUP BY tenant, model, holdout""",
-            since, since, *values,
-        )  # fmt: skip
-
-    def losses(self, since: float, namespace: str | None = None) -> Row:
-        """Return of the sessions with costs and a request since then how many there are, how many of them cost more
-        than as they came, and how many of their moved results were read back: none of those that were only observed."""
-        own, values = _own(namespace)
-        [row] = self._rows(
-            f"""SELECT coalesce(sum(known), 0) AS sessions, coalesce(sum(losses), 0) AS losses,
-            coalesce(sum(moved), 0) AS moved, coalesce(sum(reads), 0) AS reads FROM {ALL_SESSIONS}
-            WHERE last >= ? AND holdout != '{Holdout.KEPT}' AND kind != '{Kind.OBSERVED}' {own}""",
-            since,
-            *values,
-        )
-        return row
-
-    def extremes(self, since: float, namespace: str | None = None, most: int = 5) -> tuple[list[Row], list[Row]]:
-        """Return the sessions with a request since then that saved most, and those that lost most."""
-        own, values = _own(namespace)
-        query = f"""SELECT *, {SAVED} AS saved FROM sessions
-            WHERE last >= ? AND kind != '{Kind.OBSERVED}' {own} AND saved"""
-        best = self._rows(f"{query} > 0 ORDER BY saved DESC LIMIT {most}", since, *values)
-        worst = self._rows(f"{query} < 0 ORDER BY saved LIMIT {most}", since, *values)
-        return [*map(_named, best)], [*map(_named, worst)]
+    def latency(self, namespace: str | None = None, wanted: Wanted = ANY) -> Row:
+        """Return percentiles of the newest requests' seconds, and how many went wrong."""
+        conditions, values = wanted.conditions(namespace, REQUEST_WORDS, "time")
+        query = f"""SELECT seconds, first_byte_seconds AS first, added_seconds AS added,
+            (fault != '' OR status >= 400) AS wrong
+            FROM requests WHERE true {conditions} ORDER BY id DESC LIMIT {MEASURED}"""
+        rows = self._rows(query, *values)
+        latency: Row = {"requests": len(rows), "errors": sum(row["wrong"] for row in rows)}
+        for name in ("seconds", "first", "added"):
+            found = sorted(row[name] for row in rows if row[name] is not None)
+            parts = {f"p{part}": found[(len(found) - 1) * part // 100] for part in (50, 95, 99)} if found else None
+            latency[name] = parts
+        return latency
 
     def sessions(self, namespace: str | None = None, wanted: Wanted = ANY) -> list[Row]:
         """Return the sessions with the newest requests."""
-        conditions, values = wanted.conditions(SESSION_WORDS)
-        own, owner = _own(namespace)
-        query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE true {own} {conditions}"
-        query += " ORDER BY last DESC LIMIT ? OFFSET ?"
-        return [*map(_named, self._rows(query, *owner, *values, wanted.limit, wanted.offset))]
+        conditions, values = wanted.conditions(namespace, SESSION_WORDS, "last")
+        query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE true {conditions} ORDER BY last DESC LIMIT ? OFFSET ?"
+        return [*map(_named, self._rows(query, *values, wanted.limit, wanted.offset))]
 
     def session(self, session: int, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
@@ -256,62 +197,55 @@ class Reader:
         query = f"SELECT * FROM requests WHERE session = ? {own} ORDER BY id DESC LIMIT {REQUESTS}"
         return [*map(_shown, self._rows(query, session, *values))][::-1]
 
-    def _rows(self, query: str, *values: object) -> list[Row]:
-        """Run one query. Raises DashboardFault."""
-        self._until = time.monotonic() + SECONDS
-        try:
-            return [dict(row) for row in self._connection.execute(query, values)]
-        except (sqlite3.Error, OverflowError) as error:
-            raise unreadable(error) from error
+    # -- sums --
 
-    def _late(self) -> bool:
-        return time.monotonic() > self._until
+    def sums(self, since: float, span: int = DAY, namespace: str | None = None) -> list[Row]:
+        """Return the sums since then, by `KEYS`, of spans that do not end before."""
+        own, values = _own(namespace)
+        keys, sums = ", ".join(KEYS), ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+        query = f"SELECT {keys}, {sums} FROM {ALL_SUMS} WHERE span = ? AND start >= ? {own} GROUP BY {keys}"
+        return self._rows(query, span, since // span * span, *values)
 
+    def course(self, since: float, span: int = HOUR, namespace: str | None = None) -> list[Row]:
+        """Return the sums of each span since then, without what was only observed. Costs of untouched requests are only
+        compared with those of a holdout."""
+        own, values = _own(namespace)
+        query = f"""SELECT start AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
+            sum(tokens_after) AS tokens_after, sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_before)) AS cost_before,
+            sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_after)) AS cost_after FROM {ALL_SUMS}
+            WHERE span = ? AND start >= ? AND kind != '{Kind.OBSERVED}' {own} GROUP BY start ORDER BY start"""
+        return self._rows(query, span, since // span * span, *values)
 
-class Queries:
-    """Runs queries in a thread, one after the other, with a reader of its own."""
+    def groups(self, since: float, namespace: str | None = None) -> list[Row]:
+        """Return the sessions of each group of a holdout that began since then, by tenant and model."""
+        own, values = _own(namespace)
+        query = f"""SELECT tenant, model, holdout, sum(sessions) AS sessions, sum(requests) AS requests
+            FROM {ALL_SESSIONS} WHERE last >= ? AND began >= ? AND holdout != '' {own} GROUP BY 1, 2, 3"""
+        return self._rows(query, since, since, *values)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._pool = ThreadPoolExecutor(1, "dashboard-reader")
-        self._waiting = Counter[str]()
+    def losses(self, since: float, namespace: str | None = None) -> Row:
+        """Return of the sessions with costs and a request since then how many there are, how many of them cost more
+        than as they came, and how many of their moved results were read back: none of those that were only observed."""
+        own, values = _own(namespace)
+        query = f"""SELECT coalesce(sum(known), 0) AS sessions, coalesce(sum(losses), 0) AS losses,
+            coalesce(sum(moved), 0) AS moved, coalesce(sum(reads), 0) AS reads FROM {ALL_SESSIONS}
+            WHERE last >= ? AND holdout != '{Holdout.KEPT}' AND kind != '{Kind.OBSERVED}' {own}"""
+        return self._rows(query, since, *values)[0]
 
-    async def run(self, query: Callable[[Reader], T], viewer: str = "") -> T:
-        """Return what a query of this viewer returns. Raises DashboardFault, and Overloaded if too many wait."""
-        if viewer and (self._waiting[viewer] >= AT_ONCE or self._waiting.total() >= VIEWERS):
-            raise Overloaded("Too many viewers at once; try again")
-        self._waiting[viewer] += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)
-        except RuntimeError as error:
-            raise DashboardFault("The process ends") from error
-        finally:
-            self._waiting[viewer] -= 1
-            self._waiting += Counter()  # drops those that are at 0
-
-    def close(self) -> None:
-        """End what waits. What runs ends within `SECONDS`."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, query: Callable[[Reader], T]) -> T:
-        try:
-            reader = Reader(self._path)
-        except sqlite3.Error as error:
-            raise unreadable(error) from error
-        with closing(reader):
-            return query(reader)
+    def extremes(self, since: float, namespace: str | None = None, most: int = 5) -> tuple[list[Row], list[Row]]:
+        """Return the sessions with a request since then that saved most, and those that lost most."""
+        own, values = _own(namespace)
+        query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE last >= ? AND kind != '{Kind.OBSERVED}' {own}"
+        best = self._rows(f"{query} AND saved > 0 ORDER BY saved DESC LIMIT {most}", since, *values)
+        worst = self._rows(f"{query} AND saved < 0 ORDER BY saved LIMIT {most}", since, *values)
+        return [*map(_named, best)], [*map(_named, worst)]
 
 
-def unreadable(error: Exception) -> DashboardFault:
+def _unreadable(error: Exception) -> DashboardFault:
     """Return the fault of a page that cannot read the file, with what to do."""
     passes = isinstance(error, sqlite3.OperationalError)  # it is locked, was just removed, or the query took too long
     cure = "try again" if passes else "delete it, or name another with --dashboard"
     return DashboardFault(f"The dashboard's file cannot be read ({error}): {cure}")
-
-
-def name_of(session: int | None) -> str | None:
-    """Return a session's name in addresses."""
-    return None if session is None else f"{session:016x}"
 
 
 def _own(namespace: str | None) -> tuple[str, Sequence[str]]:
@@ -320,16 +254,12 @@ def _own(namespace: str | None) -> tuple[str, Sequence[str]]:
 
 
 def _named(row: Row) -> Row:
-    """Return a row with its session's name."""
-    return {**row, "session": name_of(row["session"])}
+    """Return a row with its session's name in addresses."""
+    return {**row, "session": None if row["session"] is None else f"{row['session']:016x}"}
 
 
 def _shown(row: Row) -> Row:
     """Return a request as pages get it."""
-    return nested(_named(row))
-
-
-def _percentiles(values: Iterable[float | None]) -> Row | None:
-    """Return the median, and what 95 and 99 of 100 stay below; None without values."""
-    found = sorted(value for value in values if value is not None)
-    return {f"p{part}": found[(len(found) - 1) * part // 100] for part in (50, 95, 99)} if found else None
+    return _named(row) | {
+        name: msgspec.json.decode(row[name]) if row.get(name) else None for name in (*NESTED, "kinds")
+    }

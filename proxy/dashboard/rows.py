@@ -19,19 +19,25 @@ import os
 import secrets
 import sqlite3
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
-from operator import itemgetter
+from operator import add, itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from proxy.dashboard.recorded import DAY, SPANS, SUMS, SUMS_KEYS, Recorded, row_of, sessions_of, sums_of
+import msgspec
+
 from proxy.errors import DashboardFault
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 
 T = TypeVar("T")
+Row = dict[str, Any]
+
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+
+SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 366 * DAY}
+"""Sums are kept by these spans, each for so many seconds. A tenant's retention may be shorter."""
 
 BUSY = 5.0
 """Seconds to wait for another process that writes. A batch takes some milliseconds."""
@@ -52,12 +58,42 @@ DETAILED = 20_000
 REMEMBERED = 30 * DAY
 """Seconds for which a forgotten namespace is known: no process has a row that is older."""
 
-_SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
-_SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
-_SESSION_FIRST = ("namespace", "tenant", "model", "dialect", "began")
+TEXTS = ("method", "path", "model", "obstacle", "detail")
+"""Fields of an outcome that the client or upstream worded."""
+
+LONGEST_TEXT = 200
+"""Most characters of those."""
+
+MOST = 10**12
+"""The most that a number counts for, as in the metrics: upstream may report any."""
+
+KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout", "miss")
+"""Fields of an outcome by which sums are kept apart, beside the namespace."""
+
+SUMS_KEYS = ("span", "start", "namespace", *KEYS)
+"""The columns by which sums are kept apart."""
+
+SUMMED = (
+    "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
+    "written_tokens", "missed_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed",
+    "reinserted", "rounds", "new_event", "unfollowed",
+    "again_tools", "again_exact", "whole_tools", "whole_exact",
+)  # fmt: skip
+"""Fields of an outcome that are added up."""
+
+SUMS = ("requests", "faults", "losses", "reads", "retrieved_tokens", *SUMMED)
+"""The columns of sums: requests, those that went wrong, those that cost more than as they came, calls of our tools and
+the tokens that these read back, and the sums of fields."""
+
+NESTED = tuple(
+    one.name for one in msgspec.structs.fields(Outcome) if one.default in ((), msgspec.NODEFAULT) and not one.required
+)
+"""Fields of an outcome that are no numbers or texts. The file has their JSON."""
 
 _REQUEST = ("time", "worker", "session", "kinds", *Outcome.__struct_fields__)
-_SESSION = (*_SESSION_FIRST, *_SESSION_NEWEST, *_SESSION_SUMS)
+_SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
+_SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
+_SESSION = ("session", "namespace", "tenant", "model", "dialect", "began", *_SESSION_NEWEST, *_SESSION_SUMS)
 
 FLEET_SUMS = (*SUMS_KEYS, *SUMS)
 FLEET_SESSIONS = (
@@ -75,7 +111,7 @@ FLEET: Mapping[str, Sequence[str]] = {
 TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
     "details": ("id INTEGER PRIMARY KEY REFERENCES requests ON DELETE CASCADE", "detail"),
-    "sessions": ("session INTEGER PRIMARY KEY", *_SESSION),
+    "sessions": ("session INTEGER PRIMARY KEY", *_SESSION[1:]),
     "sums": (*SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
     "secret": ("value", "exchanged"),
@@ -98,19 +134,77 @@ OURS = zlib.crc32(repr((TABLES, INDEXES)).encode()) >> 1
 """The `application_id` of a file with these tables (sqlite.org/pragma.html#pragma_application_id)."""
 
 
-def insert(table: str, columns: Sequence[str], otherwise: str = "") -> str:
-    """Return the statement that inserts a row of these columns."""
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {otherwise}"
+def insert(table: str, columns: Sequence[str], added: Sequence[str] = (), replaced: Sequence[str] = ()) -> str:
+    """Return the statement that inserts a row of these columns. If it is there, some are `added` to or `replaced`."""
+    changes = [f"{name} = {name} + excluded.{name}" for name in added]
+    changes += [f"{name} = excluded.{name}" for name in replaced]
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    return f"{statement} ON CONFLICT DO UPDATE SET {', '.join(changes)}" if changes else statement
 
 
-def _adding(columns: Sequence[str]) -> str:
-    return f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in columns)}"
+_ADD_REQUEST, _ADD_DETAIL = insert("requests", ("id", *_REQUEST)), insert("details", ("id", "detail"))
+_ADD_SESSION = insert("sessions", _SESSION, _SESSION_SUMS, _SESSION_NEWEST)
+_ADD_SUM = insert("sums", (*SUMS_KEYS, *SUMS), SUMS)
+_request, _session = itemgetter("id", *_REQUEST), itemgetter(*_SESSION)
+_keys, _sums = itemgetter("namespace", *KEYS), itemgetter(*SUMS)
 
 
-_NEWER = ", ".join(f"{name} = excluded.{name}" for name in _SESSION_NEWEST)
-_ADD_REQUEST = insert("requests", ("id", *_REQUEST))
-_ADD_SESSION = insert("sessions", ("session", *_SESSION), f"{_adding(_SESSION_SUMS)}, {_NEWER}")
-_ADD_SUM = insert("sums", (*SUMS_KEYS, *SUMS), _adding(SUMS))
+class Recorded(msgspec.Struct, frozen=True):
+    """A request that ended: when, in seconds since the epoch, how, and what it shows beside its outcome."""
+
+    time: float
+    outcome: Outcome
+    session: int | None = None
+    """Identifies its session, in 63 bits; None if it has no history."""
+    kinds: Sequence[int] | None = None
+    """The tokens that were sent of each of `describe.KINDS`."""
+    detail: bytes | None = None
+    """What became of its messages: see `describe`."""
+
+
+def _row(id: int, recorded: Recorded) -> Row:
+    """Return a request's values, with those by which it counts in sums."""
+    outcome = recorded.outcome
+    row: Row = msgspec.to_builtins(outcome)
+    for name in TEXTS:
+        text = row[name]
+        if len(text) > LONGEST_TEXT or not text.isascii():
+            row[name] = text[:LONGEST_TEXT].encode("utf-8", "replace").decode()
+    for name in SUMMED:
+        if row[name] > MOST:
+            row[name] = MOST
+    for name in NESTED:
+        row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
+    row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
+    row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
+    row["requests"], row["faults"] = 1, int(bool(outcome.fault))
+    row["losses"] = int(outcome.kind != Kind.SUMMARY and outcome.cost_after > outcome.cost_before)
+    row["reads"] = sum(use.calls for use in outcome.tool_uses)
+    row["retrieved_tokens"] = min(sum(use.tokens for use in outcome.tool_uses), MOST)
+    return row
+
+
+def _sums_of(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """Return what requests add to the sums of minutes, hours and days."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for row in rows:
+        amounts = [*_sums(row)]
+        if (
+            row["kind"] == Kind.OBSERVED and row["status"] != 200
+        ):  # as in the metrics: nothing was planned for its reply
+            amounts[2:] = [0] * (len(SUMS) - 2)
+        for span in SPANS:
+            key = span, int(row["time"] // span * span), *_keys(row)
+            found[key] = [*map(add, found[key], amounts)] if key in found else amounts
+    return [(*key, *amounts) for key, amounts in found.items()]
+
+
+def _as_session(row: Row) -> tuple[Any, ...]:
+    """Return what a request adds to its session."""
+    began_and_last = {"began": row["time"], "last": row["time"], "last_id": row["id"], "events": row["new_event"]}
+    newest = {"newest_before": row["tokens_before"], "newest_after": row["tokens_after"], "moved": row["compacted"]}
+    amounts: tuple[Any, ...] = _session(row | began_and_last | newest)
+    return amounts
 
 
 class Rows:
@@ -119,10 +213,13 @@ class Rows:
 
     def __init__(self, path: Path, size: int) -> None:
         self._pages = max(size // PAGE, 64)
+        self.most_sums = min(MOST_SUMS, self._pages // 2)
+        """The most sums of each span, and of all other replicas."""
         _create(path)
         self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        self.close = self.connection.close
         try:
-            self._prepare(path)
+            self._prepare()
         except sqlite3.OperationalError:
             self.close()
             raise
@@ -130,13 +227,45 @@ class Rows:
             self.close()
             raise DashboardFault(f"{path} is no file of a dashboard ({error}): name another, or delete it") from error
 
-    def close(self) -> None:
-        self.connection.close()
+    def _prepare(self) -> None:
+        run = self.connection.execute
+        if self._pragma("schema_version") and self._pragma("application_id") != OURS:
+            raise DashboardFault("it has other tables")
+        run("PRAGMA foreign_keys = ON")
+        run(f"PRAGMA page_size = {PAGE}")
+        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise DashboardFault("SQLite's write-ahead log needs a local disk")
+        run("PRAGMA synchronous = NORMAL")
+        run("PRAGMA journal_size_limit = 16777216")
+        run(f"PRAGMA max_page_count = {self._pages}").fetchone()
+
+        def create() -> None:
+            run(f"PRAGMA application_id = {OURS}")
+            for table, columns in TABLES.items():
+                kind = "WITHOUT ROWID" if table == "sums" else ""
+                run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)}) {kind}")
+            for index in INDEXES:
+                run(f"CREATE INDEX IF NOT EXISTS {index}")
+            if not run("SELECT count(*) FROM secret").fetchone()[0]:
+                run("INSERT INTO secret VALUES (?, 0)", (secrets.token_bytes(32),))
+
+        self.within(create)
+
+    def within(self, work: Callable[[], T]) -> T:
+        """Do `work` in one transaction and return its result."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            done = work()
+            self.connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
+            raise
+        return done
 
     def secret(self) -> bytes:
         """Return random bytes that all processes with this file share."""
-        [value] = self.connection.execute("SELECT value FROM secret").fetchone()
-        return bytes(value)
+        return bytes(self.connection.execute("SELECT value FROM secret").fetchone()[0])
 
     def set_link(self, code: str) -> bool:
         """Let this code open the dashboard once, and no earlier one."""
@@ -147,17 +276,62 @@ class Rows:
         """Return whether this code opens the dashboard. It does not open it again."""
         return self.connection.execute("DELETE FROM links WHERE digest = ?", (digest(code),)).rowcount == 1
 
-    def write(self, recorded: Sequence[Recorded]) -> int:
-        """Add rows, except those that were to be forgotten, and return how many. Makes room first."""
-        self.trim()
-        return self.within(partial(self._add, recorded))
+    # -- what comes --
 
-    def trim(self) -> None:
-        """Delete too many sums and the oldest rows while the file is nearly full."""
-        if self._used() > FULL * self._pages:
+    def write(self, recorded: Sequence[Recorded]) -> int:
+        """Add rows, except those that were to be forgotten, and return how many. While the file is nearly full, too
+        many sums and the oldest rows make room."""
+        if self._nearly_full():
             self._limit_sums()
-        while self._used() > FULL * self._pages and self.within(self._shrink):
+        while self._nearly_full() and self.within(self._shrink):
             pass
+        return self.within(lambda: self._add(recorded))
+
+    def _add(self, recorded: Sequence[Recorded]) -> int:
+        run, many = self.connection.execute, self.connection.executemany
+        forgotten = dict(run("SELECT digest, time FROM forgotten"))
+        if forgotten:
+            recorded = [one for one in recorded if one.time > forgotten.get(digest(one.outcome.namespace), 0.0)]
+        if not recorded:
+            return 0
+        [newest] = run("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'").fetchone()
+        rows = [_row(id, one) for id, one in enumerate(recorded, newest + 1)]
+        many(_ADD_REQUEST, map(_request, rows))
+        many(_ADD_DETAIL, [(id, one.detail) for id, one in enumerate(recorded, newest + 1) if one.detail])
+        many(_ADD_SESSION, [_as_session(row) for row in rows if row["session"] is not None])
+        many(_ADD_SUM, _sums_of(rows))
+        run("DELETE FROM details WHERE id <= ?", (newest + len(rows) - DETAILED,))
+        return len(rows)
+
+    # -- what leaves --
+
+    def _nearly_full(self) -> bool:
+        return self._pragma("page_count") - self._pragma("freelist_count") > FULL * self._pages
+
+    def _shrink(self) -> int:
+        """Delete a share of all rows, the oldest, and return how many."""
+        first, last = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
+        if first is None:
+            return 0
+        leaving = first + int((last - first) * ROOM)
+        self.connection.execute("DELETE FROM sessions WHERE last_id <= ?", (leaving,))
+        return self.connection.execute("DELETE FROM requests WHERE id <= ?", (leaving,)).rowcount
+
+    def _limit_sums(self) -> None:
+        """Where there are too many sums, delete the oldest and smallest of the tenant that has most: what one tenant
+        invents costs no other one's sums."""
+        run, keys = self.connection.execute, ", ".join(SUMS_KEYS)
+        largest = "SELECT tenant FROM sums WHERE span = ?1 GROUP BY tenant ORDER BY count(*) DESC, tenant LIMIT 1"
+        oldest = f"SELECT {keys} FROM sums WHERE span = ?1 AND tenant = ({largest}) ORDER BY start, requests LIMIT ?2"
+
+        def thin(span: int) -> int:
+            if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] <= self.most_sums:
+                return 0
+            return run(f"DELETE FROM sums WHERE ({keys}) IN ({oldest})", (span, max(self.most_sums // 4, 1))).rowcount
+
+        for span in SPANS:
+            while self.within(lambda span=span: thin(span)):  # type: ignore[misc]
+                pass
 
     def expire(self, retention: Callable[[str], float], now: float) -> None:
         """Delete rows that are older than their namespace's retention, in seconds, and too many sums."""
@@ -182,106 +356,22 @@ class Rows:
         return int(count) if count or sums else None
 
     def forget(self, namespace: str, now: float) -> int:
-        """Delete everything about a namespace, so that not even free pages of the file have it, and tell all processes
-        not to write what they have of it so far. Returns how many requests were deleted."""
-        self.connection.execute("PRAGMA secure_delete = ON")
-        gone = self.within(partial(self.drop, namespace, now))
+        """Delete everything about a namespace, so that not even the log of the file has it, and tell all processes not
+        to write what they have of it so far. Returns how many requests were deleted."""
+        gone = self.within(lambda: self.drop(digest(namespace), now))
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
 
-    def _limit_sums(self) -> None:
-        for span in SPANS:
-            while self.within(partial(self._thin, span)):
-                pass
-
-    # -- opening --
-
-    def _prepare(self, path: Path) -> None:
-        run = self.connection.execute
-        if self._pragma("schema_version") and self._pragma("application_id") != OURS:
-            raise DashboardFault("it has other tables")
-        run("PRAGMA foreign_keys = ON")
-        run(f"PRAGMA page_size = {PAGE}")
-        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise DashboardFault("SQLite's write-ahead log needs a local disk")
-        run("PRAGMA synchronous = NORMAL")
-        run("PRAGMA journal_size_limit = 16777216")
-        run(f"PRAGMA max_page_count = {self._pages}").fetchone()
-        self.within(self._create_tables)
-
-    def _create_tables(self) -> int:
-        run = self.connection.execute
-        run(f"PRAGMA application_id = {OURS}")
-        for table, columns in TABLES.items():
-            kind = "WITHOUT ROWID" if table == "sums" else ""
-            run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)}) {kind}")
-        for index in INDEXES:
-            run(f"CREATE INDEX IF NOT EXISTS {index}")
-        if not run("SELECT count(*) FROM secret").fetchone()[0]:
-            run("INSERT INTO secret VALUES (?, 0)", (secrets.token_bytes(32),))
-        return 0
-
-    # -- within a transaction --
-
-    def within(self, work: Callable[[], T]) -> T:
-        """Do `work` in one transaction and return its result."""
-        self.connection.execute("BEGIN IMMEDIATE")
-        try:
-            done = work()
-            self.connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                self.connection.execute("ROLLBACK")
-            raise
-        return done
-
-    def _add(self, recorded: Sequence[Recorded]) -> int:
-        run, many = self.connection.execute, self.connection.executemany
-        forgotten = dict(run("SELECT digest, time FROM forgotten"))
-        if forgotten:
-            recorded = [one for one in recorded if one.time > forgotten.get(digest(one.outcome.namespace), 0.0)]
-        if not recorded:
-            return 0
-        [newest] = run("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'").fetchone()
-        rows = [row_of(id, one) for id, one in enumerate(recorded, newest + 1)]
-        details = [(row["id"], one.detail) for row, one in zip(rows, recorded, strict=True) if one.detail]
-        many(_ADD_REQUEST, map(itemgetter("id", *_REQUEST), rows))
-        many(insert("details", ("id", "detail")), details)
-        many(_ADD_SESSION, map(itemgetter("session", *_SESSION), sessions_of(rows)))
-        many(_ADD_SUM, sums_of(rows))
-        run("DELETE FROM details WHERE id <= ?", (rows[-1]["id"] - DETAILED,))
-        return len(rows)
-
-    def _shrink(self) -> int:
-        """Delete a share of all rows, the oldest, and return how many."""
-        first, last = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
-        if first is None:
-            return 0
-        leaving = first + int((last - first) * ROOM)
-        self.connection.execute("DELETE FROM sessions WHERE last_id <= ?", (leaving,))
-        return self.connection.execute("DELETE FROM requests WHERE id <= ?", (leaving,)).rowcount
-
-    def _thin(self, span: int) -> int:
-        """Where there are too many sums, delete the oldest and smallest of the tenant that has most, and return how
-        many: what one tenant invents costs no other one's sums."""
-        run, most = self.connection.execute, self.most_sums
-        if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] <= most:
-            return 0
-        largest = "SELECT tenant FROM sums WHERE span = ?1 GROUP BY tenant ORDER BY count(*) DESC, tenant LIMIT 1"
-        keys = ", ".join(SUMS_KEYS)
-        return run(
-            f"""DELETE FROM sums WHERE ({keys}) IN (SELECT {keys} FROM sums WHERE span = ?1 AND tenant = ({largest})
-            ORDER BY start, requests LIMIT ?2)""",
-            (span, max(most // 4, 1)),
-        ).rowcount
-
-    def drop(self, namespace: str, now: float) -> int:
-        """Delete everything about a namespace, and return how many requests that were. Rows from before `now` that come
-        later are not written."""
-        run = self.connection.execute
-        run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (digest(namespace), now))
-        for table in ("fleet_sums", "fleet_sessions", "sessions", "sums", "requests"):
-            gone = run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,)).rowcount
+    def drop(self, known: bytes, now: float) -> int:
+        """Within a transaction, delete everything about the namespace with this digest, and overwrite it in the file.
+        Rows from before `now` that come later are not written. Returns how many requests were deleted."""
+        run, gone = self.connection.execute, 0
+        run("PRAGMA secure_delete = ON")
+        run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (known, now))
+        for namespace in self.namespaces():
+            if digest(namespace) == known:
+                for table in ("fleet_sums", "fleet_sessions", "sessions", "sums", "requests"):
+                    gone = run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,)).rowcount
         return gone
 
     def namespaces(self) -> list[str]:
@@ -290,17 +380,8 @@ class Rows:
         found = self.connection.execute(" UNION ".join(f"SELECT namespace FROM {table}" for table in tables))
         return [namespace for (namespace,) in found.fetchall()]
 
-    @property
-    def most_sums(self) -> int:
-        """The most sums of each span, and of all other replicas."""
-        return min(MOST_SUMS, self._pages // 2)
-
-    def _used(self) -> int:
-        return self._pragma("page_count") - self._pragma("freelist_count")
-
     def _pragma(self, name: str) -> int:
-        [value] = self.connection.execute(f"PRAGMA {name}").fetchone()
-        return int(value)
+        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
 def digest(name: str) -> bytes:

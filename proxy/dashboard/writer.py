@@ -12,15 +12,14 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from proxy.dashboard.describe import NOTHING, Described, describe
-from proxy.dashboard.recorded import DAY, HOUR, Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.describe import NOTHING, describe
+from proxy.dashboard.rows import DAY, HOUR, Recorded, Rows
 from proxy.errors import DashboardFault
 from proxy.requests.prepared import Prepared
 from proxy.telemetry import logs
@@ -62,7 +61,7 @@ class Writing(msgspec.Struct):
 
 
 class Writer:
-    """Queues rows and writes them. `record` never blocks and never raises."""
+    """Queues rows and writes them, with the texts of requests if `content`. `record` never blocks and never raises."""
 
     def __init__(
         self,
@@ -70,11 +69,13 @@ class Writer:
         size: int,
         retention: Callable[[str], float | None] = lambda namespace: None,
         clock: Callable[[], float] = time.time,
+        *,
+        content: bool = False,
     ) -> None:
-        self._path, self._size = path, size
+        self._path, self._size, self._content = path, size, content
         self._retention, self._clock = retention, clock
-        self._queue: deque[tuple[float, Outcome, Prepared | None, bool]] = deque()
-        """Requests that ended: when, how, what is to be described, and whether with its texts."""
+        self._queue: deque[tuple[float, Outcome, Prepared | None]] = deque()
+        """Requests that ended: when, how, and what is to be described."""
         self._batch: list[Recorded] = []
         """Described rows that are being written. They stay here if that fails."""
         self._most = BATCH
@@ -101,22 +102,15 @@ class Writer:
             return
         self._thread.start()
 
-    def record(
-        self, outcomes: Sequence[Outcome], attempts: Sequence[Prepared | None] = (), *, content: bool = False
-    ) -> None:
-        """Queue a row for each outcome, or drop it if too many wait. An attempt is described by the thread that
-        writes, with its texts if `content`."""
-        now = self._clock()
-        for place, outcome in enumerate(outcomes):
-            if self.state.off or self._waiting() >= WAITING:
-                self.state.dropped += 1
-                continue
-            attempt = attempts[place] if attempts else None
-            size = len(attempt.body) if attempt else 0
-            if self._came - self._left + size > HELD:
-                attempt, size = None, 0
-            self._came += size
-            self._queue.append((now, outcome, attempt, content))
+    def record(self, outcome: Outcome, attempt: Prepared | None = None) -> None:
+        """Queue a row, or drop it if too many wait. The thread that writes describes the attempt."""
+        if self.state.off or self._waiting() >= WAITING:
+            self.state.dropped += 1
+            return
+        if attempt and self._came - self._left + len(attempt.body) > HELD:
+            attempt = None
+        self._came += len(attempt.body) if attempt else 0
+        self._queue.append((self._clock(), outcome, attempt))
         if len(self._queue) >= BATCH or self._came - self._left > HELD // 4:
             self._wake.set()
 
@@ -162,12 +156,21 @@ class Writer:
                 rows.expire(self._seconds, now)
                 self._next_expiry, self.state.fault = now + HOUR, ""
 
+    def _seconds(self, namespace: str) -> float:
+        kept = self._retention(namespace)
+        return LONGEST_AGE if kept is None else min(kept, LONGEST_AGE)
+
     def _write_some(self, rows: Rows) -> None:
         """Write the oldest of the rows that wait. After a failure fewer are tried, so that a row which nobody can
         write costs no other. Raises `sqlite3.Error`."""
         while self._queue and len(self._batch) < self._most:
-            time, outcome, attempt, content = self._queue.popleft()
-            self._batch.append(Recorded(time, outcome, *_described(attempt, content)))
+            time, outcome, attempt = self._queue.popleft()
+            try:
+                described = describe(attempt, content=self._content)
+            except Exception:  # costs no row
+                logger.exception("a bug, in describing a request for the dashboard")
+                described = NOTHING
+            self._batch.append(Recorded(time, outcome, *described))
             self._left += len(attempt.body) if attempt else 0
         some = self._batch[: self._most]
         try:
@@ -186,10 +189,6 @@ class Writer:
         del self._batch[: len(some)]
         self._most, self.state.fault = BATCH, ""
 
-    def _seconds(self, namespace: str) -> float:
-        kept = self._retention(namespace)
-        return LONGEST_AGE if kept is None else min(kept, LONGEST_AGE)
-
     def _failed(self, error: Exception) -> None:
         self.state.fault = str(error)
         cure = ": it is damaged, delete it" if type(error) is sqlite3.DatabaseError else ""
@@ -201,12 +200,3 @@ class Writer:
         self.state.dropped += self._waiting()
         self._queue.clear()
         self._batch.clear()
-
-
-def _described(attempt: Prepared | None, content: bool) -> Described:
-    """Return what is shown of a request. A bug in describing it costs no row."""
-    try:
-        return describe(attempt, content=content)
-    except Exception:
-        logger.exception("a bug, in describing a request for the dashboard")
-        return NOTHING

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from proxy.dashboard.access import new_link
+from proxy.dashboard import new_link
 from proxy.errors import UserMistake
 from proxy.server.app import App
 from proxy.server.bounds import IDLE_SECONDS, Bounds

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.dashboard.recorded import Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import Recorded, Rows
 from proxy.errors import Fault
 from proxy.telemetry.outcome import Basis, Kind, Outcome, ToolUse
 

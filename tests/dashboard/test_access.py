@@ -18,12 +18,10 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.dashboard import Dashboard
-from proxy.dashboard.access import VALID, Access, Viewer, new_link, use_link
+from proxy.dashboard import AT_ONCE, VALID, VIEWERS, Access, Dashboard, Viewer, new_link, use_link
 from proxy.dashboard.pages import savings_page
-from proxy.dashboard.queries import AT_ONCE, VIEWERS, Reader
-from proxy.dashboard.recorded import DAY, Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.queries import Reader
+from proxy.dashboard.rows import DAY, Recorded, Rows
 from proxy.errors import Overloaded
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind

@@ -18,8 +18,7 @@ from proxy.cli import main
 from proxy.dashboard import fleet
 from proxy.dashboard.fleet import EVERY, KEPT, Fleet
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.recorded import DAY, HOUR
-from proxy.dashboard.rows import FLEET_SUMS, Rows
+from proxy.dashboard.rows import DAY, FLEET_SUMS, HOUR, Rows
 from proxy.stores import open_store
 from tests.clock import wait_until
 from tests.dashboard.traffic import dashboard, ended, key, recorded, session

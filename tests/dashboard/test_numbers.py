@@ -14,8 +14,8 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.dashboard.recorded import SUMMED
-from proxy.dashboard.savings import compared
+from proxy.dashboard.pages import compared
+from proxy.dashboard.rows import SUMMED
 from proxy.telemetry.metrics import SUMS
 from proxy.telemetry.outcome import Outcome
 from tests.clock import wait_until

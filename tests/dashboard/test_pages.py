@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.dashboard.recorded import Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import Recorded, Rows
 from proxy.telemetry.outcome import Kind
 from tests import transcripts
 from tests.clock import wait_until

@@ -15,8 +15,7 @@ import pytest
 
 from proxy.dashboard import rows as module
 from proxy.dashboard.queries import Reader, Wanted
-from proxy.dashboard.recorded import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, SUMS, Recorded
-from proxy.dashboard.rows import REMEMBERED, Rows
+from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, REMEMBERED, SUMS, Recorded, Rows
 from proxy.telemetry.outcome import Kind, ToolUse
 from tests.dashboard.traffic import ended, outcome
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from bench.dashboard import pages, recorded
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.recorded import Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import Recorded, Rows
 
 FEW, MANY = 4_200, 8_400
 EVERY = 100

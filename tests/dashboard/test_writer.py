@@ -16,8 +16,7 @@ from proxy.dashboard import MISSING
 from proxy.dashboard import rows as rows_module
 from proxy.dashboard import writer as module
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.recorded import Recorded
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import Recorded, Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from tests.clock import wait_until
 from tests.dashboard.test_rows import SIZE, UNUSABLE
@@ -117,7 +116,8 @@ def test_rows_wait_while_another_process_locks_the_file(
     other.execute("BEGIN IMMEDIATE")
     if not started:
         writer.start()
-    writer.record([outcome(number) for number in range(BATCH)])
+    for number in range(BATCH):
+        writer.record(outcome(number))
     wait_until(lambda: "locked" in writer.state.fault)
     other.execute("COMMIT")
     wait_until(lambda: writer.state.written == BATCH)
@@ -139,7 +139,8 @@ def test_a_full_disk_loses_no_row_that_there_is_room_for(path: Path, monkeypatch
     monkeypatch.setattr(Rows, "write", write)
     writer = Writer(path, SIZE)
     writer.start()
-    writer.record([outcome(number) for number in range(30)])
+    for number in range(30):
+        writer.record(outcome(number))
     wait_until(lambda: writer.state.fault)
     assert "full" in writer.state.fault and not writer.state.off
     full[0] = False
@@ -150,15 +151,17 @@ def test_a_full_disk_loses_no_row_that_there_is_room_for(path: Path, monkeypatch
 
 def test_rows_are_dropped_and_never_waited_for(path: Path) -> None:
     writer = Writer(path, SIZE)  # not started: as if the disk hung
-    writer.record([outcome(number) for number in range(WAITING + 5)])
+    for number in range(WAITING + 5):
+        writer.record(outcome(number))
     assert writer.state.dropped == 5
     writer.close()
 
 
 def test_waiting_requests_do_not_fill_the_memory(path: Path) -> None:
     writer = Writer(path, SIZE)
-    writer.record([outcome(number) for number in range(4)], [holding(HELD // 2) for _ in range(4)])
-    assert [attempt is not None for _, _, attempt, _ in writer._queue] == [True, True, False, False]
+    for number in range(4):
+        writer.record(outcome(number), holding(HELD // 2))
+    assert [attempt is not None for _, _, attempt in writer._queue] == [True, True, False, False]
     writer.start()
     wait_until(lambda: writer.state.written == 4)
     assert writer._came == writer._left
@@ -173,7 +176,8 @@ def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
     writer.start()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        writer.record([outcome(number) for number in range(3)])
+        for number in range(3):
+            writer.record(outcome(number))
         writer.close()
     assert "3 rows of the dashboard were not written" in caplog.text
     writer._thread.join(30)
@@ -184,7 +188,8 @@ def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
 
 def test_a_bug_in_describing_a_request_costs_no_row(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer(path, SIZE)
-    writer.record([outcome(0), outcome(1)], [BROKEN, None])
+    writer.record(outcome(0), BROKEN)
+    writer.record(outcome(1))
     writer.start()
     writer.close()
     assert writer.state.written == 2 and "a bug, in describing" in caplog.text
@@ -192,7 +197,8 @@ def test_a_bug_in_describing_a_request_costs_no_row(path: Path, caplog: pytest.L
 
 def test_a_row_that_cannot_be_written_costs_no_other_row(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer(path, SIZE)
-    writer.record([outcome(number, status=1 << 70 if number == 7 else 200) for number in range(30)])
+    for number in range(30):
+        writer.record(outcome(number, status=1 << 70 if number == 7 else 200))
     writer.start()
     wait_until(lambda: writer.state.written + writer.state.dropped == 30)
     writer.close()
@@ -207,15 +213,15 @@ def test_all_who_write_go_on_in_one_new_file_when_theirs_is_removed(path: Path) 
     writers = [Writer(path, SIZE) for _ in range(3)]
     for number, writer in enumerate(writers):
         writer.start()
-        writer.record([outcome(number)])
+        writer.record(outcome(number))
     wait_until(lambda: all(writer.state.written == 1 for writer in writers))
     path.unlink()
     for number in range(3, 30):
-        writers[number % 3].record([outcome(number)])
+        writers[number % 3].record(outcome(number))
     wait_until(lambda: all(writer.state.written == 10 for writer in writers))
     for number, writer in enumerate(writers, 30):
         wait_until(lambda writer=writer: not writer._queue)
-        writer.record([outcome(number)])
+        writer.record(outcome(number))
     wait_until(lambda: all(writer.state.written == 11 for writer in writers))
     for writer in writers:
         writer.close()
@@ -234,7 +240,7 @@ def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(pat
     writer.start()
     for number, at in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
         now[0] = at
-        writer.record([outcome(number)])
+        writer.record(outcome(number))
         wait_until(lambda number=number: writer.state.written == number + 1)
     with closing(Reader(path)) as reader:
         wait_until(lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9])
@@ -244,9 +250,10 @@ def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(pat
 def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(path: Path) -> None:
     writer = Writer(path, SIZE)
     with closing(Rows(path, SIZE)) as rows:
-        writer.record([outcome(number) for number in range(3)])
+        for number in range(3):
+            writer.record(outcome(number))
         assert rows.forget("acme-1", 9e9) == 0, "nothing of it is written yet"
-        writer.record([outcome(3, "acme-2")])
+        writer.record(outcome(3, "acme-2"))
         writer.start()
         writer.close()
         assert (rows.count("acme-1"), rows.count("acme-2"), writer.state.written) == (None, 1, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from proxy.dashboard.recorded import Recorded
+from proxy.dashboard.rows import Recorded
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, calls, text
