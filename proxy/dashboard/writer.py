@@ -190,9 +190,9 @@ class Writer:
         self._most, self.state.fault = BATCH, ""
 
     def _failed(self, error: Exception) -> None:
-        self.state.fault = str(error)
         cure = ": it is damaged, delete it" if type(error) is sqlite3.DatabaseError else ""
-        self._warn("rows", f"the dashboard cannot write its rows: {self._path}: {error}{cure}")
+        self.state.fault = f"{error}{cure}"
+        self._warn("rows", f"the dashboard cannot write its rows: {self._path}: {self.state.fault}")
 
     def _give_up(self, reason: str) -> None:
         self.state.off, self.state.fault = True, reason
