@@ -5,21 +5,30 @@
 The *history digest* covers the meaning of messages and not their bytes, so that a client is still recognised if it
 serialises anew on every turn, moves cache breakpoints or adds annotations. The leading system messages are not part of
 it, because agents put the time of day there. Later ones are, because some clients send results as system messages.
+
+A *step* is an assistant message with everything up to the next one. Within a step a result belongs to the call with its
+id; calls with equal ids, or with none, get their results in order. A message is *irregular* if it has a call without a
+result, if it is a result without a call, or if it is *sealed*: something in it is not known to be safe to move or to
+cut, such as definitions of tools, what only upstream can read, or what no API had when this was written. Nobody knows
+what hangs on such messages, so the plan leaves them as they are, and a cut leaves their whole step in its place. So
+does a cut with a step in which the user speaks.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from itertools import takewhile
+from typing import NamedTuple, Self
 
 import msgspec
 from msgspec import Raw
 
 from proxy.plan import preview
 from proxy.plan.message import COPY_BYTES, Message, Piece, with_pieces
-from proxy.plan.pairing import Irregular, Pairing
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.preview import Label
@@ -29,6 +38,117 @@ from proxy.policy import Offload
 PLACE_BYTES = 330
 """Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py` compares all of these with
 what the objects take."""
+BEGINNING = bytes(16)
+"""The digest of a history without messages."""
+OPENING_MESSAGES = 100
+"""Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
+
+
+def extend(link: bytes, meaning: bytes) -> bytes:
+    """The digest of a history with one more message."""
+    return hashlib.sha256(link + meaning).digest()[:16]
+
+
+def leading(messages: Iterable[Message]) -> int:
+    """Return the number of system messages at the beginning."""
+    return sum(1 for _ in takewhile(lambda message: message.role is Role.SYSTEM, messages))
+
+
+def beginning(messages: Sequence[Message]) -> bytes:
+    """Return the digest of what a history means up to the user's first message, without the leading system messages.
+
+    All requests of a conversation have it."""
+    link = BEGINNING
+    for message in messages[leading(messages[:OPENING_MESSAGES]) : OPENING_MESSAGES]:
+        link = extend(link, message.meaning)
+        if message.role is Role.USER:
+            break
+    return link
+
+
+# -- calls and results -------------------------------------------------------------------------------------------------
+
+
+class Irregular(StrEnum):
+    """Why a message fits into no pair."""
+
+    NO_RESULT = "no_result"
+    NO_CALL = "no_call"
+    SEALED = "sealed"
+
+
+class Place(NamedTuple):
+    """A message's place among calls and results."""
+
+    tool: str = ""
+    """The tool whose result it is."""
+    fits: bool = True
+    """Whether it is neither a result without a call nor sealed. Otherwise its text must not move."""
+    stays: bool = False
+    """Whether a cut leaves it where it is."""
+    stays_before: int = 0
+    """How many messages directly before it a cut must leave where they are too, as this message shows."""
+
+
+class Pairing:
+    """The calls and results of a history's messages so far. Each message takes constant time (amortised)."""
+
+    def __init__(self) -> None:
+        self.irregular: dict[Irregular, int] = {}
+        """The number of irregular messages so far."""
+        self.open: dict[str, deque[str]] = {}
+        """By id, the tools called in the newest step whose results may still come."""
+        self._stays = False  # whether the step so far stays
+        self._loose = 0  # how many messages the step has so far, if it does not stay
+        self._goes_on = False  # whether the next reply belongs to this step: we do not know who said the last entry
+
+    def add(
+        self,
+        role: Role,
+        calls: tuple[tuple[str, str], ...],
+        answers: str,
+        sealed: bool = False,
+        said: bool = False,
+        asking: Collection[str] = (),
+    ) -> Place:
+        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `asking`: tools whose
+        results are the user's words."""
+        reasons = list[Irregular]()
+        if self.open and role not in (Role.TOOL, Role.SEALED):  # the step goes on without their results
+            reasons.append(Irregular.NO_RESULT)
+            self.open = {}
+        before = self._begin_to_stay() if reasons else 0
+        if role is Role.ASSISTANT and not self._goes_on:
+            self._stays, self._loose = False, 0
+        self._goes_on = sealed and role is Role.SEALED
+        tool = None
+        if role is Role.TOOL and (names := self.open.get(answers)):
+            tool = names.popleft()
+            if not names:
+                del self.open[answers]
+        fits = not sealed and (role is not Role.TOOL or tool is not None)
+        if not fits:
+            reasons.append(Irregular.SEALED if sealed else Irregular.NO_CALL)
+        if not fits or (role is Role.TOOL and (said or tool in asking)):
+            before += self._begin_to_stay()
+        for id, name in calls if role is Role.ASSISTANT else ():
+            self.open.setdefault(id, deque()).append(name)
+        self._loose += not self._stays
+        for reason in reasons:
+            self.irregular[reason] = self.irregular.get(reason, 0) + 1
+        return Place(tool or "", fits, self._stays, before)
+
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        other.open = {id: names.copy() for id, names in self.open.items()}
+        other.irregular = self.irregular.copy()
+        return other
+
+    def _begin_to_stay(self) -> int:
+        """Let the step stay; returns how many of its messages did not stay before."""
+        before = self._loose
+        self._stays, self._loose = True, 0
+        return before
 
 
 class Naming(msgspec.Struct, frozen=True):
@@ -47,17 +167,19 @@ class Naming(msgspec.Struct, frozen=True):
         for message in messages:
             calls |= {id: label for (id, _), label in zip(message.calls, message.labels, strict=False)}
             known = calls.get(message.answers) if message.role is Role.TOOL else None
-            pieces = [self._named(piece, known, taken) for piece in message.pieces]
+            pieces = list[Piece]()
+            for piece in message.pieces:
+                label = known or piece.label
+                name = preview.file_name(label, piece.digest)
+                if taken.setdefault(name, piece.digest) != piece.digest:
+                    name = preview.file_name(label, piece.digest, len(piece.digest))
+                    taken[name] = piece.digest
+                pieces.append(piece.named(name, label))
             found.append(with_pieces(message, pieces) if pieces else message)
         return found, Naming(calls, taken)
 
-    def _named(self, piece: Piece, known: Label | None, taken: dict[str, str]) -> Piece:
-        label = known or piece.label
-        name = preview.file_name(label, piece.digest)
-        if taken.setdefault(name, piece.digest) != piece.digest:
-            name = preview.file_name(label, piece.digest, len(piece.digest))
-            taken[name] = piece.digest
-        return piece.named(name, label)
+
+# -- the history -------------------------------------------------------------------------------------------------------
 
 
 class Transcript:
@@ -71,38 +193,8 @@ class Transcript:
         self.leading = leading(messages)
 
 
-def leading(messages: Iterable[Message]) -> int:
-    """Return the number of system messages at the beginning."""
-    return sum(1 for _ in takewhile(lambda message: message.role is Role.SYSTEM, messages))
-
-
-BEGINNING = bytes(16)
-"""The digest of a history without messages."""
-
-
-def extend(link: bytes, meaning: bytes) -> bytes:
-    """The digest of a history with one more message."""
-    return hashlib.sha256(link + meaning).digest()[:16]
-
-
-OPENING_MESSAGES = 100
-"""Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
-
-
-def beginning(messages: Sequence[Message]) -> bytes:
-    """Return the digest of what a history means up to the user's first message, without the leading system messages.
-
-    All requests of a conversation have it."""
-    link = BEGINNING
-    for message in messages[leading(messages[:OPENING_MESSAGES]) : OPENING_MESSAGES]:
-        link = extend(link, message.meaning)
-        if message.role is Role.USER:
-            break
-    return link
-
-
 class Terms(msgspec.Struct, frozen=True):
-    """Everything that a plan depends on besides the messages; see `planner.fold`."""
+    """Everything that a plan depends on besides the messages; see `Fold`."""
 
     model: str
     offload: Offload
@@ -155,22 +247,32 @@ class History:
         return longer
 
     def _add(self, message: Message) -> None:
-        offload, pause = self.terms.offload, self._pause()
-        leads = message.role is Role.SYSTEM and self.links[-1] == BEGINNING
+        offload, role, pause = self.terms.offload, message.role, self._pause()
+        leads = role is Role.SYSTEM and self.links[-1] == BEGINNING
         kept = offload.keep_errors and message.failed
         place = self._pairing.add(
-            message.role, message.calls, message.answers, message.sealed, message.said or kept, offload.asking
+            role, message.calls, message.answers, message.sealed, message.said or kept, offload.asking
         )
-        part, movable = (message.role, False) if leads else self._part(message)
-        stays = kept or (place.tool and (offload.excludes(place.tool) or place.tool in offload.asking))
-        item = message.item_at(place, part, movable and not stays)
+        part, movable = (role, False) if leads else self._part(message)
+        if kept or not place.fits or (place.tool and (offload.excludes(place.tool) or place.tool in offload.asking)):
+            movable = False
+        item, stays = message.item, place.stays or role is Role.SEALED
+        if stays or place.stays_before or part is not role or (message.pieces and not movable):
+            item = msgspec.structs.replace(
+                item,
+                role=part,
+                first_preview=item.first_preview if movable else message.tokens,
+                preview=item.preview if movable else message.tokens,
+                stays=stays,
+                stays_before=place.stays_before,
+            )
         self.tools.append(place.tool)
         self.items.append(item)
         self.links.append(BEGINNING if leads else extend(self.links[-1], message.meaning))
         self.fold.add(item, pause)
         self.tokens += message.tokens
-        self.fixed += message.item.fixed
-        self._asked = self._asked or message.role is Role.USER
+        self.fixed += item.fixed
+        self._asked = self._asked or role is Role.USER
 
     def _part(self, message: Message) -> tuple[Role, bool]:
         """The part that the next message plays in the plan, and whether its texts may ever be moved.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.plan.pairing import REGULAR, Place
 from proxy.plan.plan import Item, Role
 from proxy.plan.preview import PREVIEW_CHARS, Label, Shape, Spans
 from proxy.plan.texts import Carries, ResultRule, is_tool
@@ -109,21 +108,6 @@ class Message(msgspec.Struct, frozen=True):
             size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
             size += sum(map(Label.size, self.labels))
         return size
-
-    def item_at(self, place: Place, part: Role, movable: bool) -> Item:
-        """The item for the plan, in which the message plays this part."""
-        movable = movable and place.fits
-        stays = place.stays or self.role is Role.SEALED
-        if not stays and place is REGULAR and part is self.role and (movable or not self.pieces):
-            return self.item
-        return msgspec.structs.replace(
-            self.item,
-            role=part,
-            first_preview=self.item.first_preview if movable else self.tokens,
-            preview=self.item.preview if movable else self.tokens,
-            stays=stays,
-            stays_before=place.stays_before,
-        )
 
 
 def with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:

@@ -15,18 +15,20 @@ history exceeds its ceiling, the oldest results move until half of that is left,
 summarise, a snapshot replaces the history where moving results leaves too much. A request that does not fit the window
 is made to fit.
 
-All sizes are tokens. A ceiling or a window is exceeded only above it.
+All sizes are tokens. A ceiling or a window is exceeded only above it. Leading system messages always stay, and their
+size changes with every turn, so they count in no sum but `Messages.leading_tokens`.
 """
 
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import ceil
 from typing import Self
 
-from proxy.plan.context import Messages
 from proxy.plan.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, Standing, SummaryBoundary
 from proxy.policy import Mode, Offload
 
@@ -37,19 +39,29 @@ PAYBACK = 7
 medians by less than 0.02, and 14 makes the worst runs dearer."""
 REACH = 256
 """The last messages among which results move early, which bounds the work. Older ones wait for the ceiling."""
+MOST_PREVIEWS = 100
+"""The most previews of large user messages that a summary leaves. Each takes some 70 tokens."""
+MOST_KEPT = 1_000
+"""A history in which more messages stay in their places is not summarised any further. Every boundary names them, so
+that without a bound, memory and time would grow with their number times that of the boundaries."""
+
+
+def least_freed(ceiling: int, *, full: bool = False) -> int:
+    """The least tokens that an event frees; `full`: one after which the request still exceeds the window."""
+    return max(ceiling // (2 if full else LEAST_SHARE), 1)
 
 
 class Fold:
     """The planner's state after the items so far. Each item takes constant time, however many came before."""
 
     def __init__(self, offload: Offload, room: Room, tool_definition_tokens: int = 0) -> None:
+        """`tool_definition_tokens`: of definitions that the first event adds before everything else, so that the whole
+        prefix is lost; 0 if they are present from the start."""
         self._offload = offload
         self._room = room
         self._tool_definition_tokens = tool_definition_tokens
-        self._keep = offload.keep_recent()
         self._unseen_limit = offload.unseen_limit(room.window)
         self._ceiling = room.ceiling(offload.max_total_tokens)
-        self._least = least_freed(self._ceiling)
         self.messages = Messages(offload)
         """The messages so far."""
         self._answered = deque([0] * offload.keep_views, maxlen=offload.keep_views)  # by the latest requests
@@ -68,10 +80,10 @@ class Fold:
         seconds after the request before if upstream's cache had expired by then."""
         if item.role is Role.ASSISTANT and not self.messages.answered:
             self._request_point(pause)
-        first_sight = item.role is Role.TOOL and item.tokens > self._unseen_limit and item.first_preview < item.tokens
-        if first_sight:
+        live = item.tokens
+        if item.role is Role.TOOL and item.tokens > max(self._unseen_limit, item.first_preview):
             self._moves[len(self.messages.items)] = Move(first_preview=True, event=0)
-        live = item.first_preview if first_sight else item.tokens
+            live = item.first_preview
         self.messages.append(item, live)
 
     def plan(self, pause: int = 0) -> Plan:
@@ -85,9 +97,8 @@ class Fold:
     def copy(self) -> Self:
         """An independent fold in the same state."""
         other = copy.copy(self)
-        other.messages, other._answered = self.messages.copy(), self._answered.copy()
-        other._moves, other._events = self._moves.copy(), self._events.copy()
-        other._boundaries = self._boundaries.copy()
+        for name in ("messages", "_answered", "_moves", "_boundaries", "_events"):
+            setattr(other, name, getattr(self, name).copy())
         return other
 
     @property
@@ -96,8 +107,20 @@ class Fold:
         return sum([len(boundary.pins) for boundary in self._boundaries])
 
     def _decided(self) -> Plan:
-        messages = self.messages
-        live = messages.leading_tokens + messages.total
+        """The plan, and how far the next event is, by what `_at_ceiling` or `_fit` would demand of it."""
+        messages, live = self.messages, self.messages.leading_tokens + self.messages.total
+        full = not self._holds(messages.total)
+        summarises = self._may_summarise if full else self._wants_summary()
+        standing = Standing(
+            total=messages.total,
+            ceiling=self._ceiling,
+            results=sum(1 for _ in messages.results(len(messages.items))),
+            old=sum(1 for _ in messages.results(self._seen)),
+            free=max(self._gain(), self._compressible() if summarises else 0),
+            full=full,
+            task=0 if messages.first is None else messages.items[messages.first].tokens,
+            pays_after=self._pays_after,
+        )
         return Plan(
             moves=dict(self._moves),
             boundaries=tuple(self._boundaries),
@@ -106,20 +129,20 @@ class Fold:
             fits=self._room.holds(live),
             waited=self._waited if self._events else 0,
             used=messages.reply_before if messages.answered else messages.reply,
-            standing=self._stands(),
+            standing=standing,
         )
 
     # -- the rule ------------------------------------------------------------------------------------------------------
 
     def _request_point(self, pause: int) -> None:
         """The client asks here: have an event if the window, the ceiling or the prices demand one."""
-        messages, self._pause = self.messages, pause
+        messages, keep, self._pause = self.messages, self._offload.keep_recent(), pause
         self._waited += 1
         self._answered.append(messages.unanswered)
         # Clients that make one reply of a finished turn's steps show fewer answers than there were.
         seen = max(self._answered[0], min(messages.turn, messages.unanswered))
-        self._end = max(self._end, messages.window(self._keep))
-        self._seen = max(self._seen, messages.window(self._keep, seen))
+        self._end = max(self._end, messages.window(keep, messages.unanswered))
+        self._seen = max(self._seen, messages.window(keep, seen))
         self._pays_after = None
         if not self._holds(messages.total):
             self._fit()
@@ -134,52 +157,39 @@ class Fold:
 
     def _at_ceiling(self) -> None:
         """The history exceeds its ceiling: summarise it if moving results leaves too much, or move the oldest ones."""
-        messages = self.messages
-        if self._wants_summary() and self._compressible() >= self._least:
+        messages, least = self.messages, least_freed(self._ceiling)
+        if self._wants_summary() and self._compressible() >= least:
             self._event(messages.oldest(self._end), Cause.TOTAL, boundary=True)
-        elif self._gain() >= self._least:
+        elif self._gain() >= least:
             self._event(messages.oldest(self._end, messages.total - self._ceiling // 2), Cause.TOTAL)
 
     def _gain(self) -> int:
         """Tokens that moving everything that may move would free."""
         return sum(map(self.messages.shrinkable, self.messages.oldest(self._end)))
 
-    def _wants_summary(self) -> bool:
-        """Whether moving results alone leaves too much."""
-        if self.messages.crowded:
-            return False
-        if self._offload.mode is not Mode.AUTO:
-            return self._offload.mode is Mode.COMPRESS
-        left = self.messages.total - self._gain()
-        return left > max(self._ceiling, self._offload.compact_ratio_threshold * self.messages.total)
-
     def _compressible(self) -> int:
         """Tokens that a summary here would free. An earlier snapshot makes room for the new one."""
         pinned = sum(self.messages.pins(self._end).values())
         return self.messages.old(self._end) - pinned - self._offload.compress.snapshot_tokens
 
-    def _stands(self) -> Standing:
-        """How far the next event is, with what `_at_ceiling` or `_fit` would demand of it."""
-        messages, full = self.messages, not self._holds(self.messages.total)
-        summarises = self._may_summarise if full else self._wants_summary()
-        return Standing(
-            total=messages.total,
-            ceiling=self._ceiling,
-            results=sum(1 for _ in messages.results(len(messages.items))),
-            old=sum(1 for _ in messages.results(self._seen)),
-            free=max(self._gain(), self._compressible() if summarises else 0),
-            full=full,
-            task=messages.task,
-            pays_after=self._pays_after,
-        )
-
     @property
     def _may_summarise(self) -> bool:
         return self._offload.mode is not Mode.COMPACT and not self.messages.crowded
 
+    def _wants_summary(self) -> bool:
+        """Whether moving results alone leaves too much."""
+        if self.messages.crowded or self._offload.mode is not Mode.AUTO:
+            return not self.messages.crowded and self._offload.mode is Mode.COMPRESS
+        left = self.messages.total - self._gain()
+        return left > max(self._ceiling, self._offload.compact_ratio_threshold * self.messages.total)
+
     def _move_early(self) -> None:
         """Move the newest of the results that were seen often enough if that pays: of several ways the best one."""
         messages, read = self.messages, self._offload.cached_read
+        # The first event adds our tools, which come before the messages. So the leading ones are written again as well:
+        # a power of two, as a system prompt that is edited on every turn must hardly ever change a price.
+        tools = 0 if self._moves or self._boundaries else self._tool_definition_tokens
+        head = tools + (1 << max(messages.leading_tokens - 1, 0).bit_length())
         taken, freed, behind, end = list[int](), 0, 0, len(messages.items)
         most, best = 0.0, list[int]()
         for index in messages.results(self._seen):
@@ -189,7 +199,10 @@ class Fold:
             freed += messages.shrinkable(index)
             behind += sum(messages.live[index:end])
             end = index
-            price = (self._offload.cache_write - read) * self._rewritten(behind - freed, freed)
+            rewritten = head + messages.total - freed if tools else behind - freed
+            if self._pause:
+                rewritten = tools  # upstream writes everything else again in any case
+            price = (self._offload.cache_write - read) * rewritten
             gained = read * freed * PAYBACK - price
             if gained > most or (gained == most and not best):  # the first may break even; others have to be better
                 most, best = gained, taken.copy()
@@ -198,42 +211,24 @@ class Fold:
         if best:
             self._event(best, Cause.EXPIRED if self._pause else Cause.EARLY)
 
-    def _rewritten(self, behind: int, freed: int) -> int:
-        """The tokens that an event writes again which leaves so many behind its first change, and frees so many.
-
-        The first event adds our tools, which come before the messages, so the leading ones are written again as well.
-        Where upstream's cache has expired, that is done in any case.
-        """
-        tools = 0 if self._moves or self._boundaries else self._tool_definition_tokens
-        if self._pause:
-            return tools
-        if tools:
-            return self.messages.total - freed + tools + _rounded_up(self.messages.leading_tokens)
-        return behind
-
     def _fit(self) -> None:
-        """The request exceeds the window: move every seen result, then summarise everything before the unseen ones."""
-        messages, unseen = self.messages, self.messages.window(0)
+        """The request exceeds the window: move every seen result, then summarise everything before the unseen ones.
+
+        A summary has to make the request fit, or to free half of the ceiling at least: a request that cannot be made to
+        fit must not pay for one at every turn.
+        """
+        messages = self.messages
+        unseen = messages.window(0, messages.unanswered)
         self._end = max(self._end, unseen)
         moved = sorted({*messages.oldest(self._end), *filter(messages.movable, range(self._fitted, unseen))})
-        freed = sum(map(messages.shrinkable, moved))
         self._fitted = unseen
-        boundary = not self._holds(messages.total - freed) and self._summary_helps(freed)
+        freed, boundary = sum(map(messages.shrinkable, moved)), False
+        if self._may_summarise and not self._holds(messages.total - freed):
+            compressible = self._compressible()
+            fits = self._holds(messages.total - compressible)
+            boundary = compressible - freed >= (1 if fits else least_freed(self._ceiling, full=True))
         if moved or boundary:
             self._event(moved, Cause.WINDOW, boundary=boundary)
-
-    def _summary_helps(self, freed: int) -> bool:
-        """Whether a summary makes the request fit, or at least frees half of the ceiling.
-
-        A request that cannot be made to fit must not pay for a summary at every turn.
-        """
-        if not self._may_summarise:
-            return False
-        compressible = self._compressible()
-        fits = self._holds(self.messages.total - compressible)
-        return compressible - freed >= (1 if fits else least_freed(self._ceiling, full=True))
-
-    # -- what an event does --------------------------------------------------------------------------------------------
 
     def _event(self, moved: Collection[int], cause: Cause, *, boundary: bool = False) -> None:
         """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot."""
@@ -243,40 +238,206 @@ class Fold:
             at_first_sight = index in self._moves and self._moves[index].first_preview
             self._moves[index] = Move(first_preview=at_first_sight, event=ordinal)
         if boundary:
-            self._summarise(ordinal)
+            before = self._boundaries[-1] if self._boundaries else None
+            pins = messages.summarise(self._end, before, self._offload.compress.snapshot_tokens)
+            self._boundaries.append(SummaryBoundary(end=self._end, pins=pins, event=ordinal))
         rewritten = messages.total if boundary else sum(messages.live[min(moved) :])
         self._events.append(
             OffloadEvent(len(messages.items), messages.unanswered, cause, total, rewritten, self._pause)
         )
         self._waited, self._pays_after = 0, None
 
-    def _summarise(self, ordinal: int) -> None:
-        """Replace all old history, an earlier snapshot included, by one snapshot; leading messages and pins stay."""
-        messages, before = self.messages, self._boundaries[-1] if self._boundaries else None
-        pinned = sorted(messages.pins(self._end))
-        pins = frozenset((*pinned, *messages.replies_between(pinned, self._end)))
-        replaced = (*before.pins, *range(before.end, self._end)) if before else range(self._end)
-        messages.summarise(replaced, pins, self._offload.compress.snapshot_tokens)
-        self._boundaries.append(SummaryBoundary(end=self._end, pins=pins, event=ordinal))
-
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
-    """The plan for a history: a pure function of the history, the policy and the upstream's room.
-
-    `tool_definition_tokens`: tokens of the tool definitions that the first event adds before everything else, so that
-    the whole prefix is lost; 0 if they are present from the start.
-    """
+    """The plan for a history: a pure function of the history, the policy and the upstream's room."""
     state = Fold(offload, room, tool_definition_tokens)
     for item in items:
         state.add(item)
     return state.plan()
 
 
-def least_freed(ceiling: int, *, full: bool = False) -> int:
-    """The least tokens that an event frees; `full`: one after which the request still exceeds the window."""
-    return max(ceiling // (2 if full else LEAST_SHARE), 1)
+class Messages:
+    """The context as the decisions have left it so far: all messages, what could move, what a summary leaves."""
 
+    def __init__(self, offload: Offload) -> None:
+        self.items: list[Item] = []
+        self.live: list[int] = []
+        """Tokens of each message; 0 for one that a snapshot has replaced."""
+        self.leading = 0
+        """The number of system messages at the beginning."""
+        self.leading_tokens = 0
+        self.total = 0
+        """The sum of `live` without the leading system messages, plus the snapshot: the history as it would be sent."""
+        self.turn = 0
+        """Where the current user turn begins."""
+        self.unanswered = 0
+        """Where the messages begin that the model has not answered yet."""
+        self.reply = self.reply_before = 0
+        """Where the model's newest reply begins, and the one before it."""
+        self.gains: list[int] = []
+        """What has yet to move once it is old: results above `max_tool_message_tokens`, and large user messages."""
+        self.first: int | None = None
+        """The user's first message, which usually states the task and always stays."""
+        self._users: list[int] = []  # the others, without large ones
+        self._large_users: list[int] = []
+        self._recent_user = 0  # where the last two user messages begin; they are never touched
+        self._systems: list[int] = []  # those that do not lead
+        self._steps: list[int] = []  # for each message, where its step begins
+        self._staying: set[int] = set()  # a cut leaves these in their places, because calls and results do not pair
+        self._offload = offload
+        self._compacts = offload.mode is not Mode.COMPRESS
 
-def _rounded_up(tokens: int) -> int:
-    """Round up to a power of two, so that a system prompt that is edited on every turn hardly ever changes a price."""
-    return 1 << max(tokens - 1, 0).bit_length()
+    def append(self, item: Item, live: int) -> None:
+        """Add the next message, with its live tokens."""
+        index, role = len(self.items), item.role
+        self._steps.append(self._steps[-1] if role is Role.TOOL and index else index)
+        self.items.append(item)
+        self.live.append(live)
+        if role is Role.SYSTEM and self.leading == index:
+            self.leading += 1
+            self.leading_tokens += live
+            return
+        self.total += live
+        self._staying.update(range(index - item.stays_before, index + item.stays))
+        shrinks = item.preview < live
+        if role is Role.ASSISTANT:
+            if self.unanswered < index or not index:
+                self.reply_before, self.reply = self.reply, index
+            self.unanswered = index + 1
+        elif role is Role.USER:
+            self._recent_user, self.turn = self.turn, index
+            if self.first is None:
+                self.first = index
+            elif shrinks:
+                self._large_users.append(index)
+                self.gains.append(index)
+            else:
+                self._users.append(index)
+        elif role is Role.SYSTEM:
+            self._systems.append(index)
+        elif role is Role.TOOL and shrinks and self._compacts and item.tokens > self._offload.max_tool_message_tokens:
+            self.gains.append(index)
+
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        for name in ("items", "live", "gains", "_steps", "_staying", "_users", "_large_users", "_systems"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    @property
+    def answered(self) -> bool:
+        """Whether no message waits for an answer: the last one is the assistant's, or there is none."""
+        return not self.items or self.items[-1].role is Role.ASSISTANT
+
+    def window(self, keep: int, answered: int) -> int:
+        """Where the recent window begins: the last `keep` messages or all from `answered` on, widened to whole steps.
+
+        System messages at the end do not count: aider moves a reminder to the end of each request, and the window would
+        differ when it is gone.
+        """
+        size = counted = len(self.items)
+        while counted and self.items[counted - 1].role is Role.SYSTEM:
+            counted -= 1
+        start = min(max(counted - keep, 0), answered)
+        return self._steps[start] if start < size else size
+
+    # -- what may move -------------------------------------------------------------------------------------------------
+
+    def shrinkable(self, index: int) -> int:
+        """Tokens that moving this message would free."""
+        return self.live[index] - self.items[index].preview
+
+    def movable(self, index: int) -> bool:
+        """Whether this message would get smaller and may be moved by now."""
+        if self.items[index].role is Role.USER and (index >= self._recent_user or index in self._staying):
+            return False
+        return self.shrinkable(index) > 0
+
+    def oldest(self, end: int, enough: int | None = None) -> list[int]:
+        """Return the oldest gains before message `end` that free so many tokens together, or all."""
+        taken, freed = list[int](), 0
+        for index in self.gains:
+            if index >= end or (enough is not None and freed >= enough):
+                break
+            if self.movable(index):
+                taken.append(index)
+                freed += self.shrinkable(index)
+        return taken
+
+    def results(self, end: int) -> Iterator[int]:
+        """Yield the results among the gains before message `end`, the newest one first."""
+        return (index for index in reversed(self.gains) if index < end and self.items[index].role is Role.TOOL)
+
+    def shrink(self, indexes: Collection[int]) -> None:
+        """Replace these messages by references."""
+        for index in indexes:
+            freed = self.shrinkable(index)
+            self.live[index] -= freed
+            self.total -= freed
+        moved = set(indexes)
+        self.gains = [index for index in self.gains if index not in moved]
+
+    # -- what a summary replaces ---------------------------------------------------------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too many messages stay in their places for another summary."""
+        return len(self._staying) > MOST_KEPT
+
+    def old(self, end: int) -> int:
+        """Tokens of the history before message `end`, an earlier snapshot included."""
+        return self.total - sum(self.live[max(end, self.leading) :])
+
+    def pins(self, end: int) -> dict[int, int]:
+        """The messages before `end` that a summary leaves alone, with the tokens of each once what may has moved.
+
+        The user's first message stays, and so do the newest others within the budget, and as many system messages.
+        Large ones do not count against it, because only their previews stay, and nor do those that stay in their
+        places.
+        """
+        kept = {index for index in self._staying if self.leading <= index < end}
+        if self.first is not None and self.first < end:
+            kept.add(self.first)
+        for indexes, recent in ((self._users, self._recent_user), (self._systems, end)):
+            counted = 0
+            for place in range(bisect_left(indexes, end) - 1, -1, -1):
+                index = indexes[place]
+                if index in self._staying:
+                    continue
+                counted += self.live[index] or self.items[index].tokens
+                if counted > self._offload.pin_user_tokens and index < recent:
+                    break
+                kept.add(index)
+        pinned = {index: self.live[index] for index in kept}
+        old = bisect_left(self._large_users, end)
+        for index in self._large_users[max(old - MOST_PREVIEWS, 0) : old]:
+            pinned[index] = self.live[index] - (self.shrinkable(index) if self.movable(index) else 0)
+        return pinned
+
+    def summarise(self, end: int, before: SummaryBoundary | None, snapshot: int) -> frozenset[int]:
+        """Replace everything before `end`, an earlier snapshot included, by a snapshot of so many tokens. Returns what
+        stays beside the leading messages."""
+        pinned = sorted(self.pins(end))
+        pins = frozenset((*pinned, *self._replies_between(pinned, end)))
+        for index in (*before.pins, *range(before.end, end)) if before else range(end):
+            if index >= self.leading and index not in pins:
+                self.live[index] = 0
+        for index in pins:
+            self.live[index] = self.live[index] or self.items[index].tokens  # a reply that an earlier one had replaced
+        self.total = snapshot + sum(self.live[self.leading :])
+        return pins
+
+    def _replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:
+        """The replies that have to be kept too if only `kept` and everything from `end` on is left of the history.
+
+        Without them a user message would directly follow tool results, which chat templates refuse. That can only
+        happen to tool results that stay in their places.
+        """
+        spoken = (index for index in kept if self.items[index].role is not Role.SYSTEM)
+        for before, after in pairwise([*spoken, end]):
+            if self.items[before].role is Role.TOOL and self.items[after].role is Role.USER:
+                reply = after - 1
+                while self.items[reply].role in (Role.USER, Role.SYSTEM):
+                    reply -= 1
+                if self.items[reply].role is Role.ASSISTANT:
+                    yield reply

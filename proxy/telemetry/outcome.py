@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from proxy.errors import Fault
-from proxy.plan.pairing import Irregular
+from proxy.plan.history import Irregular
 from proxy.plan.turn import Addition, Reason
 
 DECIMALS = 6

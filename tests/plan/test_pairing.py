@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan.pairing import Pairing, Place
+from proxy.plan.history import Pairing, Place
 from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import fold
 from proxy.policy import Compress, Mode
@@ -72,7 +72,7 @@ def staying(history: str) -> str:
 def test_what_fits_into_no_pair_stays_with_its_step(history: str, stays: str, irregular: dict[str, int]) -> None:
     pairing = Pairing()
     walked(history, pairing)
-    assert (staying(history), pairing.irregular, pairing.open) == (stays, irregular, False)
+    assert (staying(history), pairing.irregular, pairing.open) == (stays, irregular, {})
 
 
 def test_results_find_their_tools_and_equal_ids_in_order() -> None:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan.context import MOST_KEPT, MOST_PREVIEWS
 from proxy.plan.plan import PATIENCE, Item, Move, Plan, Role, Room, live
-from proxy.plan.planner import Fold, fold
+from proxy.plan.planner import MOST_KEPT, MOST_PREVIEWS, Fold, fold
 from proxy.policy import Compress, Mode, Offload
 from tests import written
 

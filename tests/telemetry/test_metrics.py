@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.errors import Fault
-from proxy.plan.pairing import Irregular
+from proxy.plan.history import Irregular
 from proxy.telemetry.metrics import STATUSES, TENANTS, Metrics, prepare_multiprocess
 from proxy.telemetry.outcome import Kind, Outcome, ToolUse
 
