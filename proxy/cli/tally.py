@@ -13,8 +13,8 @@ from proxy.plan.prices import price_of
 from proxy.plan.turn import Reason, Unplannable
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
-from proxy.requests.outcome import foreseen
 from proxy.requests.planned import Planned, plan
+from proxy.requests.prepared import foreseen
 
 WORDS = 100
 """Sentences about a session that the report has at most."""

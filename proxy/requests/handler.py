@@ -28,10 +28,10 @@ from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies.tenants import identified
 from proxy.policy import Mode, SnapshotRole
-from proxy.requests import archive, compaction, outcome, verify
+from proxy.requests import archive, compaction, verify
 from proxy.requests.conversation import converse
 from proxy.requests.planned import Planned, Rendered, plan
-from proxy.requests.prepared import Ladder, Prepared
+from proxy.requests.prepared import Ladder, Prepared, foreseen, of_chat
 from proxy.requests.records import Records
 from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
 from proxy.requests.relay import refusal as read_refusal
@@ -106,7 +106,7 @@ class _Request:
         if not self._accepted:  # then nobody may see what its records made of it
             self.prepared = self.prepared.again()
         errors = self._opened.errors if self._opened else {}
-        return outcome.of_chat(self.prepared, self._client, errors, self._ladder.refused)
+        return of_chat(self.prepared, self._client, errors, self._ladder.refused)
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
@@ -368,11 +368,11 @@ class _Request:
         planned, said = self.prepared.planned, self.prepared.reported
         if planned is None:
             return
-        threads, forecast = self._services.threads, partial(outcome.foreseen, planned, said)
+        threads, forecast = self._services.threads, partial(foreseen, planned, said)
         try:
             size, begun = planned.request.size, said is not None
-            foreseen = await threads.run(self._tenant.namespace, forecast, size, begun=begun)
-            self.prepared = replace(self.prepared, foreseen=foreseen)
+            found = await threads.run(self._tenant.namespace, forecast, size, begun=begun)
+            self.prepared = replace(self.prepared, foreseen=found)
         except Overloaded:
             self.prepared = self.prepared.again(unplanned=Reason.BUSY)
 

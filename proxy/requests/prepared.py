@@ -3,11 +3,13 @@
 parse ──> request, or why not ──plan──> planned ──render──> rendered, turn ──> it is sent as planned
                      │                     ├──nothing to change, or refused──> it is sent as it came
                      └──> unplanned        └──observe──> foreseen ──> it is sent as it came
+
+`Ladder` says in which form it is sent again after a refusal. At the end, one outcome is made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +17,39 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.dialects import refusals
+from proxy.errors import Fault
 from proxy.plan import compacting
 from proxy.plan.compacting import Wish
-from proxy.plan.forecast import Answers, newly_used, told, waiting
+from proxy.plan.forecast import (
+    LEARNED,
+    UNSEEN,
+    Answers,
+    Billed,
+    Forecast,
+    cost,
+    cost_as_it_came,
+    event_at,
+    forecast,
+    newly_used,
+    told,
+    unseen,
+    waiting,
+)
 from proxy.plan.turn import FORGIVING, Addition, Form, Reason, Usage, Verdict
 from proxy.policy import Mode, SnapshotRole
-from proxy.requests.planned import Planned, Rendered
-from proxy.telemetry.outcome import Holdout
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
+from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome
 
 if TYPE_CHECKING:
     from proxy.dialects import Dialect
     from proxy.dialects.turn import Turn
     from proxy.dialects.usage import Reported
-    from proxy.plan.forecast import Forecast
     from proxy.plan.turn import Request
     from proxy.policies.tenants import Tenant
     from proxy.policy import Policy
+    from proxy.requests.exchange import Exchange
     from proxy.requests.relay import Refusal
+    from proxy.requests.summary_writer import Spent, SummaryJob
     from proxy.requests.windows import Known
     from proxy.telemetry.outcome import ToolUse
     from proxy.upstream.headers import Header
@@ -81,14 +99,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         said = self.reported
         if self.turn is not None or said is None:
             return self.turn.spent if self.turn else Usage()
-        return Usage(
-            said.prompt,
-            said.completion,
-            said.cached or 0,
-            said.written or 0,
-            cache_told=said.cached is not None,
-            largest=said.prompt,
-        )
+        cached, told = said.cached or 0, said.cached is not None
+        return Usage(said.prompt, said.completion, cached, said.written or 0, cache_told=told, largest=said.prompt)
 
     def again(self, **changes: Any) -> Prepared:
         """Return the request before it was rendered, with these changes."""
@@ -124,14 +136,10 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         rendered, turn = self.rendered, self.turn
         if rendered is None or turn is None:
             return frozenset()
-        planned = rendered.planned
-        in_system = planned.role is SnapshotRole.AUTO and planned.transcript.leading > 0
-        carried = {
-            Addition.ANY: True,
-            Addition.USAGE: turn.asks_usage,
-            Addition.PLACE: rendered.shown is not None and in_system,
-        }
-        return frozenset(addition for addition, present in carried.items() if present)
+        auto, leading = rendered.planned.role is SnapshotRole.AUTO, rendered.planned.transcript.leading
+        usage = [Addition.USAGE] if turn.asks_usage else []
+        place = [Addition.PLACE] if rendered.shown is not None and auto and leading > 0 else []
+        return frozenset([Addition.ANY, *usage, *place])
 
     @property
     def rounds(self) -> int:
@@ -141,11 +149,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     @property
     def tokens(self) -> int:
         """Tokens of the history as it is sent, or would be by a plan that is only observed; 0 if it was not counted."""
-        if self.rendered is not None:
-            return self.rendered.tokens
-        if self.foreseen is not None:
-            return self.foreseen.tokens
-        return self.planned.tokens if self.planned else 0
+        known = self.rendered or self.foreseen or self.planned
+        return known.tokens if known else 0
 
     @property
     def prompt(self) -> int:
@@ -172,10 +177,16 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         """Messages that a snapshot replaces."""
         return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
 
-    @property
-    def pointed(self) -> bool:
-        """Whether answers of our tools became pointers at this request."""
-        return self.rendered is not None and _answers(self.rendered) is not None
+    @cached_property
+    def pointed(self) -> Answers | None:
+        """The answers of our tools that became pointers at this request."""
+        if self.rendered is None:
+            return None
+        whole, sent = self.rendered.found, self.rendered.rounds
+        places = newly_used(self.rendered.planned.history.items, self.rendered.plan)
+        left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
+        before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
+        return Answers(len(left), before, after) if left else None
 
     @property
     def unfollowed(self) -> bool:
@@ -203,10 +214,10 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         planned, rendered = self.in_force, self.rendered
         if planned is None:
             return ""
-        plan, answers, late = planned.plan, None, self.foreseen is None and not planned.plan.empty
+        plan, answers, offload, window = planned.plan, self.pointed, planned.policy.offload, planned.room.window
+        late = self.foreseen is None and not plan.empty
         if rendered is not None:
-            answers, late = _answers(rendered), len(rendered.plan.events) < len(plan.events)
-        offload, window = planned.policy.offload, planned.room.window
+            late = len(rendered.plan.events) < len(plan.events)
         if plan.empty and not answers:
             return waiting(plan, offload)
         said = told(planned.history.items, plan, offload, window, late=late, answers=answers)
@@ -233,13 +244,120 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         ]
 
 
-def _answers(rendered: Rendered) -> Answers | None:
-    """Return the answers of our tools that became pointers at this request."""
-    whole, sent = rendered.found, rendered.rounds
-    places = newly_used(rendered.planned.history.items, rendered.plan)
-    left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
-    before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
-    return Answers(len(left), before, after) if left else None
+# -- what became of it ------------------------------------------------------------------------------------------------
+
+
+def foreseen(planned: Planned, said: Reported | None = None) -> Forecast:
+    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them."""
+    billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
+    head = planned.prompt(0) - OUR_TOOLS_TOKENS
+    return forecast(planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
+
+
+def of_chat(
+    prepared: Prepared, client: Exchange, store_errors: Mapping[str, int], refused: Iterable[Addition] = ()
+) -> Outcome:
+    """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
+    request, planned, rendered, spent = prepared.request, prepared.in_force, prepared.rendered, prepared.spent
+    before, after, basis = _costs(prepared)
+    kind = Kind.OFFLOADED if rendered else Kind.OBSERVED if prepared.foreseen else Kind.UNTOUCHED
+    outcome = replace(
+        client.outcome(kind, prepared.tenant.name, prepared.tenant.namespace),
+        model=request.model if request else "",
+        stream=request.stream if request else False,
+        mode=(Mode.OBSERVE if prepared.foreseen else planned.policy.offload.mode if planned else Mode.OFF).value,
+        reason=prepared.reason,
+        obstacle=prepared.obstacle,
+        cost_before=before,
+        cost_after=after,
+        usage=basis,
+        compacted=prepared.compacted,
+        unfollowed=prepared.unfollowed,
+        compressed=prepared.compressed,
+        words=prepared.words,
+        reinserted=len(rendered.rounds) if rendered else 0,
+        rounds=prepared.rounds,
+        tool_uses=tuple(prepared.uses),
+        prompt_tokens=spent.prompt,
+        completion_tokens=spent.completion,
+        cached_tokens=spent.cached,
+        written_tokens=spent.written,
+        store_errors=store_errors,
+        refused=tuple(sorted(refused)),
+    )
+    if planned is None:
+        return outcome
+    cause = _cause(planned)
+    return replace(
+        outcome,
+        messages=len(planned.history),
+        left_alone=planned.history.irregular,
+        tokens_before=planned.whole(planned.tokens),
+        tokens_after=prepared.prompt,
+        holdout=Holdout.NONE if prepared.observed else planned.holdout,
+        events=len(planned.plan.events),
+        new_event=bool(cause),
+        cause=cause,
+    )
+
+
+def _cause(planned: Planned) -> str:
+    """Say in a word why something newly moved at this request; empty if nothing has."""
+    if planned.plan.empty:  # the most frequent case, for which no parts of the history are made
+        return ""
+    if planned.relearned:
+        return LEARNED
+    if event := event_at(planned.plan):
+        return event.cause.name.lower()
+    return UNSEEN if unseen(planned.history.items, planned.plan) else ""
+
+
+def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
+    """Return the cost of a request's input as it came and as it was sent, or would have been, and what both rest on.
+
+    It is unknown if upstream did not say it of each round, as where the last one broke off: a part would look cheap.
+    The client's own bytes have costs only where they were looked at: observed, or to be compared with a holdout.
+    """
+    planned, said, turn, rendered = prepared.in_force, prepared.reported, prepared.turn, prepared.rendered
+    if turn is not None and rendered is not None:
+        spent, planned = turn.spent, rendered.planned
+        if spent.said <= turn.rounds:
+            return 0, 0, Basis.UNKNOWN
+        offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
+        sent = head + rendered.tokens + sum(use.tokens for use in prepared.uses)
+        sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
+        warm = spent.cached > 0 or event_at(planned.plan) is not None
+        came = cost_as_it_came(planned.history.items, offload, head, spent.largest / sent, cached=warm)
+        return came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED
+    basis = Basis.UNKNOWN if said is None or said.cached is None else Basis.BILLED
+    if prepared.foreseen is not None:
+        return prepared.foreseen.before, prepared.foreseen.after, basis
+    if said is None or planned is None:
+        return 0, 0, Basis.NONE
+    came = cost(planned.policy.offload, said.prompt, said.cached or 0)
+    return came, came, basis
+
+
+def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
+    """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
+    return Outcome(
+        request_id=job.name,
+        tenant=job.tenant,
+        namespace=job.namespace,
+        kind=Kind.SUMMARY,
+        method="POST",
+        path="",
+        dialect=job.dialect,
+        model=job.model,
+        status=502 if fault else 200,
+        fault=Fault.SUMMARY if fault else Fault.NONE,
+        cost_after=cost(job.prices, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
+        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
+        summary_prompt_tokens=spent.prompt_tokens,
+        summary_completion_tokens=spent.completion_tokens,
+        cached_tokens=spent.cached_tokens,
+        seconds=round(seconds, DECIMALS),
+    )
 
 
 # -- after a refusal --------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from proxy.plan.plan import SummaryBoundary, live
 from proxy.plan.summary import SummaryAnswer, shares
 from proxy.plan.turn import Hidden
 from proxy.policy import Compress, Inject, Wait
-from proxy.requests import outcome
 from proxy.requests.planned import Planned, Rendered, our_definitions, shrunk
+from proxy.requests.prepared import of_summary
 from proxy.requests.records import Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
 from proxy.telemetry import logs
@@ -219,7 +219,7 @@ class Summaries:
             self._queued[job.tenant] -= 1
             self._note(job, begins, fault)
             if fault or spent.calls:  # it is billed separately from the requests that it saves tokens for
-                self._sink(outcome.of_summary(job, spent, fault, self._clock() - began))
+                self._sink(of_summary(job, spent, fault, self._clock() - began))
         return None
 
     async def _made(self, job: SummaryJob, namespace: str, spent: Spent) -> Snapshot:
