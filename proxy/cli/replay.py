@@ -20,7 +20,7 @@ from proxy.cli.words import harmless, several, table
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
 from proxy.policies import defaults, load_alone, parse
-from proxy.policy import Policy, Profile
+from proxy.policy import Profile
 from proxy.requests.cache import MessageCache
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens
@@ -51,39 +51,37 @@ def run(
     Without files it takes the sessions that agents keep in the home directory. `profiles` compares the three profiles.
     Raises UserMistake.
     """
-    detailed = html is not None
-    tallies = [Tally(name, load_alone(Path(name), environment), detailed) for name in policies]
-    if profiles:
-        tallies += [Tally(one.name.lower(), _with_profile(one), detailed) for one in Profile]
-    tallies = tallies or [Tally(DEFAULTS, defaults(), detailed)]
-    paths = named(files) if files else _found(environment)
-    report = _report_file(html) if html else None
-    count = replayed(paths, tallies, api)
-    if report is not None:
-        shown = headline(tallies, recommend=profiles)
-        text = page(list(map(harmless, files)), shown, list(rows_of(count, tallies)), tallies, _NOTES)
+    chosen = [(name, load_alone(Path(name), environment)) for name in policies]
+    for one in Profile if profiles else ():
+        text = f"offload: {{profile: {one.value}}}"
+        chosen.append((one.name.lower(), parse(text, "built-in", "default", {}, alone=True).policy))
+    chosen = chosen or [(DEFAULTS, defaults())]
+    tallies = [Tally(name, policy, html is not None) for name, policy in chosen]
+    paths = named(files) if files else _at_home(environment)
+    report = Path(html).resolve() if html else None
+    if report and (report.suffix.lower() not in (".html", ".htm") or not report.parent.is_dir() or report.is_dir()):
+        raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
+
+    count = _replayed(paths, tallies, api)
+    shown = [*headline(tallies, recommend=profiles)]
+    names, rows = [harmless(file) for file in files], list(rows_of(count, tallies))
+    if report:
         try:
-            report.write_text(text, encoding="utf-8")
+            report.write_text(page(names, shown, rows, tallies, _NOTES), encoding="utf-8")
         except OSError as error:
             raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
     if as_json:
-        found: dict[str, object] = {"files": list(map(harmless, files)), "requests": count}
-        found["policies"] = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
+        found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
+        figures = msgspec.json.encode({"files": names, "requests": count, "policies": found})
+        sys.stdout.write(msgspec.json.format(figures).decode() + "\n")
     else:
         sessions = max(len(tally.sessions) for tally in tallies)
-        sys.stdout.write("".join(f"{line}\n" for line in headline(tallies, recommend=profiles)))
-        sys.stdout.write(
-            f"{several(count, 'request')}, {several(sessions, 'session')}, {several(len(paths), 'file')}\n\n"
-        )
-        sys.stdout.write(table(rows_of(count, tallies), right=True) + f"\n{textwrap.fill(_NOTES, NOTES)}\n")
+        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {several(len(paths), 'file')}", ""]
+        sys.stdout.write("".join(f"{line}\n" for line in shown))
+        sys.stdout.write(table(rows, right=True) + f"\n{textwrap.fill(_NOTES, NOTES)}\n")
 
 
-def _with_profile(profile: Profile) -> Policy:
-    return parse(f"offload: {{profile: {profile.value}}}", "built-in", "default", {}, alone=True).policy
-
-
-def _found(environment: Mapping[str, str]) -> list[Path]:
+def _at_home(environment: Mapping[str, str]) -> list[Path]:
     """Return the sessions in the home directory, and say which they are. Raises UserMistake if there are none."""
     found = at_home(environment)
     if not found:
@@ -98,54 +96,7 @@ def _found(environment: Mapping[str, str]) -> list[Path]:
     return [file for files in found.values() for file in files]
 
 
-def headline(tallies: Sequence[Tally], *, recommend: bool = False) -> Iterator[str]:
-    """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
-    for tally in tallies:
-        name = f"{_tail(harmless(tally.name))}: " if len(tallies) > 1 else ""
-        if not tally.planned:
-            yield f"{name}no request is planned; the table says why"
-            continue
-        tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
-        worse = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
-        yield f"{name}{tokens}, {_cost(tally)}, {worse}"
-    if recommend and (best := recommended(tallies)) is not None:
-        yield f"recommended: {best.name}. It costs least, and at most a tenth of the sessions cost more"
-    expanded, sources = tallies[0].expanded, tallies[0].sources
-    if sources.keys() - {BODY, HAR, ADDRESSED}:
-        yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
-    if expanded:
-        yield f"{several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
-    yield ""
-
-
-def recommended(tallies: Sequence[Tally]) -> Tally | None:
-    """Return the profile that costs least among those under which at most a tenth of the sessions cost more."""
-    fit = [tally for tally in tallies if tally.cost_before and 10 * tally.losses <= len(tally.sessions)]
-    return min(fit, key=lambda tally: tally.cost_after / tally.cost_before, default=None)
-
-
-def _cost(tally: Tally) -> str:
-    if not tally.priced:
-        return f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
-    of = "" if tally.priced == tally.planned else f" for {tally.priced:,} of {tally.planned:,} requests"
-    return f"{_less(tally.money_before, tally.money_after)} cost (${tally.money_before:,.2f} of input{of})"
-
-
-def _less(before: float, after: float, less: str = "less") -> str:
-    if not before or round(100 * abs(before - after) / before) == 0:
-        return "the same"
-    return f"{abs(before - after) / before:.0%} {less if after < before else 'more'}"
-
-
-def _report_file(name: str) -> Path:
-    """Return where to write the report. Raises UserMistake."""
-    path = Path(name).resolve()
-    if path.suffix.lower() not in (".html", ".htm") or not path.parent.is_dir() or path.is_dir():
-        raise UserMistake(f"--html {name}: expected a file in a folder, whose name ends in .html")
-    return path
-
-
-def replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None = None) -> int:
+def _replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None) -> int:
     """Give every request of the files to every tally; returns how many there were. Raises UserMistake.
 
     Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
@@ -166,13 +117,48 @@ def replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None = 
     return count
 
 
+def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
+    """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
+    for tally in tallies:
+        name = f"{_tail(tally.name)}: " if len(tallies) > 1 else ""
+        if not tally.planned:
+            yield f"{name}no request is planned; the table says why"
+            continue
+        if tally.priced:
+            of = "" if tally.priced == tally.planned else f" for {tally.priced:,} of {tally.planned:,} requests"
+            less = _less(tally.money_before, tally.money_after)
+            cost = f"{less} cost (${tally.money_before:,.2f} of input{of})"
+        else:
+            cost = f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
+        tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
+        yield f"{name}{tokens}, {cost}, {tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
+    fit = [one for one in tallies if recommend and one.cost_before and 10 * one.losses <= len(one.sessions)]
+    if fit:
+        best = min(fit, key=lambda one: one.cost_after / one.cost_before)
+        yield f"recommended: {best.name}. It costs least, and at most a tenth of the sessions cost more"
+    expanded, sources = tallies[0].expanded, tallies[0].sources
+    if sources.keys() - {BODY, HAR, ADDRESSED}:
+        yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
+    if expanded:
+        yield f"{several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
+
+
+def _less(before: float, after: float, less: str = "less") -> str:
+    if not before or round(100 * abs(before - after) / before) == 0:
+        return "the same"
+    return f"{abs(before - after) / before:.0%} {less if after < before else 'more'}"
+
+
 def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
     """Yield the table's rows: a title, and a cell for each policy. The first row has the policies' names."""
 
     def row(title: str, cell: Callable[[Tally], str]) -> list[str]:
         return [title, *map(cell, tallies)]
 
-    yield row("", lambda one: _tail(harmless(one.name)))
+    def share(part: int, whole: int) -> str:
+        return f"{part / whole:.2f}" if whole else "-"
+
+    yield row("", lambda one: _tail(one.name))
     yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
     yield row("requests changed", lambda one: f"{one.changed:,} of {one.planned:,}")
     yield row("events", lambda one: f"{one.events:,}")
@@ -180,10 +166,10 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
         yield [f"  {CAUSES[cause]}", *(f"{tally.causes[cause]:,}" for tally in tallies)]
     yield row("tokens as they came", lambda one: f"{one.tokens_before:,}")
     yield row("tokens as planned", lambda one: f"{one.tokens_after:,}")
-    yield row("  as a share", lambda one: _share(one.tokens_after, one.tokens_before))
+    yield row("  as a share", lambda one: share(one.tokens_after, one.tokens_before))
     yield row("cost as it came", lambda one: f"{one.cost_before:,}")
     yield row("cost as planned", lambda one: f"{one.cost_after:,}")
-    yield row("  as a share", lambda one: _share(one.cost_after, one.cost_before))
+    yield row("  as a share", lambda one: share(one.cost_after, one.cost_before))
     yield row("  rests on billing", lambda one: f"{one.billed:,} of {one.planned:,}")
     yield row("sessions that cost more", lambda one: f"{one.losses:,} of {len(one.sessions):,}")
     yield row("  the worst one", lambda one: "-" if one.worst is None else f"{one.worst:.2f}")
@@ -191,9 +177,6 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
         yield [f"not planned: {reason}", *(f"{tally.unplanned[reason]:,}" for tally in tallies)]
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.2f}" if whole else "-"
-
-
-def _tail(name: str, most: int = LONGEST_NAME) -> str:
-    return name if len(name) <= most else "…" + name[1 - most :]
+def _tail(name: str) -> str:
+    name = harmless(name)
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]

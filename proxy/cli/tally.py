@@ -21,6 +21,8 @@ WORDS = 100
 
 
 class SessionKey(NamedTuple):
+    """What tells sessions apart."""
+
     api: str
     model: str
     beginning: bytes
@@ -82,14 +84,10 @@ class Tally:
         if planned is None:
             self.unplanned[reason] += 1
             return
-        said = recorded.said
-        billed = said is not None and said.cached is not None
-        seen, event = foreseen(planned, said), event_at(planned.plan)
+        seen, event = foreseen(planned, recorded.said), event_at(planned.plan)
         self.planned += 1
-        self.billed += billed
+        self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
-        self.events += event is not None
-        self.causes += Counter([event.cause.name.lower()] if event else [])
         self.tokens_before += planned.whole(planned.tokens)
         self.tokens_after += planned.whole(seen.tokens, ours=seen.ours)
         self.cost_before += seen.before
@@ -101,11 +99,18 @@ class Tally:
             self.money_after += seen.after * price / 1e6
         if self.detailed:
             self.total.append((self.cost_before, self.cost_after))
-        course = self.sessions.setdefault(_session(planned, recorded.caller), Course())
-        course.events += event is not None
-        if self.detailed and event is not None and len(course.told) < WORDS:
-            words = told(planned.history.items, planned.plan, planned.policy.offload, planned.room.window)
-            course.told.append((course.requests, words))
+
+        roles = [item.role for item in planned.history.items]
+        asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
+        key = SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller)
+        course = self.sessions.setdefault(key, Course())
+        if event is not None:
+            self.events += 1
+            self.causes[event.cause.name.lower()] += 1
+            course.events += 1
+            if self.detailed and len(course.told) < WORDS:
+                words = told(planned.history.items, planned.plan, planned.policy.offload, planned.room.window)
+                course.told.append((course.requests, words))
         course.requests += 1
         course.before += seen.before
         course.after += seen.after
@@ -133,19 +138,11 @@ class Tally:
         return max((course.after / course.before for course in self.sessions.values() if course.before), default=None)
 
     def figures(self) -> dict[str, object]:
-        figures: dict[str, object] = {name: getattr(self, name) for name in _FIGURES}
-        figures |= {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
-        return figures | {name: dict(getattr(self, name)) for name in ("causes", "sources", "unplanned")}
-
-
-_FIGURES = (
-    *("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after"),
-    *("priced", "money_before", "money_after", "expanded"),
-)
-
-
-def _session(planned: Planned, caller: str) -> SessionKey:
-    """Return the session: its API, its model, what it begins with, up to the user's first message, and its caller."""
-    roles = [item.role for item in planned.history.items]
-    asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-    return SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], caller)
+        """Return all sums by their names."""
+        figures = {name: value for name, value in vars(self).items() if isinstance(value, int | float | Counter)}
+        del figures["detailed"]
+        return figures | {
+            "sessions": len(self.sessions),
+            "sessions_costing_more": self.losses,
+            "worst_session": self.worst,
+        }
