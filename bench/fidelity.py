@@ -32,7 +32,7 @@ import msgspec
 from bench import chart
 from bench.visibility import MODEL, Texts, replay, synthetic, words_of
 from proxy import regex
-from proxy.dialects.chat.request import texts
+from proxy.dialects.chat import CHAT
 from proxy.plan.turn import Unplannable
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
@@ -217,7 +217,7 @@ def canaries(known: Facts, messages: Sequence[Json]) -> list[Json]:
 
 
 def _text(message: Json) -> str:
-    return "\n".join(text for _, text in texts(json.dumps(message).encode()))
+    return "\n".join(text for _, text in CHAT.texts(json.dumps(message).encode()))
 
 
 # -- one run, all runs -------------------------------------------------------------------------------------------------

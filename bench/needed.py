@@ -31,7 +31,7 @@ import msgspec
 from bench import profiles
 from bench.fidelity import KINDS, LONGEST
 from bench.visibility import MODEL, REFERENCE, replay, synthetic
-from proxy.dialects.chat.request import texts
+from proxy.dialects.chat import CHAT
 from proxy.policy import Policy, Profile
 from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
@@ -122,7 +122,7 @@ def _texts(message: Json) -> list[str]:
     content = message.get("content")
     if isinstance(content, str):
         return [content]
-    return [text for _, text in texts(json.dumps(message).encode())] if content else []
+    return [text for _, text in CHAT.texts(json.dumps(message).encode())] if content else []
 
 
 def _strings(arguments: str) -> Iterator[str]:

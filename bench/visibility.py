@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import reasoning, texts, tool_calls
+from proxy.dialects.chat.request import reasoning, tool_calls
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import Role
 from proxy.policy import Policy
@@ -88,7 +88,7 @@ def _note(told: Texts, ready: Rendered) -> None:
     for index, raw in zip(stay, ready.entries[len(ready.entries) - len(stay) :], strict=True):
         client = transcript.raws[index]
         if transcript.messages[index].role is Role.TOOL and bytes(raw) != bytes(client):
-            for (_, text), (_, instead) in zip(texts(client), texts(raw), strict=True):
+            for (_, text), (_, instead) in zip(CHAT.texts(client), CHAT.texts(raw), strict=True):
                 if text != instead:
                     told[REFERENCE.findall(instead)[-1]] = [text]
 
@@ -96,7 +96,7 @@ def _note(told: Texts, ready: Rendered) -> None:
 def words_of(raw: bytes | msgspec.Raw) -> list[str]:
     """All texts of a message: content, reasoning, arguments of calls."""
     inside = members(raw)
-    said = [text for _, text in texts(raw)]
+    said = [text for _, text in CHAT.texts(raw)]
     return [text for text in (reasoning(inside), *said, *(call.arguments for call in tool_calls(inside))) if text]
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection
 from urllib.parse import quote, unquote
 
-from proxy.dialects.base import Dialect, Entry
+from proxy.dialects.base import Dialect
 from proxy.dialects.chat import CHAT
+from proxy.dialects.entries import Entry
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 

@@ -1,17 +1,18 @@
-"""What the proxy needs to know about an API, and how a request of one is parsed.
+"""What the proxy needs to know about an API.
 
 A dialect is one folder in this package. It knows how its API writes history, tools, replies and errors. It is pure, and
 no other part of the proxy names a field of its API. The proxy never translates one API into another: unknown fields,
 encrypted reasoning and signatures survive only because untouched entries keep their bytes.
 
-An *entry* is the unit of history in which the plan counts. In chat completions it is a message.
+An *entry* is the unit of history in which the plan counts. In chat completions it is a message. Each API walks over one
+for its `contents`; what is made of them is the same for all.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,26 +20,40 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import refusals
-from proxy.dialects.entries import Mark, left_out, meaning
+from proxy.dialects.entries import (
+    Contents,
+    Entry,
+    Mark,
+    last_in,
+    left_out,
+    marked,
+    meaning,
+    measured,
+    title,
+    unreadable,
+    with_texts,
+)
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import ALLOWED, RoundRequest, lowered
+from proxy.dialects.request import RoundRequest, lowered, opened, with_tools
 from proxy.dialects.turn import Turn
+from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
 from proxy.plan.compacting import Compacting
 from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable
+from proxy.plan.turn import Complaint, Continuation, Hidden, Request, Unplannable
 from proxy.policy import SnapshotRole
-from proxy.rawjson import Members, NotJson, TooManyElements, object_of, text_of, whole
-from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
-
-Entry = bytes | Raw
-"""One entry of a history as JSON."""
+from proxy.rawjson import Members, NotJson, elements_of, string, whole
+from proxy.tools.definitions import NAMES, Names
 
 POINTER_BYTES = 4
 """Bytes of a token of the line that replaces an answer of our tools, about."""
+
+ANSWER_BYTES = 4 << 20
+"""The most bytes of a reply to a summary call that are parsed. A record takes a few thousand, and parsing more would
+block the event loop for more than 10 ms."""
 
 
 class Dialect(ABC):
@@ -58,6 +73,16 @@ class Dialect(ABC):
     """The types of images and files that a tool's result can hold."""
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
+
+    who: ClassVar[tuple[str, ...]]
+    """Members that say who asks. A summary call has them, too."""
+    how: ClassVar[tuple[str, ...]]
+    """Members that say how to cache and to reason. A summary call of the same model has them, too."""
+    head: ClassVar[Mapping[str, Raw | None]] = {}
+    """What a summary call that continues the history has of the request, besides the tools, and what that is by
+    default."""
+    carriers: ClassVar[tuple[str, ...]]
+    """The parts of a content that can carry a cache breakpoint. A single text becomes one of the first kind."""
 
     # -- a request --
 
@@ -135,43 +160,32 @@ class Dialect(ABC):
         `tokens` are those of the history and of the snapshot, and `now` is in seconds."""
         raise NotImplementedError
 
-    # -- an entry --
+    # -- an entry, as each API has it --
 
     @staticmethod
     @abstractmethod
-    def read(entry: Entry, /, reading: Reading, count: Count) -> Message:
-        """Measure an entry: role, meaning, tokens, texts that can be moved, calls, answers. Raises Unplannable.
+    def opened(entry: Entry, /) -> tuple[Role, Any]:
+        """Return whose an entry is, also if more cannot be read of it, and its parts, for the next two. Raises
+        NotJson."""
 
-        The meaning is part of record keys. Two dialects must never return the same one, or a record of one API would
-        be put into requests of the other.
+    @staticmethod
+    @abstractmethod
+    def contents(role: Role, parts: Any, /) -> Contents:
+        """Return what is in an entry. Raises NotJson.
+
+        Images and files have the form of a result's part if `takes` has it.
         """
 
     @staticmethod
     @abstractmethod
-    def texts(entry: Entry, /) -> list[tuple[int | None, str]]:
-        """Return the texts that may be replaced: one text without a place, or each text part with its place; and images
-        and files as JSON, in the form of a result's part if `takes` has it. Raises NotJson."""
+    def knows(contents: Contents, parts: Any, /) -> bool:
+        """Whether we know everything in an entry, so that it may be moved, cut or merged. Raises NotJson."""
 
     @staticmethod
     @abstractmethod
-    def replace(entry: Entry, texts: Mapping[int | None, str], /) -> bytes:
-        """Return the entry with the texts at these places replaced. All other members keep their bytes."""
-
-    @staticmethod
-    @abstractmethod
-    def said(entry: Entry, /) -> tuple[str, list[ToolCall]]:
-        """Return the text and the calls of a reply. Raises NotJson."""
-
-    @staticmethod
-    @abstractmethod
-    def answered(entry: Entry, /) -> str:
-        """Return the id of the call that an answer of our tools belongs to; empty for any other entry."""
-
-    @staticmethod
-    @abstractmethod
-    def sections(entry: Entry, index: int, message: Message, tool: str, /) -> list[Section]:
-        """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of
-        the tool whose result it is, or empty. Raises NotJson."""
+    def content(entry: Entry, result: bool, /) -> tuple[Raw | None, Callable[[Raw], bytes]]:
+        """Return an entry's content, or that of the `result` in it, and what returns the entry with another one. All
+        other members keep their bytes. Raises NotJson."""
 
     @staticmethod
     @abstractmethod
@@ -187,10 +201,66 @@ class Dialect(ABC):
         """
         return entries
 
-    @staticmethod
-    @abstractmethod
-    def marked(entry: Entry, mark: Mark, /) -> Entry:
+    def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
+        """Return the entries followed by a task of the user's, joined with what the user said last."""
+        return [*entries[:-1], *self.joined([*entries[-1:], task])]
+
+    # -- an entry, as all APIs have it --
+
+    def read(self, entry: Entry, reading: Reading, count: Count) -> Message:
+        """Measure an entry: role, meaning, tokens, texts that can be moved, calls, answers. Raises Unplannable.
+
+        The meaning is part of record keys. Two dialects must never return the same one, or a record of one API would
+        be put into requests of the other.
+        """
+        try:
+            role, parts = self.opened(entry)
+        except (NotJson, msgspec.MsgspecError) as error:
+            raise Unplannable(str(error)) from error
+        try:
+            found = self.contents(role, parts)
+            return measured(self.name, entry, found, reading, count, sealed=not self.knows(found, parts))
+        except (NotJson, msgspec.MsgspecError):
+            return unreadable(self.name, entry, role, count)
+
+    def _contents(self, entry: Entry) -> Contents:
+        return self.contents(*self.opened(entry))
+
+    def texts(self, entry: Entry) -> list[tuple[int | None, str]]:
+        """Return the texts that may be replaced: one text without a place, or each text part with its place; and images
+        and files as JSON; none if it cannot be read."""
+        try:
+            found = self._contents(entry)
+        except NotJson:
+            return []
+        return [*found.texts, *((place, part.decode("utf-8", "replace")) for place, part, _ in found.media)]
+
+    def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
+        """Return the text and the calls of a reply. Raises NotJson."""
+        found = self._contents(entry)
+        return "".join(found.said), found.calls
+
+    def answered(self, entry: Entry) -> str:
+        """Return the id of the call that a result belongs to; empty for any other entry."""
+        return self._contents(entry).answers
+
+    def sections(self, entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
+        """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of
+        the tool whose result it is, or empty. Raises NotJson."""
+        return self._contents(entry).sections(title(index, message, tool), message.role)
+
+    def replace(self, entry: Entry, texts: Mapping[int | None, str]) -> bytes:
+        """Return the entry with the texts at these places replaced. All other members keep their bytes."""
+        if not texts:
+            return bytes(entry)
+        content, put = self.content(entry, True)
+        return put(with_texts(content or rawjson.NULL, texts, self.carriers[0]))
+
+    def marked(self, entry: Entry, mark: Mark) -> Entry:
         """Return the entry with this cache breakpoint of ours at its end, unless it cannot carry one."""
+        content, put = self.content(entry, False)
+        made = marked(content, mark, self.carriers)
+        return entry if made is None else put(made)
 
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""
@@ -225,9 +295,9 @@ class Dialect(ABC):
         if all(size <= least for size in sizes):
             return hidden
         made = [*entries, *(self.written(hidden.instead) if hidden.instead is not None else ())]
-        known = {call.id: call for entry in made for call in self.said(entry)[1] if call.id}
+        calls = {call.id: call for entry in made for call in self.said(entry)[1] if call.id}
         for place, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-            call = known.get(self.answered(entry)) if size > least else None
+            call = calls.get(self.answered(entry)) if size > least else None
             pointer = self.replace(entry, {None: left_out(call, names)}) if call else entry
             if len(pointer) < len(entry):
                 entries[place], sizes[place] = pointer, len(pointer) // POINTER_BYTES
@@ -237,30 +307,69 @@ class Dialect(ABC):
 
     # -- a summary --
 
-    @staticmethod
-    @abstractmethod
-    def summary_request(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    def summary_request(self, text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
         """Return the body of a summary call whose only input is `text`.
 
         The call copies from `request` the members that say who asks. If `request` is for the same model, the call also
         copies how to cache and how to reason. The reply may have `most` tokens, without a limit if that is 0.
         """
+        return rawjson.encode(self._asking(model, request, most) | self.requests.assembled({}, [self.task(text)]))
 
-    @staticmethod
-    @abstractmethod
     def summary_on_prefix(
-        text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
+        self, text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
     ) -> bytes:
         """Return the body of a summary call that continues `entries`, which upstream has cached, with the task `text`.
 
-        `end` is the place in the client's history where the entries end. If the client set a cache breakpoint after it,
-        the task gets that breakpoint. `tools` and `most` are as above; the model may not call any of the tools.
+        `end` is the place in the client's history where the entries end. Some caches store a prefix only up to a
+        breakpoint that the client sets: if it set one after `end`, the task gets the same. `tools` and `most` are as
+        above; the model may not call any of the tools.
         """
+        members = self._asking(request.model, request, most)
+        members |= {name: raw for name, own in self.head.items() if (raw := request.members.get(name, own)) is not None}
+        defined = with_tools(request.members.get("tools"), list(map(self.requests.tool, tools)))
+        if elements_of(defined):
+            members |= {"tools": defined or rawjson.NULL, "tool_choice": self.requests.no_call}
+        marks = [mark for raw in request.entries[end:] if (mark := last_in(raw))]
+        task = self.marked(self.task(text), marks[-1]) if marks else self.task(text)
+        return rawjson.encode(members | self.requests.assembled(request.members, self.followed([*entries], task)))
+
+    def _asking(self, model: str, request: Request | None, most: int) -> Members:
+        """Return the model and what a call copies from its request. Another model may not know how to cache and to
+        reason. Where the request's path names the model, the body does not."""
+        if request is None:
+            return self.with_limit({"model": string(model)}, most)
+        names = (*self.who, *self.how) if model == request.model else self.who
+        copied = {name: request.members[name] for name in names if name in request.members}
+        return self.with_limit(({"model": string(model)} if "model" in request.members else {}) | copied, most)
+
+    @staticmethod
+    def task(text: str) -> Entry:
+        """Return a message of the user's."""
+        return rawjson.encode({"role": "user", "content": text})
 
     @staticmethod
     @abstractmethod
-    def summary_answer(status: int, body: bytes) -> SummaryAnswer:
+    def with_limit(members: Members, most: int, /) -> Members:
+        """Return a summary call's members with the limit of its reply; none if `most` is 0."""
+
+    @staticmethod
+    @abstractmethod
+    def answer_in(reply: Members, /) -> tuple[str, bool]:
+        """Return the text of a whole reply, and whether the model ended it by itself. Raises NotJson, KeyError or
+        ValueError."""
+
+    def summary_answer(self, status: int, body: bytes) -> SummaryAnswer:
         """Read the reply to a summary call. Accepts any body; the answer has no text if the body cannot be read."""
+        if refusals.is_overflow(status, body):
+            return SummaryAnswer(status, too_long=True, window=refusals.window(body))
+        if len(body) > ANSWER_BYTES:
+            return SummaryAnswer(status)
+        try:
+            text, finished = self.answer_in(rawjson.members(Raw(body)))
+        except (NotJson, KeyError, ValueError):
+            return SummaryAnswer(status)
+        said = reported(body) or Reported(0, 0, 0)
+        return SummaryAnswer(status, text, said.prompt, said.completion, said.cached or 0, finished=finished)
 
     # -- refusals and errors --
 
@@ -288,115 +397,3 @@ class Dialect(ABC):
         `said` is the body of upstream's refusal, if that is the failure. It is used instead of `fault` if it has the
         shape that clients of this API know.
         """
-
-
-# -- parsing -----------------------------------------------------------------------------------------------------------
-
-MAX_MODEL = 1_000
-"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
-name at every request and for each message."""
-MAX_OTHERS = 20_000
-"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
-may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
-MAX_TOOLS = 128
-"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
-
-DEFINING = (b'"tool_definition"', b'"tool_search_output"', b'"additional_tools"')
-"""The types of blocks and items in a history that define further tools."""
-
-SEPARATORS = (b'"', b".", b":", b"/")
-"""What can stand before a tool's own name."""
-
-FREE = ("", "auto", "any", "required", "validated", ALLOWED)
-"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may call none, or one tool
-of the client's."""
-
-
-class _Large(msgspec.Struct, frozen=True):
-    """The top-level members that may be large, in any API."""
-
-    messages: Raw = rawjson.NULL
-    input: Raw = rawjson.NULL
-    tools: Raw = rawjson.NULL
-    system: Raw = rawjson.NULL
-    instructions: Raw = rawjson.NULL
-
-
-_large = msgspec.json.Decoder(_Large)
-
-
-def opened(body: bytes) -> Members:
-    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
-    ones."""
-    rawjson.check_utf8(body)
-    found, _ = rawjson.decode(_large, body)
-    large = msgspec.structs.astuple(found)
-    if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
-        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
-        if others > MAX_OTHERS:
-            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
-    return rawjson.members(body, checked=True)
-
-
-def parsed(
-    body: bytes,
-    members: Members,
-    entries: list[Raw],
-    *,
-    limits: Sequence[str],
-    known: frozenset[str],
-    obstacle: str,
-    **more: Any,
-) -> Request:
-    """Return the request with these entries. `limits` are members that limit the reply, and `known` are the members
-    with which a history means what it means without them."""
-    tools, model = members.get("tools", rawjson.NULL), members.get("model", rawjson.NULL)
-    if len(memoryview(model)) > MAX_MODEL:
-        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
-    names, theirs = our_names(body, tools)
-    choice = members.get("tool_choice")
-    return Request(
-        body=body,
-        members=members,
-        entries=entries,
-        model="" if rawjson.is_null(model) else rawjson.text(model),
-        stream=bytes(members.get("stream", b"")) == b"true",
-        tools=tools,
-        reply_tokens=max(whole(members.get(limit)) for limit in limits),
-        names=names,
-        theirs=theirs,
-        bound=(text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE,
-        obstacle=obstacle or ("" if names else "tools"),
-        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
-        **more,
-    )
-
-
-def bounded(raw: Raw, reason: Reason) -> list[Raw]:
-    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
-    try:
-        return rawjson.elements(raw)
-    except TooManyElements as error:
-        raise Unplannable(str(error), reason) from error
-
-
-_ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
-"""ASCII as JSON may write it: `\\u0067rep` is a name of ours, too."""
-
-
-def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
-    """Return what our tools are called in this request, None if there is no room for them; and those of our names that
-    the client has for tools of its own, in any case.
-
-    A name is taken if a string in the definitions is it, or ends with it after a separator: models write those before
-    ours. What is no name does no harm.
-    """
-    if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
-        return None, frozenset()
-    defined = body if any(map(body.__contains__, DEFINING)) else bytes(tools)
-    defined = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), defined)
-    ends = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
-    taken = {name for name, forms in ends.items() if any(form in defined for form in forms)}
-    free = (names for names in (NAMES, OTHER_NAMES) if taken.isdisjoint(names))
-    folded = defined.lower()
-    return next(free, None), frozenset(name for name in NAMES if b'"%b"' % name.encode() in folded)

@@ -1,24 +1,30 @@
-"""Plan and records → the entries that are sent upstream. The same plan and records always give the same bytes."""
+"""Plan and records → the entries that are sent upstream, and the files of what was moved out of them. The same plan and
+records always give the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, Entry
+from proxy.dialects import Dialect, Entry, attachments
 from proxy.dialects.entries import DEFAULTS, KEYS, Mark, last_in
 from proxy.plan import preview, summary
 from proxy.plan.history import Transcript
 from proxy.plan.message import Message, Piece, moved_pieces
 from proxy.plan.plan import Plan, Role, SummaryBoundary
-from proxy.plan.preview import Shape
+from proxy.plan.preview import EARLIER, ORIGINALS, Label, Shape
 from proxy.plan.summary import Section
 from proxy.plan.turn import Hidden, Request
 from proxy.policy import SnapshotRole
 from proxy.rawjson import object_of, text_of
+from proxy.tools.answer import Media
 from proxy.tools.definitions import NAMES, Names
+from proxy.tools.find import Index
 
 
 class ActiveSnapshot(msgspec.Struct, frozen=True):
@@ -68,7 +74,6 @@ def render(
     """
     start = shown.boundary.end if shown else 0
     stop = len(transcript.raws) if end is None else end
-
     marks = () if marking is None else _marked(transcript, plan, start)
     room = 0 if marking is None else mark_room(marking)
 
@@ -82,25 +87,26 @@ def render(
         hidden = rounds.get(index) if rounds and index >= start else None
         made = dialect.reinserted(hidden, entry) if hidden else [entry]
         if altered is not None and (hidden or entry is not transcript.raws[index]):
-            _note(altered, index, entry, made, hidden)
+            if hidden is None or any(one is entry for one in made):
+                altered[index] = entry
+            elif hidden.instead is not None:  # what the model wrote instead of what the client saw
+                altered[index] = hidden.instead
         return made
 
+    if shown is None:
+        return [entry for index in range(stop) for entry in sent(index)]
     entries: list[Entry] = []
-    if shown:
-        kept = [index for index in range(min(start, stop)) if stays(transcript, shown.boundary, index)]
-        for neighbours in _new_neighbours([*kept, *range(start, stop)[:1]]):
-            entries += dialect.joined([entry for index in neighbours for entry in sent(index)])
-    for index in range(start + bool(shown), stop):
-        entries += sent(index)
-    return _with_snapshot(dialect, entries, transcript.leading, role, shown_block(transcript, shown))
-
-
-def _note(altered: dict[int, Entry], index: int, entry: Entry, made: list[Entry], hidden: Hidden | None) -> None:
-    """Note what is sent for an entry: `entry`, or what the model wrote instead of it."""
-    if hidden is None or any(one is entry for one in made):
-        altered[index] = entry
-    elif hidden.instead is not None:
-        altered[index] = hidden.instead
+    kept = [index for index in range(min(start, stop)) if stays(transcript, shown.boundary, index)]
+    kept += range(start, stop)[:1]
+    cuts = [place for place in range(1, len(kept)) if kept[place] == kept[place - 1] + 1]
+    for first, last in pairwise((0, *cuts, len(kept))):  # what the client had side by side stays apart
+        entries += dialect.joined([entry for index in kept[first:last] for entry in sent(index)])
+    entries += [entry for index in range(start + 1, stop) for entry in sent(index)]
+    leading, block = transcript.leading, shown_block(transcript, shown)
+    added = dialect.with_snapshot(entries, leading, block, role) if block else entries
+    if len(added) > len(entries):  # an entry of its own, which may be a user message before another one
+        added[leading : leading + 2] = dialect.joined(added[leading : leading + 2])
+    return added
 
 
 def _marked(transcript: Transcript, plan: Plan, start: int) -> tuple[int, ...]:
@@ -147,28 +153,6 @@ def own_mark(request: Request, place: int) -> Mark | None:
     return later or whole or next(mark for mark in DEFAULTS if _written(request.body, mark.key))
 
 
-def _new_neighbours(indexes: Iterable[int]) -> Iterator[list[int]]:
-    """Split these indexes where the client had two of them side by side. The others are side by side because of a
-    cut."""
-    neighbours: list[int] = []
-    for index in indexes:
-        if neighbours and index == neighbours[-1] + 1:
-            yield neighbours
-            neighbours = []
-        neighbours.append(index)
-    if neighbours:
-        yield neighbours
-
-
-def _with_snapshot(dialect: Dialect, entries: list[Entry], leading: int, role: SnapshotRole, block: str) -> list[Entry]:
-    if not block:
-        return entries
-    added = dialect.with_snapshot(entries, leading, block, role)
-    if len(added) > len(entries):  # an entry of its own, which may be a user message before another one
-        added[leading : leading + 2] = dialect.joined(added[leading : leading + 2])
-    return added
-
-
 def shrunk(
     dialect: Dialect, plan: Plan, rounds: Mapping[int, Hidden], least: int, names: Names = NAMES
 ) -> dict[int, Hidden]:
@@ -183,14 +167,17 @@ def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_
     """Return a message with previews and references in place of the texts that become shorter by it."""
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
-    replaced = {part: _replacement(text, moved[part], shape) for part, text in dialect.texts(raw) if part in moved}
+    replaced: dict[int | None, str] = {}
+    for part, text in dialect.texts(raw):
+        if part not in moved:
+            continue
+        piece, origin = moved[part], moved[part].label.origin
+        if piece.media:
+            replaced[part] = preview.pointer(piece.media, piece.name, origin, shape)
+        else:
+            tokens, kept, spans = piece.tokens, piece.kept, piece.spans
+            replaced[part] = preview.replacement(text, piece.name, origin, tokens, shape, kept, spans)
     return dialect.replace(raw, replaced)
-
-
-def _replacement(text: str, piece: Piece, shape: Shape) -> str:
-    if piece.media:
-        return preview.pointer(piece.media, piece.name, piece.label.origin, shape)
-    return preview.replacement(text, piece.name, piece.label.origin, piece.tokens, shape, piece.kept, piece.spans)
 
 
 def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:
@@ -235,3 +222,144 @@ def originals(
         sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
         found += [replace(section, role=Role.TOOL) for section in sections] if message.carries else sections
     return found
+
+
+# -- the texts that were moved out, by path ----------------------------------------------------------------------------
+
+
+class Files(Mapping[str, str]):
+    """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier conversation.
+
+    `labels` say what the files are, and `index` finds them by other words than their paths.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, Callable[[], str]],
+        labels: Mapping[str, Label],
+        store_dir: str,
+        media: Mapping[str, str] = {},
+        takes: Collection[str] = (),
+    ) -> None:
+        """`media`: what the images and files among them are, by path. `takes`: the types of parts that this API's
+        results can hold."""
+        self._loaders = loaders
+        self._labels = labels
+        self._media = media
+        self._takes = takes
+        self.index = Index(loaders, labels, store_dir)
+
+    def __getitem__(self, path: str) -> str:
+        about = self._media.get(path)
+        return f"[{about}]" if about else self.read(path)
+
+    def read(self, path: str) -> str:
+        """Return a text; of an image or a file, its JSON."""
+        return self._loaders[path]()
+
+    def media(self, path: str) -> Media | None:
+        """Return the image or the file at this path; None if that is a text."""
+        return attachments.media(self.read(path), self._takes) if path in self._media else None
+
+    def recalled(self, path: str, text: str, store_dir: str) -> Files:
+        """Return one text of an earlier conversation as files of its own."""
+        media = attachments.media(text, self._takes)
+        media_at = {path: media.about} if media else {}
+        return Files({path: lambda: text}, {path: EARLIER}, store_dir, media=media_at, takes=self._takes)
+
+    def beside(self, kept: Mapping[str, tuple[str, bytes]], store_dir: str) -> Files:
+        """Return these files with texts of earlier conversations, which come last and say so. `kept` has what each is,
+        and its UTF-8, by its name."""
+        others = {f"{store_dir}/{name}": one for name, one in kept.items()}
+        others = {path: one for path, one in others.items() if path not in self}
+        loaders = {path: partial(data.decode, "utf-8", "surrogatepass") for path, (_, data) in others.items()}
+        labels = {path: replace(EARLIER, about=f"{about}, {EARLIER.about}") for path, (about, _) in others.items()}
+        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    def __len__(self) -> int:
+        return len(self._loaders)
+
+
+def moved_files(
+    dialect: Dialect,
+    transcript: Transcript,
+    plan: Plan,
+    store_dir: str,
+    shown: SummaryBoundary | None,
+    chain: list[bytes],
+) -> Files:
+    """Return every file to which a model may have seen a reference.
+
+    These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots:
+    each snapshot's file holds what it took out of the context since the one before, and no text is in two files. An
+    image or a file has a file of its own wherever it was.
+    """
+
+    @lru_cache(maxsize=1)  # an entry can have thousands of texts, which are mostly read in their order
+    def texts(index: int) -> dict[int | None, str]:
+        return dict(dialect.texts(transcript.raws[index]))
+
+    loaders: dict[str, Callable[[], str]] = {}
+    labels: dict[str, Label] = {}
+    said: dict[str, dict[str, None]] = {}
+    media: dict[str, str] = {}
+    moved: dict[int, dict[int | None, str]] = {}
+
+    def add(index: int, piece: Piece) -> None:
+        path = f"{store_dir}/{piece.name}"
+        loaders[path] = lambda: texts(index)[piece.part]
+        labels[path] = piece.label
+        # Equal results of several calls are one file, which each of these calls names.
+        said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
+        moved.setdefault(index, {})[piece.part] = path
+        if piece.media:
+            media[path] = piece.media
+
+    for index, move in plan.moves.items():
+        for piece in moved_pieces(transcript.messages[index], move.event == 0):
+            add(index, piece)
+    cuts = [
+        (boundary, taken_since(transcript, boundary, since))
+        for since, boundary in pairwise((None, *plan.boundaries))
+        if boundary and shown and boundary.end <= shown.end
+    ]
+    for index in (index for _, indexes in cuts for index in indexes):
+        for piece in filter(attrgetter("media"), transcript.messages[index].pieces):
+            add(index, piece)
+    labels.update((path, replace(labels[path], said=tuple(words))) for path, words in said.items())
+    messages = transcript.messages
+    elsewhere = {
+        messages[index].answers
+        for index in moved
+        if index in plan.moves or all(piece.media for piece in messages[index].pieces)
+    }
+    for boundary, indexes in cuts:
+        path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
+        loaders[path] = partial(_whole, dialect, transcript, indexes, moved)
+        words = {
+            word: None
+            for index in indexes
+            for (call, _), label in zip(messages[index].calls, messages[index].labels, strict=False)
+            if call not in elsewhere
+            for word in (*label.said, call)
+        }
+        labels[path] = replace(ORIGINALS, said=tuple(words))
+    return Files(loaders, labels, store_dir, media, dialect.takes)
+
+
+def _whole(
+    dialect: Dialect, transcript: Transcript, indexes: Sequence[int], moved: Mapping[int, Mapping[int | None, str]]
+) -> str:
+    """Return these entries as one text. A text that has a file of its own leaves its path."""
+    found: list[Section] = []
+    for index in indexes:
+        raw, paths = transcript.raws[index], moved.get(index, {})
+        elsewhere = {text: paths[part] for part, text in dialect.texts(raw) if part in paths} if paths else {}
+        for section in dialect.sections(raw, index, transcript.messages[index], transcript.tools[index]):
+            path = elsewhere.get(section.part or section.text)
+            where = f"({section.text} is in {path})" if section.part else f"(the whole text is in {path})"
+            found.append(replace(section, text=where) if path else section)
+    return summary.originals(found)

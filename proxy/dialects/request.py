@@ -1,22 +1,20 @@
-"""What is sent for a request: the body of each round, in which only those of the client's members change that must, and
-the bodies of summary calls."""
+"""A request as we read it, and what is sent for it: in each round's body only those of the client's members change that
+must."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import refusals
-from proxy.dialects.entries import last_in, marked_content
-from proxy.dialects.usage import Reported, reported
-from proxy.plan.summary import SummaryAnswer
-from proxy.plan.turn import Request
-from proxy.rawjson import Members, NotJson, elements_of, object_of, string, text_of, whole
+from proxy.plan.turn import Reason, Request, Unplannable
+from proxy.rawjson import NULL, Members, TooManyElements, elements_of, object_of, text_of, whole
+from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,12 +29,125 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     return type(found)(*(rawjson.unmasked(value) if isinstance(value, Raw) else value for value in values))
 
 
+ALLOWED = "allowed_tools"
+"""The type of a `tool_choice` with a list of tools."""
+
+# -- parsing -----------------------------------------------------------------------------------------------------------
+
+MAX_MODEL = 1_000
+"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
+name at every request and for each message."""
+MAX_OTHERS = 20_000
+"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
+may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
+MAX_TOOLS = 128
+"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
+
+DEFINING = (b'"tool_definition"', b'"tool_search_output"', b'"additional_tools"')
+"""The types of blocks and items in a history that define further tools."""
+
+SEPARATORS = (b'"', b".", b":", b"/")
+"""What can stand before a tool's own name."""
+
+FREE = ("", "auto", "any", "required", "validated", ALLOWED)
+"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may call none, or one tool
+of the client's."""
+
+
+class _Large(msgspec.Struct, frozen=True):
+    """The top-level members that may be large, in any API."""
+
+    messages: Raw = NULL
+    input: Raw = NULL
+    tools: Raw = NULL
+    system: Raw = NULL
+    instructions: Raw = NULL
+
+
+_large = msgspec.json.Decoder(_Large)
+
+
+def opened(body: bytes) -> Members:
+    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
+    ones."""
+    rawjson.check_utf8(body)
+    found, _ = rawjson.decode(_large, body)
+    large = msgspec.structs.astuple(found)
+    if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
+        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
+        if others > MAX_OTHERS:
+            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
+    return rawjson.members(body, checked=True)
+
+
+def parsed(
+    body: bytes,
+    members: Members,
+    entries: list[Raw],
+    *,
+    limits: Sequence[str],
+    known: frozenset[str],
+    obstacle: str,
+    **more: Any,
+) -> Request:
+    """Return the request with these entries. `limits` are members that limit the reply, and `known` are the members
+    with which a history means what it means without them."""
+    tools, model = members.get("tools", NULL), members.get("model", NULL)
+    if len(memoryview(model)) > MAX_MODEL:
+        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
+    names, theirs = our_names(body, tools)
+    choice = members.get("tool_choice")
+    return Request(
+        body=body,
+        members=members,
+        entries=entries,
+        model="" if rawjson.is_null(model) else rawjson.text(model),
+        stream=bytes(members.get("stream", b"")) == b"true",
+        tools=tools,
+        reply_tokens=max(whole(members.get(limit)) for limit in limits),
+        names=names,
+        theirs=theirs,
+        bound=(text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE,
+        obstacle=obstacle or ("" if names else "tools"),
+        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
+        **more,
+    )
+
+
+def bounded(raw: Raw, reason: Reason) -> list[Raw]:
+    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
+    try:
+        return rawjson.elements(raw)
+    except TooManyElements as error:
+        raise Unplannable(str(error), reason) from error
+
+
+_ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+"""ASCII as JSON may write it: `\\u0067rep` is a name of ours, too."""
+
+
+def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
+    """Return what our tools are called in this request, None if there is no room for them; and those of our names that
+    the client has for tools of its own, in any case.
+
+    A name is taken if a string in the definitions is it, or ends with it after a separator: models write those before
+    ours. What is no name does no harm.
+    """
+    if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
+        return None, frozenset()
+    defined = body if any(map(body.__contains__, DEFINING)) else bytes(tools)
+    defined = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), defined)
+    ends = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
+    taken = {name for name, forms in ends.items() if any(form in defined for form in forms)}
+    free = (names for names in (NAMES, OTHER_NAMES) if taken.isdisjoint(names))
+    folded = defined.lower()
+    return next(free, None), frozenset(name for name in NAMES if b'"%b"' % name.encode() in folded)
+
+
 # -- the request of each round -----------------------------------------------------------------------------------------
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
-ALLOWED = "allowed_tools"
-"""The type of a `tool_choice` with a list of tools."""
 
 LEAST_REPLY = 1_000
 """The fewest tokens to which a limit is lowered. A shorter reply is of no use; upstream's refusal says more."""
@@ -68,6 +179,12 @@ class RoundRequest(ABC):
     listed: ClassVar[str | None] = None
     """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice itself does, and None
     where an API has no such choice."""
+
+    no_call: ClassVar[Raw] = Raw(b'"none"')
+    """The `tool_choice` with which no tool is called."""
+
+    needs_tools: ClassVar[bool] = False
+    """Whether a history with calls is refused if no tools are defined."""
 
     def __init__(
         self,
@@ -106,9 +223,10 @@ class RoundRequest(ABC):
         """Whether the request asks for the usage of its stream although the client did not."""
         return False
 
+    @staticmethod
     @abstractmethod
-    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
-        """Return the members that consist of these entries."""
+    def assembled(members: Members, entries: Sequence[bytes | Raw], /) -> Members:
+        """Return the members that consist of these entries, in a request with these others."""
 
     def first(self) -> bytes:
         """The body of the first round."""
@@ -121,17 +239,20 @@ class RoundRequest(ABC):
         calls are forbidden. Ours are left out only if `bare`, because tools come first in a prompt: without them, the
         whole prompt is read anew.
         """
-        others = has_tools(self.members.get("tools"))
+        others = bool(elements_of(self.members.get("tools")))
         members = self._members(entries, [] if bare and others else self.tools)
-        if (last or bare) and not others:
-            members = self._without_calls(members, bare=bare)
+        if bare and not others and not self.needs_tools:  # some servers call what is forbidden
+            members = {name: raw for name, raw in members.items() if name not in WITH_TOOLS}
+        elif (last or bare) and not others:
+            members["tool_choice"] = self.no_call
         return rawjson.encode(members)
 
     def _members(self, entries: Sequence[bytes | Raw], ours: Sequence[bytes]) -> Members:
         limits = lowered(self.members, self.limits, self._left, entries[len(self.entries) :])
         tools = with_tools(self.members.get("tools"), ours)
         defined = {} if tools is None else {"tools": tools}
-        return self.members | limits | self._assembled(entries) | defined | (self._allowed() if ours else {})
+        made = self.members | limits | self.assembled(self.members, entries)
+        return made | defined | (self._allowed() if ours else {})
 
     def _allowed(self) -> Members:
         """Return the choice of tools with ours among those that the client allows, if it names some: without them, the
@@ -149,16 +270,10 @@ class RoundRequest(ABC):
         choice = choice | {self.listed: Raw(rawjson.encode(listing))} if self.listed else listing
         return {"tool_choice": Raw(rawjson.encode(choice))}
 
-    def _without_calls(self, members: Members, *, bare: bool) -> Members:
-        """Return the members of a request with no tools but ours so that none is called.
 
-        If `bare`, the tools are left out, because some servers call what is forbidden.
-        """
-        return _without(members, WITH_TOOLS) if bare else members | {"tool_choice": Raw(b'"none"')}
-
-
-def _without(members: Members, names: Sequence[str]) -> Members:
-    return {name: raw for name, raw in members.items() if name not in names}
+def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
+    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
+    return Raw(rawjson.array([*elements_of(defined), *ours])) if ours else defined
 
 
 # -- the limit for a reply --------------------------------------------------------------------------------------------
@@ -172,72 +287,10 @@ def lowered(members: Members, limits: Iterable[str], left: int | None, added: Se
     """
     if left is None:
         return {}
-    left -= sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES
-    room = max(left, LEAST_REPLY, *(_number(members, path) + 1 for path in THINKING))
+    room = max(left - sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES, LEAST_REPLY)
+    for *path, name in THINKING:
+        within = members
+        for key in path:
+            within = object_of(within.get(key))
+        room = max(room, whole(within.get(name)) + 1)
     return {limit: Raw(b"%d" % room) for limit in limits if whole(members.get(limit)) > room}
-
-
-def _number(members: Members, path: Sequence[str]) -> int:
-    for key in path[:-1]:
-        members = object_of(members.get(key))
-    return whole(members.get(path[-1]))
-
-
-# -- arrays of tools, which every API has -----------------------------------------------------------------------------
-
-
-def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
-    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
-    return Raw(rawjson.array([*elements_of(defined), *ours])) if ours else defined
-
-
-def has_tools(defined: Raw | None) -> bool:
-    """Whether an array of tools has any. Upstream refuses a `tool_choice` without tools."""
-    return bool(elements_of(defined))
-
-
-# -- summary calls -----------------------------------------------------------------------------------------------------
-
-ANSWER_BYTES = 4 << 20
-"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
-for more than 10 ms."""
-
-
-def summary_members(model: str, request: Request | None, who: Sequence[str], how: Sequence[str]) -> Members:
-    """Return the model and what a call copies from its request: `who` asks and, if the model is the request's own,
-    `how` to cache and to reason. Another model may not know those members. Where the request's path names the model,
-    the body does not."""
-    if request is None:
-        return {"model": string(model)}
-    names = (*who, *how) if model == request.model else who
-    copied = {name: request.members[name] for name in names if name in request.members}
-    return {"model": string(model)} | copied if "model" in request.members else copied
-
-
-def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
-    """Return the tools of the request and `ours`, as upstream has cached them, and the `choice` of none; or nothing."""
-    defined = with_tools(request.members.get("tools"), ours)
-    return {"tools": defined, "tool_choice": Raw(choice)} if defined is not None and has_tools(defined) else {}
-
-
-def summary_task(text: str, request: Request, end: int) -> bytes:
-    """Return the task as a user message. Some caches store a prefix only up to a breakpoint that the client sets. If
-    the client set one after entry `end`, the task gets the same, since the client's own is not part of the call."""
-    marks = [mark for raw in request.entries[end:] if (mark := last_in(raw))]
-    content = marked_content(string(text), marks[-1]) if marks else None
-    return rawjson.encode({"role": "user", "content": content or string(text)})
-
-
-def read_summary(status: int, body: bytes, read: Callable[[Members], tuple[str, bool]]) -> SummaryAnswer:
-    """Read the reply to a call. The answer has no text if the body cannot be read. `read` returns the text of a reply,
-    and whether the model ended it by itself."""
-    if refusals.is_overflow(status, body):
-        return SummaryAnswer(status, too_long=True, window=refusals.window(body))
-    if len(body) > ANSWER_BYTES:
-        return SummaryAnswer(status)
-    try:
-        text, finished = read(rawjson.members(Raw(body)))
-    except (NotJson, KeyError, ValueError):
-        return SummaryAnswer(status)
-    said = reported(body) or Reported(0, 0, 0)
-    return SummaryAnswer(status, text, said.prompt, said.completion, said.cached or 0, finished=finished)

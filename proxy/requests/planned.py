@@ -12,8 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Entry, render
-from proxy.dialects.files import Files, moved_files
-from proxy.dialects.render import ActiveSnapshot
+from proxy.dialects.render import ActiveSnapshot, Files, moved_files
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning

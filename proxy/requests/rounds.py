@@ -29,7 +29,7 @@ from proxy.telemetry.outcome import ToolUse
 from proxy.tools import answer as tools
 
 if TYPE_CHECKING:
-    from proxy.dialects.files import Files
+    from proxy.dialects.render import Files
     from proxy.dialects.turn import Turn
     from proxy.plan.message import ToolCall
     from proxy.requests.cache import MessageCache

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.dialects.chat.request import read
+from proxy.dialects.chat import CHAT
 from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading
 from proxy.plan.plan import Plan, Room
@@ -113,7 +113,7 @@ def planned(run: Run, offload: Offload) -> Plan:
     """The plan for the run's last request."""
     last = list(bodies(run))[-1]["messages"]
     raws = [json.dumps(message).encode() for message in last]
-    measured = [read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o")) for raw in raws]
+    measured = [CHAT.read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o")) for raw in raws]
     tools = 0 if run.tools else OUR_TOOLS_TOKENS
     return History(Terms("gpt-4o", offload, Room(), tools)).extended(measured).plan()
 

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.files import moved_files
+from proxy.dialects.render import moved_files
 from proxy.plan import preview, summary
 from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading

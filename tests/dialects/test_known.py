@@ -23,10 +23,9 @@ from proxy import regex
 from proxy.dialects import Dialect, render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat import request as chat
-from proxy.dialects.files import Files, moved_files
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages import request as messages
-from proxy.dialects.render import ActiveSnapshot
+from proxy.dialects.render import ActiveSnapshot, Files, moved_files
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses import request as responses
 from proxy.plan import summary

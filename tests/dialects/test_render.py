@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.files import moved_files
-from proxy.dialects.render import ActiveSnapshot
+from proxy.dialects.render import ActiveSnapshot, moved_files
 from proxy.plan import summary
 from proxy.plan.history import History, Terms
 from proxy.plan.message import Message, Reading, moved_pieces

@@ -10,9 +10,9 @@ import pytest
 
 from proxy import rawjson, sse
 from proxy.dialects import refusals
-from proxy.dialects.base import MAX_MODEL, MAX_OTHERS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.chunks import CallDelta, ReplyMessage, ToolCalls
+from proxy.dialects.request import MAX_MODEL, MAX_OTHERS
 from proxy.plan.turn import Unplannable
 from tests.doubling import assert_linear
 from tests.sampling import sample

@@ -4,34 +4,66 @@ from __future__ import annotations
 
 import re
 
+from msgspec import Raw
+
+from proxy import rawjson
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat import request
 from proxy.dialects.chat.reply import ChatTurn, error_event
+from proxy.dialects.entries import Entry
+from proxy.plan.plan import Role
+from proxy.plan.summary import SummaryAnswer
+from proxy.rawjson import Members, text_of
 
 
 class ChatDialect(Dialect):
-    """Refers each method to the module of this folder that implements it."""
-
-    name = request.NAME
+    name = "chat"
     path = re.compile(rb".*/chat/completions")
     own = re.compile(rb"/chat/completions(?:/|\Z)")
     turns = ChatTurn
     requests = request.ChatRoundRequest
+    who = ("user", "safety_identifier")
+    how = ("prompt_cache_key", "cache_control", "service_tier", "reasoning_effort", *request.LIMITS)
+    carriers = ("text", "input_text")
 
     parsed = staticmethod(request.parse)
-    read = staticmethod(request.read)
-    texts = staticmethod(request.texts)
-    replace = staticmethod(request.with_texts)
-    said = staticmethod(request.said)
-    answered = staticmethod(request.answered)
-    marked = staticmethod(request.marked)
-    sections = staticmethod(request.sections)
+    opened = staticmethod(request.opened)
+    contents = staticmethod(request.contents)
+    knows = staticmethod(request.knows)
+    content = staticmethod(request.content)
     with_snapshot = staticmethod(request.with_snapshot)
     joined = staticmethod(request.joined)
-    summary_request = staticmethod(request.summary_request)
-    summary_on_prefix = staticmethod(request.summary_on_prefix)
-    summary_answer = staticmethod(request.summary_answer)
     error_event = staticmethod(error_event)
+
+    def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
+        """The task goes on with the last message if that is the user's, whatever the name in it."""
+        if entries and request.speaker(entries[-1]) is not None:
+            return [*entries[:-1], request.merged(entries[-1], task)]
+        return [*entries, task]
+
+    @staticmethod
+    def with_limit(members: Members, most: int) -> Members:
+        """The limit is in the client's fields, because servers know one or the other, or in the older one."""
+        limits = [name for name in request.LIMITS if members.pop(name, None) is not None] or request.LIMITS[:1]
+        return members | (dict.fromkeys(limits, Raw(b"%d" % most)) if most else {})
+
+    @staticmethod
+    def answer_in(reply: Members) -> tuple[str, bool]:
+        choice, *_ = map(rawjson.members, rawjson.elements(reply["choices"]))
+        found = request.contents(Role.ASSISTANT, rawjson.members(choice["message"]))
+        return "".join(found.said), text_of(choice.get("finish_reason")) == "stop"
+
+    def summary_answer(self, status: int, body: bytes) -> SummaryAnswer:
+        read = super().summary_answer(status, body)
+        if status == 400 and not read.too_long and request.LIMITS[1].encode() in body:
+            return SummaryAnswer(status, again=_with_newer_limit)
+        return read
+
+
+def _with_newer_limit(body: bytes) -> bytes:
+    """Return the body of a call with the reply's limit in the newer field, which some models insist on."""
+    old, new = request.LIMITS
+    return rawjson.encode({new if name == old else name: value for name, value in rawjson.members(body).items()})
 
 
 CHAT = ChatDialect()

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar
 
+from msgspec import Raw
+
+from proxy import rawjson
 from proxy.dialects.base import Dialect
-from proxy.dialects.messages import blocks, render, reply, request
-from proxy.plan.compacting import Compacting
+from proxy.dialects.entries import Entry
+from proxy.dialects.messages import blocks, reply, request
+from proxy.dialects.messages.reply import DELTA, START, STOP, ReplyEvent, as_events
+from proxy.dialects.messages.request import thinking_edits
+from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.turn import Request
+from proxy.rawjson import Members, elements_of, object_of, string, text_of, whole
 
 PATH = rb"(?:(?:/[^/]+)*/v1|)/messages"
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
 VERTEX = rb"(?:/v1)?/projects/[^/]+/locations/[^/]+/publishers/anthropic/models/"
 """The beginning of Vertex's paths. They name the model, which the body does not."""
 
+DEFAULT_LIMIT = 8_192
+"""Tokens of a summary whose length nobody limits: this API insists on a limit, and every model takes this one."""
+FINISHED = ("end_turn", "stop_sequence")
+
+WHOLE, MANAGED = "compaction", "context_management"
+"""How a client asks for compaction: of the whole history, or by edits. It gets a block `compaction` with the snapshot,
+whose `signature` is our reference, and sends it back in the place of its history. Upstream then gets the snapshot as
+the user's text. Blocks of upstream's own are left alone."""
+
 
 class MessagesDialect(Dialect):
-    """Refers each method to the module of this folder that implements it."""
-
-    name = blocks.NAME
+    name = "messages"
     takes = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
@@ -29,39 +47,114 @@ class MessagesDialect(Dialect):
     version_header = b"anthropic-version"
     signs = (b'"system":', b'"stop_sequences":', b'"input_schema":', b'"tool_use_id":', b'"anthropic_version":')
     """What a body has, and one of chat, which has messages as well, has not."""
+    who = ("metadata", "anthropic_version")
+    how = ("cache_control", "service_tier", "thinking", "context_management")
+    head: ClassVar[Mapping[str, Raw | None]] = {"system": None}
+    carriers = blocks.CARRIERS
 
     parsed = staticmethod(request.parse)
     complaint = staticmethod(request.complaint)
     forgiving = staticmethod(request.forgiving)
-    read = staticmethod(blocks.read)
-    texts = staticmethod(blocks.texts)
-    replace = staticmethod(blocks.with_texts)
-    said = staticmethod(blocks.said)
-    answered = staticmethod(blocks.answered)
-    marked = staticmethod(blocks.marked)
-    written = staticmethod(render.written)
-    sections = staticmethod(render.sections)
-    with_snapshot = staticmethod(render.with_snapshot)
-    joined = staticmethod(render.joined)
-    summary_request = staticmethod(render.summary_request)
-    summary_on_prefix = staticmethod(render.summary_on_prefix)
-    summary_answer = staticmethod(render.summary_answer)
+    opened = staticmethod(blocks.opened)
+    contents = staticmethod(blocks.contents)
+    knows = staticmethod(blocks.knows)
+    content = staticmethod(blocks.content)
+    written = staticmethod(blocks.written)
+    with_snapshot = staticmethod(blocks.with_snapshot)
+    joined = staticmethod(blocks.joined)
     error_body = staticmethod(reply.error_body)
     error_event = staticmethod(reply.error_event)
-
-    uncompacted = staticmethod(render.uncompacted)
-    references = staticmethod(render.references)
-    restored = staticmethod(render.restored)
-    compacted = staticmethod(render.compacted)
 
     counting: Dialect
     """The one of requests that only ask how many tokens they have."""
 
+    def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
+        """The task goes on with the last blocks, if they are a part of the user's message."""
+        if entries and request.is_blocks(entries[-1]):
+            return [*entries, b",".join(request.blocks_in(task) or [])]
+        return super().followed(entries, task)
+
+    @staticmethod
+    def with_limit(members: Members, most: int) -> Members:
+        """What the model thinks counts as part of a reply."""
+        thinking = whole(object_of(members.get("thinking")).get("budget_tokens"))
+        return members | {request.LIMITS[0]: Raw(b"%d" % ((most or DEFAULT_LIMIT) + thinking))}
+
+    @staticmethod
+    def answer_in(reply: Members) -> tuple[str, bool]:
+        text, _ = blocks.spoken(map(rawjson.members, rawjson.elements(reply["content"])))
+        return text, text_of(reply.get("stop_reason")) in FINISHED
+
+    # -- compaction that a client asks for --
+
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
-        return render.compaction_asked(path, request)
+        return {WHOLE: Compacting.WHOLE, MANAGED: Compacting.MANAGED}.get(request.obstacle)
 
     def target(self, target: bytes) -> bytes:
         return target.replace(b":streamRawPredict", b":rawPredict")
+
+    def uncompacted(self, request: Request) -> bytes:
+        """Edits that clear thinking stay."""
+        members = {name: raw for name, raw in request.members.items() if name not in (WHOLE, MANAGED)}
+        if kept := thinking_edits(request.members):
+            members[MANAGED] = Raw(rawjson.encode({"edits": kept}))
+        return rawjson.encode(members)
+
+    def references(self, request: Request) -> list[str]:
+        messages = elements_of(request.members.get("messages"))
+        return [found for message in messages for block in _marked_blocks(message) if (found := _reference(block))]
+
+    def restored(self, request: Request, texts: Mapping[str, str]) -> bytes:
+        messages = elements_of(request.members.get("messages"))
+        made = [one for message in messages for one in _restored(message, texts)]
+        return rawjson.encode(request.members | {"messages": Raw(rawjson.array(made))})
+
+    def compacted(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+        """The reply is a message, or the events of one if the client streams."""
+        id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        block = {"type": WHOLE, "content": text, "signature": reference(text)}
+        made: dict[str, Any] = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": request.model}
+        made |= {"content": [block], "stop_reason": WHOLE, "stop_sequence": None}
+        made |= {"usage": dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))}
+        if not request.stream:
+            return rawjson.encode(made)
+        first, *_, closing, end = as_events(rawjson.members(rawjson.encode(made | {"content": []})))
+        events = (
+            first,
+            ReplyEvent.made(START, index=0, content_block=block | {"content": None}),
+            ReplyEvent.made(DELTA, index=0, delta={"type": "compaction_delta", "content": text}),
+            ReplyEvent.made(STOP, index=0),
+            closing,
+            end,
+        )
+        return b"".join(event.encoded({}) for event in events)
+
+
+def _marked_blocks(message: Raw) -> Sequence[Raw]:
+    """Return the blocks of a message that may have references."""
+    return elements_of(object_of(message).get("content")) if MARK in bytes(message) else []
+
+
+def _reference(block: Raw) -> str:
+    """Return the digest in our reference, if this is a block that has one."""
+    members = object_of(block)
+    return referred(text_of(members.get("signature"))) if text_of(members.get("type")) == WHOLE else ""
+
+
+def _restored(message: Raw, texts: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield the message with texts in the place of references, as messages of the user."""
+    runs = [(ours, list(run)) for ours, run in groupby(_marked_blocks(message), lambda one: _reference(one) in texts)]
+    if not any(ours for ours, _ in runs):
+        yield message
+        return
+    for ours, run in runs:
+        said: list[Entry] = [*run]
+        if ours:
+            marks = [{key: raw for key, raw in object_of(one).items() if key == "cache_control"} for one in run]
+            found = [{"type": "text", "text": texts[_reference(one)]} for one in run]
+            said = [rawjson.encode(one | mark) for one, mark in zip(found, marks, strict=True)]
+        role = {"role": string("user")} if ours else {}
+        yield rawjson.encode(object_of(message) | role | {"content": Raw(rawjson.array(said))})
 
 
 class CountingDialect(MessagesDialect):
@@ -71,7 +164,7 @@ class CountingDialect(MessagesDialect):
     counts = True
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
-        kind = render.compaction_asked(path, request)
+        kind = super().compaction_asked(path, request)
         return None if kind is Compacting.WHOLE else kind
 
 

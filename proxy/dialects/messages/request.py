@@ -19,14 +19,12 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import refusals
-from proxy.dialects.base import bounded, parsed
+from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest
+from proxy.dialects.request import RoundRequest, bounded, parsed
 from proxy.plan import texts
 from proxy.plan.turn import Addition, Complaint, Reason, Request
 from proxy.rawjson import NULL, Members, elements_of, object_of, text_of
-
-Entry = bytes | Raw
 
 LIMITS = ("max_tokens",)
 BETWEEN_REPLIES = ("", "user", "system")
@@ -94,28 +92,23 @@ _heads = msgspec.json.Decoder(list[Head])
 
 
 def parse(body: bytes, members: Members) -> Request:
-    return parsed(
-        body,
-        members,
-        list(_entries(members.get("messages", NULL))),
-        limits=LIMITS,
-        known=KNOWN,
-        obstacle=_obstacle(members),
-        preamble=members.get("system", NULL),
-    )
+    """Clients that have upstream keep, clear or compact the history go on so, and nothing of ours is added. Clearing
+    old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request."""
+    obstacle = next((field for field in ("thread", "compaction") if not rawjson.is_null(members.get(field))), "")
+    if not obstacle and len(elements_of(edits_in(members))) > len(thinking_edits(members)):
+        obstacle = "context_management"
+    found, preamble = list(_entries(members.get("messages", NULL))), members.get("system", NULL)
+    return parsed(body, members, found, limits=LIMITS, known=KNOWN, obstacle=obstacle, preamble=preamble)
 
 
-def _obstacle(members: Members) -> str:
-    """Clients that have upstream keep, clear or compact the history go on so, and nothing of ours is added.
+def edits_in(members: Members) -> Raw | None:
+    return object_of(members.get("context_management")).get("edits")
 
-    Clearing old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request.
-    """
-    for field in ("thread", "compaction"):
-        if not rawjson.is_null(members.get(field)):
-            return field
-    edits = elements_of(object_of(members.get("context_management")).get("edits"))
-    others = [edit for edit in edits if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
-    return "context_management" if others else ""
+
+def thinking_edits(members: Members) -> list[Raw]:
+    """Return the edits that clear nothing but thinking."""
+    edits = elements_of(edits_in(members))
+    return [edit for edit in edits if text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
 
 
 # -- entries ----------------------------------------------------------------------------------------------------------
@@ -126,28 +119,21 @@ def _entries(given: Raw) -> Iterator[Raw]:
         return
     raws = bounded(given, Reason.TOO_MANY_MESSAGES)
     for raw, head in zip(raws, heads(given), strict=True):
-        if head.role == "user" and rawjson.is_array(head.content):
-            yield from _user_entries(raw, head.content)
-        else:
+        found = heads(head.content) if head.role == "user" and rawjson.is_array(head.content) else []
+        if all(one.type != RESULT for one in found) or rawjson.members(raw).keys() - FRAME:
             yield raw
-
-
-def _user_entries(raw: Raw, content: Raw) -> Iterator[Raw]:
-    blocks, found = rawjson.elements(content), heads(content)
-    if not any(head.type == RESULT for head in found) or rawjson.members(raw).keys() - FRAME:
-        yield raw
-        return
-    group: list[Raw] = []
-    holds = ""  # what the group is about: a result, or what the user said
-    for block, head in zip(blocks, found, strict=True):
-        said = head.type == "text" and not is_reminder(text_of(rawjson.members(block).get("text")))
-        about = RESULT if head.type == RESULT else "user" if said else ""
-        if holds and (about == RESULT or (about and about != holds)):
-            yield entry(group)
-            group, holds = [], ""
-        group.append(block)
-        holds = holds or about
-    yield entry(group)
+            continue
+        group: list[Raw] = []
+        holds = ""  # what the group is about: a result, or what the user said
+        for block, one in zip(rawjson.elements(head.content), found, strict=True):
+            said = one.type == "text" and not is_reminder(text_of(rawjson.members(block).get("text")))
+            about = RESULT if one.type == RESULT else "user" if said else ""
+            if holds and (about == RESULT or (about and about != holds)):
+                yield Raw(b",".join(group))
+                group, holds = [], ""
+            group.append(block)
+            holds = holds or about
+        yield Raw(b",".join(group))
 
 
 def is_reminder(text: str) -> bool:
@@ -160,11 +146,6 @@ def heads(array: bytes | Raw) -> list[Head]:
     if not masked:
         return found
     return [msgspec.structs.replace(head, content=rawjson.unmasked(head.content)) for head in found]
-
-
-def entry(blocks: Sequence[Entry]) -> Raw:
-    """Return the entry that these blocks of a user message form."""
-    return Raw(blocks[0] if len(blocks) == 1 else b",".join(blocks))
 
 
 def is_text(entry: Entry) -> bool:
@@ -186,12 +167,15 @@ def is_blocks(entry: Entry) -> bool:
 
 
 def assembled(members: Members, entries: Sequence[Entry]) -> Members:
-    """Return the members of a request that consist of these entries."""
+    """Return the members of a request that consist of these entries. Texts of ours become the last blocks of the system
+    prompt, behind the client's own breakpoints."""
     ours = [entry for entry in entries if is_text(entry)]
     messages = [entry for entry in entries if not is_text(entry)] if ours else entries
     made: Members = {"messages": Raw(rawjson.array(_messages(messages)))}
     if ours:
-        made["system"] = _with_texts(members.get("system"), ours)
+        system = members.get("system")
+        client = [_text_block(system)] if rawjson.is_string(system) else elements_of(system)
+        made["system"] = Raw(rawjson.array([*client, *(_text_block(Raw(text)) for text in ours)]))
     return made
 
 
@@ -213,45 +197,29 @@ def _turn(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
     """Yield the messages between two replies.
 
     Upstream takes a system message only as the last of them. A cut can leave user messages behind one; then everything
-    that the user says comes first.
+    that the user says comes first, and system messages become one that differ in nothing but their content: a rule may
+    end with its message (`clear_at`).
     """
     roles = [role for role, _ in turn]
-    if "system" in roles[:-1] and roles[0] != "system" and all(_may_merge(role, one) for role, one in turn):
-        yield user_message([block for role, one in turn if role != "system" for block in blocks_in(one) or ()])
-        yield from _system_messages([one for role, one in turn if role == "system"])
+    if "system" not in roles[:-1] or roles[0] == "system" or not all(_may_merge(role, one) for role, one in turn):
+        for said, run in groupby(turn, key=lambda one: one[0] == ""):
+            found = [one for _, one in run]
+            yield from [user_message(found)] if said else found
         return
-    run: list[Entry] = []
-    for role, one in turn:
-        if not role:
-            run.append(one)
-            continue
-        if run:
-            yield user_message(run)
-            run = []
-        yield one
-    if run:
-        yield user_message(run)
+    yield user_message([block for role, one in turn if role != "system" for block in blocks_in(one) or ()])
+    for others, rules in groupby((one for role, one in turn if role == "system"), key=_without_content):
+        first, *further = rules
+        contents = [block for rule in (first, *further) for block in blocks_in(rule) or ()]
+        yield rawjson.encode({**others, "content": Raw(rawjson.array(contents))}) if further else first
+
+
+def _without_content(message: Entry) -> Members:
+    return {key: raw for key, raw in rawjson.members(Raw(message)).items() if key != "content"}
 
 
 def _may_merge(role: str, entry: Entry) -> bool:
     """Whether an entry's blocks mean the same in another message of its role."""
     return blocks_in(entry) is not None and (role != "user" or rawjson.members(Raw(entry)).keys() <= FRAME)
-
-
-def _system_messages(messages: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield these messages, those in a row as one that differ in nothing but their content: a rule may end with its
-    message (`clear_at`)."""
-    for others, run in groupby(messages, key=_without_content):
-        first, *further = run
-        if not further:
-            yield first
-            continue
-        content = [block for message in (first, *further) for block in blocks_in(message) or ()]
-        yield rawjson.encode({**others, "content": Raw(rawjson.array(content))})
-
-
-def _without_content(message: Entry) -> Members:
-    return {key: raw for key, raw in rawjson.members(Raw(message)).items() if key != "content"}
 
 
 def blocks_in(entry: Entry) -> list[Raw] | None:
@@ -261,7 +229,7 @@ def blocks_in(entry: Entry) -> list[Raw] | None:
         return found
     content = message.get("content", NULL)
     if rawjson.is_string(content):
-        return [text_block(content)]
+        return [_text_block(content)]
     return rawjson.elements(content) if rawjson.is_array(content) else None
 
 
@@ -269,25 +237,9 @@ def user_message(blocks: Sequence[Entry]) -> bytes:
     return b'{"role":"user","content":[%b]}' % b",".join(blocks)
 
 
-def _with_texts(system: Raw | None, texts: Sequence[Entry]) -> Raw:
-    """Return the system prompt with these texts as its last blocks, behind the client's own breakpoints."""
-    client = [text_block(system)] if rawjson.is_string(system) else elements_of(system)
-    return Raw(rawjson.array([*client, *(text_block(Raw(text)) for text in texts)]))
-
-
-def text_block(text: Raw) -> Raw:
+def _text_block(text: Raw) -> Raw:
     """Return the block with this text, which is a JSON string."""
     return Raw(rawjson.encode({"type": "text", "text": text}))
-
-
-# -- tools ------------------------------------------------------------------------------------------------------------
-
-
-def client_tool(definition: bytes) -> bytes:
-    """Return one of our tools in the form that this API expects."""
-    members = rawjson.members(definition)
-    members["input_schema"] = members.pop("parameters")
-    return rawjson.encode(members)
 
 
 # -- what decides whether upstream takes what we add -------------------------------------------------------------------
@@ -324,27 +276,28 @@ def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
 
 
 class MessagesRoundRequest(RoundRequest):
-    """The requests of a turn of the Messages API."""
-
     limits = LIMITS
-    tool = staticmethod(client_tool)
+    no_call = Raw(b'{"type":"none"}')
+    needs_tools = True
+    assembled = staticmethod(assembled)
     container: Raw = NULL
     """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are
     there, and upstream refuses to continue code without it."""
+
+    @staticmethod
+    def tool(definition: bytes) -> bytes:
+        members = rawjson.members(definition)
+        members["input_schema"] = members.pop("parameters")
+        return rawjson.encode(members)
 
     @property
     def wants_json(self) -> bool:
         forms = self.members.get("output_format"), object_of(self.members.get("output_config")).get("format")
         return not all(map(rawjson.is_null, forms))
 
-    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
-        made = assembled(self.members, entries)
-        id = object_of(self.container).get("id", NULL)
-        if rawjson.is_null(id):
-            return made
-        asked = object_of(self.members.get("container"))
-        return made | {"container": Raw(rawjson.encode(asked | {"id": id})) if asked else id}
-
-    def _without_calls(self, members: Members, *, bare: bool) -> Members:
-        """Here the tools always stay: a history with calls is refused if none are defined."""
-        return members | {"tool_choice": Raw(b'{"type":"none"}')}
+    def _members(self, entries: Sequence[Entry], ours: Sequence[bytes]) -> Members:
+        made, id = super()._members(entries, ours), object_of(self.container).get("id", NULL)
+        if not rawjson.is_null(id):
+            asked = object_of(self.members.get("container"))
+            made["container"] = Raw(rawjson.encode(asked | {"id": id})) if asked else id
+        return made

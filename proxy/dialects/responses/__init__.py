@@ -2,54 +2,137 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
+from msgspec import Raw
+
+from proxy import rawjson
 from proxy.dialects.base import Dialect
-from proxy.dialects.responses import items, render, reply, request
+from proxy.dialects.entries import Entry
+from proxy.dialects.responses import items, reply, request
+from proxy.dialects.responses.reply import as_events
+from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, kind, members_of
 from proxy.dialects.responses.talk import Talk
+from proxy.plan.compacting import Compacting, reference, referred
+from proxy.plan.turn import Request
+from proxy.rawjson import Members, elements_of, string, text_of
 
 _KEPT = re.compile(rb".*/responses/([^/]+)")
 
+ENDPOINT = re.compile(rb".*/responses/compact")
+MANAGED = "context_management"
+"""The client gets an item `compaction` whose `encrypted_content` is our reference, and sends it back in the place of
+its history. Upstream then gets the snapshot as a user message. Items of upstream's own are left alone."""
+
 
 class ResponsesDialect(Dialect):
-    """Refers each method to the module of this folder that implements it."""
-
-    name = items.NAME
+    name = "responses"
     takes = items.MEDIA
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
     talk = Talk
     path = re.compile(rb".*/responses(?:/compact)?")
     own = re.compile(rb"/responses(?:/|\Z)")
+    who = ("user", "safety_identifier")
+    how = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "reasoning")
+    head: ClassVar[Mapping[str, Raw | None]] = {"instructions": None, "store": Raw(b"true")}
+    """Upstream keeps such a call as it keeps the client's requests, because only then it finds what entries name by an
+    id."""
+    carriers = ("input_text", "input_image", "input_file")
 
     parsed = staticmethod(request.parse)
     continued = staticmethod(request.continued)
-    read = staticmethod(items.read)
-    texts = staticmethod(items.texts)
-    replace = staticmethod(items.with_texts)
-    said = staticmethod(items.said)
-    answered = staticmethod(items.answered)
-    marked = staticmethod(items.marked)
-    written = staticmethod(render.written)
-    sections = staticmethod(render.sections)
-    with_snapshot = staticmethod(render.with_snapshot)
-    summary_request = staticmethod(render.summary_request)
-    summary_on_prefix = staticmethod(render.summary_on_prefix)
-    summary_answer = staticmethod(render.summary_answer)
+    opened = staticmethod(items.opened)
+    contents = staticmethod(items.contents)
+    knows = staticmethod(items.knows)
+    content = staticmethod(items.content)
+    written = staticmethod(items.written)
+    with_snapshot = staticmethod(items.with_snapshot)
     error_event = staticmethod(reply.error_event)
-
-    compaction_asked = staticmethod(render.compaction_asked)
-    target = staticmethod(render.target)
-    uncompacted = staticmethod(render.uncompacted)
-    references = staticmethod(render.references)
-    restored = staticmethod(render.restored)
-    compacted = staticmethod(render.compacted)
 
     def kept(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""
         found = _KEPT.fullmatch(path) if method in ("GET", "DELETE") else None
         return unquote(found[1].decode("latin-1")) if found else ""
+
+    @staticmethod
+    def task(text: str) -> Entry:
+        return string(text)
+
+    @staticmethod
+    def with_limit(members: Members, most: int) -> Members:
+        """Upstream keeps nothing of a call unless it continues the client's history."""
+        limit = {request.LIMITS[0]: Raw(b"%d" % most)} if most else {}
+        return members | {"store": Raw(b"false")} | limit
+
+    @staticmethod
+    def answer_in(reply: Members) -> tuple[str, bool]:
+        text, _ = items.spoken(rawjson.elements(reply["output"]))
+        return text, text_of(reply.get("status")) == "completed"
+
+    # -- compaction that a client asks for --
+
+    def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
+        if ENDPOINT.fullmatch(path) or request.obstacle == TRIGGER:
+            return Compacting.WHOLE
+        return Compacting.MANAGED if request.obstacle == MANAGED else None
+
+    def target(self, target: bytes) -> bytes:
+        return re.sub(rb"(/responses)/compact(?=\?|\Z)", rb"\1", target)
+
+    def uncompacted(self, request: Request) -> bytes:
+        members = {name: raw for name, raw in request.members.items() if name != MANAGED}
+        if rawjson.is_array(given := members.get("input")):
+            kept = [item for item in rawjson.elements(given) if kind(item).type != TRIGGER]
+            members["input"] = Raw(rawjson.array(kept))
+        return rawjson.encode(members)
+
+    def references(self, request: Request) -> list[str]:
+        return [found for item in elements_of(request.members.get("input")) if (found := _reference(item))]
+
+    def restored(self, request: Request, texts: Mapping[str, str]) -> bytes:
+        made: list[Entry] = []
+        for item in _given(request):
+            text = texts.get(_reference(item))
+            said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+            made.append(item if text is None else rawjson.encode(said))
+        return rawjson.encode(request.members | {"input": Raw(rawjson.array(made))})
+
+    def compacted(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+        """The reply is an object, or the events of one if the client streams."""
+        id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        item = {"id": f"cmp_{id}", "type": "compaction", "encrypted_content": reference(text)}
+        before, after = tokens
+        usage: dict[str, Any] = {"input_tokens": before, "output_tokens": after, "total_tokens": before + after}
+        usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        made: dict[str, Any] = {"id": f"resp_{id}", "created_at": now, "usage": usage}
+        if ENDPOINT.fullmatch(path):
+            said = [item for item in _given(request) if text_of(members_of(item).get("role")) == "user"]
+            output = Raw(rawjson.array([*said, rawjson.encode(item)]))
+            return rawjson.encode(made | {"object": "response.compaction", "output": output})
+        made |= {"object": "response", "status": "completed", "model": request.model, "output": [item], "error": None}
+        made |= {"incomplete_details": None, "metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto"}
+        whole = rawjson.encode(made | {"tools": []})
+        if not request.stream:
+            return whole
+        events = enumerate(as_events(rawjson.members(whole)))
+        return b"".join(event.encoded({"sequence_number": Raw(b"%d" % number)}) for number, event in events)
+
+
+def _given(request: Request) -> list[Raw]:
+    given = request.members["input"]
+    return rawjson.elements(given) if rawjson.is_array(given) else [given]
+
+
+def _reference(item: Raw) -> str:
+    """Return the digest in our reference, if this is an item that has one."""
+    if kind(item).type not in COMPACTIONS:
+        return ""
+    return referred(text_of(members_of(item).get("encrypted_content")))
 
 
 RESPONSES = ResponsesDialect()

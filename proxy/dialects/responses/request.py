@@ -8,14 +8,15 @@ too, and keeps that form as long as it is alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.base import bounded, parsed
-from proxy.dialects.request import RoundRequest
+from proxy.dialects.entries import Entry
+from proxy.dialects.request import RoundRequest, bounded, parsed
 from proxy.plan.turn import Continuation, Reason, Request
 from proxy.rawjson import NULL, Members, object_of, string, text_of
 
@@ -135,11 +136,6 @@ class ItemKind(msgspec.Struct, frozen=True, gc=False):
             return self.role == "assistant"
         return self.type in REPLIES and not self.answers
 
-    @property
-    def shows_history(self) -> bool:
-        """Whether only a client that sends its history itself sends such an item."""
-        return self.replies or self.type in COMPACTIONS
-
 
 _kind = msgspec.json.Decoder(ItemKind)
 _kinds = msgspec.json.Decoder(list[ItemKind])
@@ -147,18 +143,30 @@ _kinds = msgspec.json.Decoder(list[ItemKind])
 
 def parse(body: bytes, members: Members) -> Request:
     given = members.get("input", NULL)
-    items = _items(given)
-    kinds = _kinds_of(given, items)
+    if rawjson.is_array(given):
+        items, kinds = bounded(given, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, given)[0]
+    else:
+        items = [] if rawjson.is_null(given) else [given]
+        kinds = list(map(kind, items))
+    if bytes(members.get("background", b"")) == b"true":
+        obstacle = "background"
+    else:
+        trigger = TRIGGER if any(kind.type == TRIGGER for kind in kinds) else ""
+        obstacle = next((field for field in OBSTACLES if not rawjson.is_null(members.get(field))), trigger)
+    found: list[Raw] = []
+    for replies, run in groupby(zip(items, kinds, strict=True), key=lambda one: one[1].replies):
+        raws = [raw for raw, _ in run]
+        found += [Raw(b",".join(raws))] if replies and len(raws) > 1 else raws
     stored = bytes(members.get("store", b"")) != b"false"
     return parsed(
         body,
         members,
-        list(_entries(items, kinds)),
+        found,
         limits=LIMITS,
         known=KNOWN,
-        obstacle=_obstacle(members, kinds),
+        obstacle=obstacle,
         preamble=members.get("instructions", NULL),
-        unsent=stored and not any(kind.shows_history for kind in kinds),
+        unsent=stored and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
         continues=text_of(members.get("previous_response_id")),
     )
 
@@ -173,56 +181,17 @@ def continued(request: Request, continuation: Continuation) -> bytes:
     return rawjson.encode(members)
 
 
-def kind(item: bytes | Raw) -> ItemKind:
+def kind(item: Entry) -> ItemKind:
     """Return what an item is. Raises NotJson for anything but an object, or the string that stands for a message."""
     if rawjson.is_string(Raw(item)):
         return ItemKind(role="user")
     return rawjson.decode(_kind, item)[0]
 
 
-def _items(given: Raw) -> list[Raw]:
-    if rawjson.is_null(given):
-        return []
-    return [given] if rawjson.is_string(given) else bounded(given, Reason.TOO_MANY_MESSAGES)
-
-
-def _kinds_of(given: Raw, items: Sequence[Raw]) -> list[ItemKind]:
-    """Return what the items are, in one pass over all of them. Raises NotJson."""
-    return rawjson.decode(_kinds, given)[0] if rawjson.is_array(given) else [kind(raw) for raw in items]
-
-
-def _entries(items: Iterable[Raw], kinds: Iterable[ItemKind]) -> Iterator[Raw]:
-    reply: list[Raw] = []
-    for item, kind in zip(items, kinds, strict=True):
-        if kind.replies:
-            reply.append(item)
-            continue
-        if reply:
-            yield entry(reply)
-            reply = []
-        yield item
-    if reply:
-        yield entry(reply)
-
-
-def _obstacle(members: Members, kinds: Sequence[ItemKind]) -> str:
-    if bytes(members.get("background", b"")) == b"true":
-        return "background"
-    for field in OBSTACLES:
-        if not rawjson.is_null(members.get(field)):
-            return field
-    return TRIGGER if any(kind.type == TRIGGER for kind in kinds) else ""
-
-
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
-def entry(items: Sequence[bytes | Raw]) -> Raw:
-    """Return the entry that these items of one reply form."""
-    return Raw(items[0] if len(items) == 1 else b",".join(items))
-
-
-def items_of(entry: bytes | Raw) -> list[Raw]:
+def items_of(entry: Entry) -> list[Raw]:
     """Return an entry's items. Raises NotJson."""
     return rawjson.elements(b"[%b]" % bytes(entry))
 
@@ -232,34 +201,22 @@ def members_of(item: Raw) -> Members:
     return {"role": Raw(b'"user"'), "content": item} if rawjson.is_string(item) else rawjson.members(item)
 
 
-def joined(entries: Sequence[bytes | Raw]) -> Raw:
+def joined(entries: Sequence[Entry]) -> Raw:
     """Return the `input` that consists of these entries. A string stays one if nothing else is there."""
     if len(entries) == 1 and rawjson.is_string(Raw(entries[0])):
         return Raw(entries[0])
-    return Raw(rawjson.array(_object(one) for one in entries))
-
-
-def _object(entry: bytes | Raw) -> bytes | Raw:
-    return rawjson.encode(members_of(Raw(entry))) if rawjson.is_string(Raw(entry)) else entry
-
-
-# -- tools ------------------------------------------------------------------------------------------------------------
-
-
-def function_tool(definition: bytes) -> bytes:
-    """Return one of our tools in the form that this API expects. Schemas are strict here unless they say otherwise."""
-    return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
-
-
-# -- the request of each round -----------------------------------------------------------------------------------------
+    objects = (rawjson.encode(members_of(Raw(one))) if rawjson.is_string(Raw(one)) else one for one in entries)
+    return Raw(rawjson.array(objects))
 
 
 class ResponsesRoundRequest(RoundRequest):
-    """The requests of a turn of the Responses API."""
-
     limits = LIMITS
     listed = ""
-    tool = staticmethod(function_tool)
+
+    @staticmethod
+    def tool(definition: bytes) -> bytes:
+        """Schemas are strict here unless they say otherwise."""
+        return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
 
     @property
     def wants_json(self) -> bool:
@@ -271,5 +228,6 @@ class ResponsesRoundRequest(RoundRequest):
         """Whether upstream keeps replies, so that items may be named by their ids."""
         return bytes(self.members.get("store", b"")) != b"false"
 
-    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
+    @staticmethod
+    def assembled(members: Members, entries: Sequence[Entry], /) -> Members:
         return {"input": joined(entries)}

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from proxy import rawjson
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import read, texts
 from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS
 from proxy.dialects.render import compact
 from proxy.plan.history import BEGINNING, History, Naming, Terms, extend
@@ -33,7 +32,7 @@ def words(text: str) -> int:
 
 
 def message(reading: Reading = READING, **fields: Any) -> Message:
-    return read(json.dumps(fields).encode(), reading, words)
+    return CHAT.read(json.dumps(fields).encode(), reading, words)
 
 
 def call(id: str = "c1", name: str = "search", arguments: str = "{}") -> dict[str, Any]:
@@ -66,7 +65,7 @@ SIZES: list[tuple[dict[str, Any], int]] = [
 @pytest.mark.parametrize("raw", [b"1", b"[]", b'"user"', b'{"role":"user"'])
 def test_what_is_no_object_is_none_of_our_business(raw: bytes) -> None:
     with pytest.raises(Unplannable):
-        read(raw, READING, words)
+        CHAT.read(raw, READING, words)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +83,11 @@ def test_what_is_no_object_is_none_of_our_business(raw: bytes) -> None:
     ],
 )
 def test_a_message_of_an_unknown_form_stays_as_it_is(raw: bytes, role: Role) -> None:
-    found = read(raw, READING, words)
+    found = CHAT.read(raw, READING, words)
     assert (found.sealed, found.role, found.pieces, found.calls) == (True, role, (), ())
     assert found.tokens == found.item.preview == found.item.first_preview == words(raw.decode(errors="replace")) + 4
-    assert found.meaning == read(raw.replace(b'":', b'" : '), READING, words).meaning or b"xff" in raw
-    assert found.meaning != read(b'{"role":"tool"}', READING, words).meaning
+    assert found.meaning == CHAT.read(raw.replace(b'":', b'" : '), READING, words).meaning or b"xff" in raw
+    assert found.meaning != CHAT.read(b'{"role":"tool"}', READING, words).meaning
 
 
 def test_arguments_and_ids_that_are_no_strings_are_read_as_json() -> None:
@@ -110,10 +109,10 @@ def named(*messages: Message) -> list[Message]:
 def test_a_large_result_becomes_preview_and_reference() -> None:
     text = "".join(f"line {number}\n" for number in range(500))
     raw = b'{ "role":"tool","cache_control" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
-    [known] = named(read(raw, READING, words))
+    [known] = named(CHAT.read(raw, READING, words))
     [piece] = known.pieces
     moved = compact(CHAT, raw, known, SHAPE, first_preview=False)
-    [(_, shown)] = texts(moved)
+    [(_, shown)] = CHAT.texts(moved)
     assert shown.startswith(text[:100] + "... " + MARK + "/context_store/" + piece.name + ";")
     assert "500 lines" in shown
     assert b"1e400" in moved
@@ -126,7 +125,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     small = {"type": "text", "text": "small"}
     large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
     raw = tool([large[0], image, small, large[1]])
-    [known] = named(read(raw, READING, words))
+    [known] = named(CHAT.read(raw, READING, words))
     parts = json.loads(compact(CHAT, raw, known, SHAPE, first_preview=False))["content"]
     assert parts[1:3] == [image, small]
     assert parts[0]["cache_control"] == large[0]["cache_control"]
@@ -138,7 +137,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 150, 200, 250, 300])
 def test_a_replacement_is_never_larger(size: int) -> None:
     raw = tool("y" * size)
-    [known] = named(read(raw, READING, words))
+    [known] = named(CHAT.read(raw, READING, words))
     assert known.item.preview <= known.tokens
     assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
@@ -147,7 +146,7 @@ def test_a_replacement_is_never_larger(size: int) -> None:
 def test_any_text_and_any_id(text: str, id: str) -> None:
     """O6, and hostile ids: a name never leaves its directory and is the same for the same text."""
     raw = tool(text * 7, id)
-    [known] = named(read(raw, READING, words))
+    [known] = named(CHAT.read(raw, READING, words))
     for piece in known.pieces:
         assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
         assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
@@ -224,7 +223,9 @@ def test_the_reply_means_what_the_client_sends_back() -> None:
 
 
 def history(*raws: bytes, offload: Offload | None = None) -> History:
-    return History(Terms("m", offload or Offload(), Room(), 0)).extended([read(raw, READING, words) for raw in raws])
+    return History(Terms("m", offload or Offload(), Room(), 0)).extended(
+        [CHAT.read(raw, READING, words) for raw in raws]
+    )
 
 
 def chain(*raws: bytes) -> list[bytes]:
@@ -238,7 +239,7 @@ ASKS = json.dumps({"role": "assistant", "tool_calls": [call("c1"), call("c2", "f
 def test_the_chain_leaves_system_messages_out() -> None:
     noon, later = (b'{"role":"system","content":"it is %d"}' % hour for hour in (12, 13))
     assert chain(noon, USER)[1] == chain(later, USER)[1] == chain(USER)[0]
-    known = read(USER, READING, words)
+    known = CHAT.read(USER, READING, words)
     assert chain(USER) == [extend(BEGINNING, known.meaning)]
 
 
@@ -274,7 +275,7 @@ def test_nothing_but_unplannable_is_raised(value: Any) -> None:
         json.dumps({"role": "user", "content": value}).encode(),
     ):
         with contextlib.suppress(Unplannable):
-            read(raw, READING, words)
+            CHAT.read(raw, READING, words)
 
 
 def _huge(value: Any) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.base import ANSWER_BYTES
 from proxy.dialects.chat import CHAT
-from proxy.dialects.request import ANSWER_BYTES
 from proxy.plan.summary import SummaryAnswer
 
 TOOL = b'{"name":"grep","description":"d","parameters":{}}'
