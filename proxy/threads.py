@@ -12,6 +12,7 @@ call into a C parser does not.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
 import math
@@ -249,7 +250,8 @@ class WorkPool:
         piece = _Piece(self, slot, ended)
         self._under_way += 1
         try:
-            threading.Thread(target=_work, args=(work, piece, self._settle), name=self._name, daemon=True).start()
+            # Not `Thread.start`, which holds up the event loop until the new thread gets the interpreter's lock.
+            _thread.start_new_thread(_work, (work, piece, self._settle))
         except RuntimeError as error:
             self._release(slot)
             raise Overloaded("The system starts no more threads", retry_after=1) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import subprocess
 import sys
@@ -196,12 +197,12 @@ async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
 
 
 async def test_where_the_system_starts_no_more_threads_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     pool = WorkPool("test", 2)
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(_thread, "start_new_thread", refuse)
         for _ in range(5):
             with pytest.raises(Overloaded, match="no more threads"):
                 await pool.run("one", lambda: 1)

@@ -26,6 +26,7 @@ from proxy.regex import Budget, sliced
 from proxy.requests.archive import Archive
 from proxy.requests.pauses import Pauses
 from proxy.telemetry.outcome import ToolUse
+from proxy.threads import NEW
 from proxy.tools import answer as tools
 
 if TYPE_CHECKING:
@@ -162,10 +163,11 @@ class Rounds:
             await self._records.keep_continuation(continuation)
         planned, hidden, model = self._planned, turn.hidden, self._planned.request.model
         if hidden is None:
-            visible_reply = partial(self.aside, lambda: Visible.of(*turn.visible))
+            visible_reply = partial(self.aside, lambda: Visible.of(*turn.visible), self.size)
             await self._records.contest(planned.chain[-1], model, visible_reply)
             return
-        link, visible, sizes = await self.aside(partial(self._measured, turn, hidden))
+        new = NEW * sum(len(memoryview(raw)) for raw in (*hidden.before, *hidden.after))
+        link, visible, sizes = await self.aside(partial(self._measured, turn, hidden), max(new, self.size))
         counted = replace(hidden, tokens=sum(sizes), sizes=sizes)
         places = {*planned.befores(), *planned.coming(visible).anchors()}
         await self._records.remember(link, model, counted, places, visible)
@@ -183,7 +185,7 @@ class Rounds:
         """Answer calls of our tools, in order. Each gets an equal share of the tokens that the turn may still read."""
         limits, room, uses = self._planned.policy.tools, self._planned.room, self._prepared.uses
         if self._files is None:  # a long history has thousands
-            self._files = await self.aside(self._rendered.files)
+            self._files = await self.aside(self._rendered.files, self.size)
         first, rest = calls[: limits.max_calls], calls[limits.max_calls :]
         read = sum(use.tokens for use in uses)
         left = limits.max_retrieved_tokens - read
@@ -215,7 +217,8 @@ class Rounds:
         so that no model goes in circles."""
         tool, planned, count = self._tool(call), self._planned, self._count
         names, store_dir, searching = planned.names, planned.policy.offload.store_dir, self._searching
-        asked = await self.aside(partial(tools.meaning, tool, call.arguments, files.index, names))
+        meant = partial(tools.meaning, tool, call.arguments, files.index, names)
+        asked = await self.aside(meant, self.size)
         if asked in self._answered:
             return tools.repeated(count)
         path = tools.asks_for(tool, call.arguments, names)
