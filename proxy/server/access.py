@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -32,15 +32,33 @@ from proxy.upstream.headers import Header
 if TYPE_CHECKING:
     from starlette.types import Lifespan
 
+    from proxy.settings import Settings
+
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?")
 """Host and port (RFC 3986, 3.2), in lower case. Browsers never send user information in it."""
 
 _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_AUTHORITY.pattern}")
 """RFC 6454, 6.2. `null`, the origin of sandboxed frames and local files, does not match."""
 
-
 _TELLING = frozenset((b"host", b"origin", b"sec-fetch-site"))
 """The headers that reveal a foreign page."""
+
+_LONGEST = 100
+"""Most characters of the caller's text that an error repeats."""
+
+_HINT = (
+    "The operator can allow a host name, such as host.docker.internal or that of a web page, with "
+    "--allowed-hosts NAME,NAME or OFFLOAD_ALLOWED_HOSTS."
+)
+
+CheckOrigin = Callable[[Iterable[Header], bytes], None]
+"""Raises ForeignSite if a web page in a browser on this machine may have sent these headers and this target."""
+
+SECONDS = 2.0
+"""Seconds for all checks of deep health together, as they run side by side."""
+
+UPSTREAMS = 100
+"""Most upstreams that one check asks: policies may name thousands."""
 
 
 def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:
@@ -50,106 +68,82 @@ def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[s
     without `Host` (HTTP/1.0) comes from no browser. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
     `localhost` and `127.0.0.1` are two sites.
     """
+
+    def check(said: str, form: re.Pattern[str], what: str) -> None:
+        found = form.fullmatch(said)
+        host = found["host"].removesuffix(".") if found else ""
+        if not found or not (
+            is_loopback(host) or host in allowed or host.removeprefix("[").removesuffix("]") in allowed
+        ):
+            raise ForeignSite(f"This proxy does not serve {what} {said[:_LONGEST]!a}. {_HINT}")
+
     telling = [(lower, value) for name, value in headers if (lower := name.lower()) in _TELLING]
     said = [(name, value.decode("latin-1").strip().lower()) for name, value in telling]
-    hosts = [value for name, value in said if name == b"host"]
+    for name, value in said:
+        if name == b"host":
+            check(value, _AUTHORITY, "the host")
     if b"://" in target.partition(b"?")[0]:
-        hosts.append(target.decode("latin-1").lower().partition("://")[2].partition("/")[0].partition("?")[0])
-    for host in hosts:
-        if not _is_known(_AUTHORITY.fullmatch(host), allowed):
-            raise ForeignSite(f"This proxy does not serve the host {_shown(host)}. {_HINT}")
+        authority = target.decode("latin-1").lower().partition("://")[2].partition("/")[0].partition("?")[0]
+        check(authority, _AUTHORITY, "the host")
     origins = [value for name, value in said if name == b"origin"]
     for origin in origins:
-        if not _is_known(_ORIGIN.fullmatch(origin), allowed):
-            raise ForeignSite(f"This proxy does not serve pages of the origin {_shown(origin)}. {_HINT}")
+        check(origin, _ORIGIN, "pages of the origin")
     if not origins and (b"sec-fetch-site", "cross-site") in said:
         raise ForeignSite(f"This proxy does not serve pages of other sites. {_HINT}")
 
 
-_HINT = (
-    "The operator can allow a host name, such as host.docker.internal or that of a web page, with "
-    "--allowed-hosts NAME,NAME or OFFLOAD_ALLOWED_HOSTS."
-)
+def require_monitor(
+    request: Request, token: str | None, networks: Sequence[IPv4Network | IPv6Network], check_origin: CheckOrigin
+) -> None:
+    """Raises Forbidden for all but callers with the admin token, and callers in networks that the operator named.
 
-
-def _is_known(found: re.Match[str] | None, allowed: Collection[str]) -> bool:
-    if found is None:
-        return False
-    host = found["host"].removesuffix(".")
-    return is_loopback(host) or host in allowed or host.removeprefix("[").removesuffix("]") in allowed
-
-
-def _shown(text: str) -> str:
-    return ascii(text[:_LONGEST])
-
-
-_LONGEST = 100
-"""Most characters of the caller's text that an error repeats."""
-
-
-class Monitors:
-    """Who may read metrics and deep health: callers with the admin token, and callers in networks that the operator
-    named. Being on this machine is no reason: a reverse proxy on it is there as well.
-
-    `check_origin` raises ForeignSite if a web page in a browser on this machine may have sent the request.
+    Being on this machine is no reason: a reverse proxy on it is there as well. Who forwards a request is in no network.
     """
-
-    def __init__(
-        self, admin_token: str | None, networks: Iterable[str], check_origin: Callable[[Iterable[Header], bytes], None]
-    ) -> None:
-        self._token = admin_token
-        self._networks = [*map(ip_network, networks)]
-        self._check_origin = check_origin
-
-    def require(self, request: Request) -> None:
-        """Raises Forbidden for all others."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._token and hmac.compare_digest(given.encode(), self._token.encode()):
-            return
-        if not self._named(request):
-            raise Forbidden(
-                "This needs OFFLOAD_ADMIN_TOKEN as bearer token, or --monitor-networks with the network of the caller"
-            )
-
-    def _named(self, request: Request) -> bool:
-        """Whether the caller is in one of the networks, and no proxy that says that it forwards a request."""
-        names = request.headers.keys()
-        forwarded = any(name.encode() in FORWARDED or name.startswith("x-forwarded-") for name in names)
-        if request.client is None or forwarded:
-            return False
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if token and hmac.compare_digest(given.encode(), token.encode()):
+        return
+    names = request.headers.keys()
+    forwarded = any(name.encode() in FORWARDED or name.startswith("x-forwarded-") for name in names)
+    if request.client is not None and not forwarded:
         address = ip_address(request.client.host)
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         if address.is_loopback:
-            self._check_origin(request.headers.raw, request.scope["extensions"][RAW].target)
-        return any((mapped or address) in network for network in self._networks)
+            check_origin(request.headers.raw, request.scope["extensions"][RAW].target)
+        if any((mapped or address) in network for network in networks):
+            return
+    raise Forbidden(
+        "This needs OFFLOAD_ADMIN_TOKEN as bearer token, or --monitor-networks with the network of the caller"
+    )
 
 
 def own_routes(
-    monitors: Monitors,
+    settings: Settings,
+    check_origin: CheckOrigin,
     deep_health: Callable[[], Awaitable[tuple[bool, Mapping[str, Any]]]],
     metrics: Callable[[], Awaitable[tuple[str, bytes]]],
     others: Sequence[BaseRoute],
     lifespan: Lifespan[Starlette],
 ) -> Starlette:
     """Return the application that serves our own routes and the `others`."""
-
-    async def health(request: Request) -> Response:
-        if request.query_params.get("deep", "0") in ("", "0", "false"):
-            return JSONResponse({"status": "healthy"})
-        monitors.require(request)
-        healthy, page = await deep_health()
-        return JSONResponse(page, 200 if healthy else 503)
+    networks = [*map(ip_network, settings.monitor_networks)]
 
     async def open_dashboard(request: Request) -> Response:
         return RedirectResponse("/_offload/")
 
-    async def describe(request: Request) -> Response:
-        return Response(operations.description(), media_type="application/json")
+    async def health(request: Request) -> Response:
+        if request.query_params.get("deep", "0") in ("", "0", "false"):
+            return JSONResponse({"status": "healthy"})
+        require_monitor(request, settings.admin_token, networks, check_origin)
+        healthy, page = await deep_health()
+        return JSONResponse(page, 200 if healthy else 503)
 
     async def show_metrics(request: Request) -> Response:
-        monitors.require(request)
+        require_monitor(request, settings.admin_token, networks, check_origin)
         kind, page = await metrics()
         return Response(page, media_type=kind)
+
+    async def describe(request: Request) -> Response:
+        return Response(operations.description(), media_type="application/json")
 
     return Starlette(
         routes=[
@@ -173,39 +167,28 @@ async def _in_openais_shape(request: Request, error: Exception) -> Response:
     return Response(said.body(), said.status, media_type="application/json")
 
 
-SECONDS = 2.0
-"""Seconds for all checks together, as they run side by side."""
+async def deep_health(
+    store: Guarded, client: UpstreamClient, policies: Iterable[Policy]
+) -> tuple[bool, Mapping[str, Any]]:
+    """Return whether the store and the upstreams answer now, and a page with each part's fault, null if it has none.
+    Nobody's key is sent.
 
-UPSTREAMS = 100
-"""Most upstreams that one check asks: policies may name thousands."""
-
-
-class DeepHealth:
-    """Checks for people and monitors whether the store and the upstreams answer now, without sending anybody's key.
-
-    An orchestrator's probes should use plain `/health` instead: without its store a replica still serves requests, so
-    taking it out of service gains nothing.
+    It is for people and monitors. An orchestrator's probes should use plain `/health` instead: without its store a
+    replica still serves requests, so taking it out of service gains nothing.
     """
 
-    def __init__(self, store: Guarded, client: UpstreamClient) -> None:
-        self._store = store
-        self._client = client
-
-    async def check(self, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
-        """Return whether everything answers, and a page with each part's fault, null for a part that answers."""
-        addresses = sorted({upstream.base_url for policy in policies for upstream in policy.upstreams})[:UPSTREAMS]
-        fault, *faults = await asyncio.gather(self._store.check(SECONDS), *map(self._upstream_fault, addresses))
-        healthy = fault is None and not any(faults)
-        return healthy, {
-            "status": "healthy" if healthy else "degraded",
-            "store": {"fault": fault, "breaker": self._store.state},
-            "upstreams": dict(zip(addresses, faults, strict=True)),
-        }
-
-    async def _upstream_fault(self, address: str) -> str | None:
-        """Any status below 500 is fine, even 401: the server answers, and we sent no key."""
+    async def fault_of(address: str) -> str | None:
         try:
-            status = (await models(self._client, address, (), SECONDS, read=False)).status
+            status = (await models(client, address, (), SECONDS, read=False)).status
         except UpstreamFault as fault:
             return fault.detail or fault.message
-        return f"answered {status}" if status >= 500 else None
+        return f"answered {status}" if status >= 500 else None  # any other will do, even 401: the server answers
+
+    addresses = sorted({upstream.base_url for policy in policies for upstream in policy.upstreams})[:UPSTREAMS]
+    fault, *faults = await asyncio.gather(store.check(SECONDS), *map(fault_of, addresses))
+    healthy = fault is None and not any(faults)
+    return healthy, {
+        "status": "healthy" if healthy else "degraded",
+        "store": {"fault": fault, "breaker": store.state},
+        "upstreams": dict(zip(addresses, faults, strict=True)),
+    }

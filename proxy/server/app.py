@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ from proxy.dashboard import Dashboard, pages
 from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
-from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
+from proxy.errors import Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
@@ -36,8 +36,8 @@ from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import websocket
-from proxy.server.access import DeepHealth, Monitors, check_origin, own_routes
-from proxy.server.bounds import COME_BACK, Inflow, Places, Presence
+from proxy.server.access import check_origin, deep_health, own_routes
+from proxy.server.bounds import COME_BACK, Inflow
 from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
 from proxy.telemetry import logs
@@ -64,6 +64,9 @@ _RESERVED = b"/_offload/"
 
 BACKGROUND = 1_000
 """Most background tasks, such as writing originals, that run at once."""
+
+UPLOADS_SHARE = 4
+"""A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
 
 LEAST_GRACE = 1.0
 """Seconds that background tasks get to end when the requests have used up the drain timeout."""
@@ -99,7 +102,6 @@ class App:
         self._metrics.watch_store(lambda: self._store.state)
         self._tokens = Tokens()
         self._upstream = UpstreamClient(settings, self._otel.call if self._otel else None)
-        self._deep_health = DeepHealth(self._store, self._upstream)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = WorkPool("work")
@@ -132,12 +134,12 @@ class App:
         self._ending_since: float | None = None
         self.hangs = False
         """Whether something hung when the process ended; the log names it."""
-        self.serving: set[asyncio.Task[Any]] = set()
-        """The tasks that serve requests now."""
-        self._places = Places()
-        monitors = Monitors(settings.admin_token, settings.monitor_networks, self._check_origin)
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._taken: Counter[tuple[str, str]] = Counter()
+        """Places of each tenant that are taken, by kind."""
+        others = pages.routes(self._dashboard)
         self._own = own_routes(
-            monitors, self._check_deeply, self._show_metrics, pages.routes(self._dashboard), self._lifespan
+            settings, self._check_origin, self._check_deeply, self._show_metrics, others, self._lifespan
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,11 +147,11 @@ class App:
             client = Exchange(scope, receive, send)
             task = asyncio.current_task()
             assert task is not None
-            self.serving.add(task)
+            self._serving.add(task)
             try:
                 await self._guarded(client)
             finally:
-                self.serving.discard(task)
+                self._serving.discard(task)
                 client.close()
         elif scope["type"] == "websocket":
             await self._serve_socket(scope, receive, send)
@@ -158,36 +160,39 @@ class App:
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("raw_path") or scope["path"].encode()
+        dialect = for_request("POST", path)
         try:
-            if for_request("POST", path) is not RESPONSES:
-                raise _upgrade_refused(path)
-            inflow = Inflow(scope["extensions"][websocket.SOCKET].bounds, Presence(), path)
+            if dialect is not RESPONSES:
+                # Codex goes on over HTTP after a 426, and tries again and again after a 501.
+                refused = UpgradeRefused if dialect else Unsupported
+                raise refused("Only `/v1/responses` is served over WebSocket; ask for a stream (SSE) instead")
+            inflow = Inflow(scope["extensions"][websocket.SOCKET].bounds, target=path)
             client = Exchange(websocket.request_scope(scope, inflow, 0), receive, send)
             client.api = RESPONSES.name
             policy = self._tenant(client).policy
-            place = self._places.for_connection(policy)
+            with self._place(policy, connections=policy.limits.concurrent_requests):
+                await websocket.Connection(scope, receive, send, self, policy.tenant).run()
         except ProxyError as error:
-            await _refuse_websocket(error, scope, send)
-            return
-        with place:
-            await websocket.Connection(scope, receive, send, self, policy.tenant).run()
+            await websocket.refuse(error, (dialect.error_body if dialect else ProxyError.body)(error), scope, send)
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
-        dialect = for_request(client.method, client.path)
-        if dialect:
+        path = client.path
+        if dialect := for_request(client.method, path):
             client.api = client.dialect = dialect.name
             client.fault_body = dialect.error_body
-        elif operations.serves(client.path) and client.path != operations.MCP:
+        elif operations.serves(path) and path != operations.MCP:
             client.api, client.fault_body = CHAT.name, operations.refusal()
-        elif owner := owner_of(client.path, client.fields):
+        elif owner := owner_of(path, client.fields):
             client.api, client.fault_body = owner.name, owner.error_body
         try:
-            ours = client.path in _OURS or (client.path.startswith(_RESERVED) and client.path != operations.MCP)
-            if ours or _opened_in_a_browser(client):
+            if path in _OURS or (path.startswith(_RESERVED) and path != operations.MCP) or _is_a_browsers(client):
                 await self._serve_own(client)
+            elif self._otel is None:
+                await self._admit(client, dialect)
             else:
-                await self._traced(client, dialect)
+                with self._otel.request(client.method, client.shown_path, client.headers, known=dialect is not None):
+                    await self._admit(client, dialect)
         except asyncio.CancelledError:
             # Only the server cancels: the drain timeout is over, or a second signal came. No caller is left to see it.
             await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
@@ -204,13 +209,6 @@ class App:
         else:
             await self._own(client.scope, client.receive, client.send)
 
-    async def _traced(self, client: Exchange, dialect: Dialect | None) -> None:
-        if self._otel is None:
-            await self._admit(client, dialect)
-            return
-        with self._otel.request(client.method, client.shown_path, client.headers, known=dialect is not None):
-            await self._admit(client, dialect)
-
     async def _admit(self, client: Exchange, dialect: Dialect | None) -> None:
         tenant = None
         try:
@@ -219,21 +217,47 @@ class App:
             client.charge(tenant.name)
             with self._metrics.in_flight():
                 whole = await client.gather(GATHERED if handler is self._relay else self._body_limit)
-                uploads = handler is self._relay and not whole
-                with self._places.for_request(tenant.policy, uploads):
+                most = tenant.policy.limits.concurrent_requests
+                shares = {"requests": most}
+                if handler is self._relay and not whole:
+                    # They are forwarded while they arrive: slow senders cannot shut out the tenant's other requests.
+                    shares["uploads"] = max(1, most // UPLOADS_SHARE)
+                with self._place(tenant.policy, **shares):
                     await handler(client, tenant)
-        except ProxyError as error:
-            await _apologise(client, error)
-            self._record(_refused(client, tenant, Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT))
-        except ClientGone:
-            self._record(_refused(client, tenant, Fault.CLIENT_GONE))
+        except (ProxyError, ClientGone) as error:
+            fault = Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT
+            if isinstance(error, ClientGone):
+                fault = Fault.CLIENT_GONE
+            else:
+                await _apologise(client, error)
+            known = (tenant.name, tenant.namespace) if tenant else ()
+            self._record(client.completed(client.outcome(Kind.REFUSED, *known), fault))
+
+    @contextmanager
+    def _place(self, policy: Policy, **shares: int) -> Iterator[None]:
+        """Hold a place among the tenant's connections, requests or uploads: each has so many in this process. Raises
+        Overloaded if all are taken."""
+        taken = [(policy.tenant, kind) for kind in shares]
+        for place in taken:
+            if self._taken[place] >= (most := shares[place[1]]):
+                text = f"More than {most} {place[1]} at once (from `limits.concurrent_requests`); try again"
+                raise Overloaded(text, retry_after=COME_BACK)
+        self._taken.update(taken)
+        try:
+            yield
+        finally:
+            self._taken.subtract(taken)
 
     def _handler(self, client: Exchange, tenant: Tenant, dialect: Dialect | None) -> Handler:
         """Return the handler of this request. Raises ClientFault if there is none."""
-        if operations.serves(client.path):
+        if dialect is None and operations.serves(client.path):
             operations.check_caller(tenant)
             return self._operations.mcp if client.path == operations.MCP else self._operations
-        _check_path(client, tenant.policy)
+        if not allowed(client.path, tenant.policy, client.method):
+            raise Forbidden(
+                "This path is not relayed: it has dot segments, or everyone who shares this proxy's key could reach "
+                "each other's data there. The operator can open it with `relay` in the policy."
+            )
         if dialect:
             return self._chats[dialect]
         return self._kept if RESPONSES.kept(client.method, client.path) else self._relay
@@ -256,9 +280,12 @@ class App:
         """Start the drain timeout of requests and background tasks, because the process must end."""
         self._ending_since = time.monotonic()
 
-    def hurry(self) -> None:
-        """Leave background tasks only the least grace, because the process must end at once."""
+    def cut(self) -> None:
+        """End the requests under way, as the server does when the drain timeout is over, and leave background tasks
+        only the least grace."""
         self._ending_since = -math.inf
+        for task in self._serving:
+            task.cancel()
 
     def flush(self) -> None:
         """Write the metrics and log lines of the requests so far."""
@@ -270,13 +297,14 @@ class App:
         self._adviser.note(outcome, policy.upstream.base_url, policy.offload)
         if self._shows_requests:
             self._dashboard.watch(outcome.request_id, prepared)
-        self._captures.take(outcome, prepared.tenant.policy, prepared.request)
+        if policy.capture:
+            self._captures.take(outcome, policy, prepared.request)
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
 
     async def _check_deeply(self) -> tuple[bool, Mapping[str, Any]]:
-        return await self._deep_health.check(self._book.current.all())
+        return await deep_health(self._store, self._upstream, self._book.current.all())
 
     async def _show_metrics(self) -> tuple[str, bytes]:
         self._ledger.flush()
@@ -343,15 +371,10 @@ def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None
     return OpenTelemetry(variables, metrics.collect)
 
 
-def _opened_in_a_browser(client: Exchange) -> bool:
+def _is_a_browsers(client: Exchange) -> bool:
     """Whether somebody typed the proxy's address, and wants the dashboard. Programs ask upstream for `/`."""
     asks = client.path == b"/" and client.method in ("GET", "HEAD")
     return asks and any(name.lower() == b"accept" and b"text/html" in value for name, value in client.headers)
-
-
-def _refused(client: Exchange, tenant: Tenant | None, fault: Fault) -> Outcome:
-    known = (tenant.name, tenant.namespace) if tenant else ()
-    return client.completed(client.outcome(Kind.REFUSED, *known), fault)
 
 
 def _described(policy: Policy) -> Mapping[str, Any]:
@@ -373,31 +396,3 @@ async def _apologise(client: Exchange, error: ProxyError) -> None:
     if client.gone:
         return
     await (client.break_off(error) if client.status else client.fail(error))
-
-
-async def _refuse_websocket(error: ProxyError, scope: Scope, send: Send) -> None:
-    if "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close"})
-        return
-    ours = [(b"content-type", b"application/json"), (b"x-request-id", f"req_{os.urandom(16).hex()}".encode())]
-    headers = [*ours, *error.headers()]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    dialect = for_request("POST", scope.get("raw_path") or scope["path"].encode())
-    await send(
-        {"type": "websocket.http.response.body", "body": (dialect.error_body if dialect else ProxyError.body)(error)}
-    )
-
-
-def _upgrade_refused(path: bytes) -> ClientFault:
-    """Return the error for an upgrade: 426 on the model APIs' other paths, else 501. Codex goes on over HTTP after a
-    426, and tries again and again after a 501."""
-    refused = UpgradeRefused if for_request("POST", path) else Unsupported
-    return refused("Only `/v1/responses` is served over WebSocket; ask for a stream (SSE) instead")
-
-
-def _check_path(client: Exchange, policy: Policy) -> None:
-    if not allowed(client.path, policy, client.method):
-        raise Forbidden(
-            "This path is not relayed: it has dot segments, or everyone who shares this proxy's key could reach each "
-            "other's data there. The operator can open it with `relay` in the policy."
-        )

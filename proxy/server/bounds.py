@@ -1,4 +1,4 @@
-"""Bounds what clients send to this process: how many bytes of bodies, for how long, and how much of it at once.
+"""Bounds what clients send to this process: how many bytes of bodies, for how long, and how many connections there are.
 
 There is one object for each process. Connections register a deadline, and one sweep a second checks them all, so a
 request that arrives whole costs no timer.
@@ -7,23 +7,16 @@ request that arrives whole costs no timer.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 from proxy.errors import Overloaded, ProxyError
-from proxy.policy import Policy
 from proxy.settings import Settings
 
 try:
     import resource
 except ImportError:  # Windows, which has no such limit
     resource = None  # type: ignore[assignment]
-
-IDLE_SECONDS = 75.0
-"""Seconds that a connection may stay open without a request, as in nginx. Clients keep idle connections in their pools
-for less time, so the client closes first, and no request arrives just as we close."""
 
 SWEEP_SECONDS = 1.0
 """Seconds between two checks of the deadlines, or less if a timeout is short."""
@@ -34,15 +27,12 @@ TENANTS_SHARE = 2
 CONNECTIONS_SHARE = 0.75
 """Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""
 
-UPLOADS_SHARE = 4
-"""A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
-
 COME_BACK = 1
 """`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
 
 
 class Waiting(Protocol):
-    """What `protocol.BoundedProtocol` does when it is told."""
+    """A connection: `protocol.BoundedProtocol`, which imports this module."""
 
     def expire(self) -> None: ...
     def refuse(self, error: ProxyError) -> None: ...
@@ -51,7 +41,7 @@ class Waiting(Protocol):
 
 
 class Bounds:
-    """Counts the bytes of one process's request bodies, and keeps its connections' deadlines."""
+    """Counts the bytes of one process's request bodies and its connections, and keeps their deadlines."""
 
     def __init__(self, settings: Settings, warn: Callable[[str, str], None]) -> None:
         self.head_seconds = settings.head_timeout
@@ -71,9 +61,18 @@ class Bounds:
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start checking the deadlines in this loop."""
-        if self._loop is not loop:
-            self._loop = loop
-            loop.call_later(self._sweep_seconds, self._sweep)
+        if self._loop is loop:
+            return
+        self._loop = loop
+
+        def sweep() -> None:
+            now = loop.time()
+            for connection in [one for one, deadline in self.deadlines.items() if deadline <= now]:
+                self.deadlines.pop(connection, None)
+                connection.expire()
+            loop.call_later(self._sweep_seconds, sweep)
+
+        loop.call_later(self._sweep_seconds, sweep)
 
     def opened(self) -> None:
         """Count a new connection. If there are too many, close the one that has been idle for longest.
@@ -83,33 +82,22 @@ class Bounds:
         self._connections += 1
         if not 0 <= self._most_connections < self._connections:
             return
-        if oldest := next((waiting for waiting in self.deadlines if waiting.idle()), None):
+        if oldest := next((connection for connection in self.deadlines if connection.idle()), None):
             del self.deadlines[oldest]
             oldest.expire()
 
     def closed(self) -> None:
-        """Count a connection that has closed."""
         self._connections -= 1
-
-    def _sweep(self) -> None:
-        assert self._loop is not None
-        now = self._loop.time()
-        for waiting in [waiting for waiting, deadline in self.deadlines.items() if deadline <= now]:
-            self.deadlines.pop(waiting, None)
-            waiting.expire()
-        self._loop.call_later(self._sweep_seconds, self._sweep)
 
     def charge(self, tenant: str, size: int) -> None:
         """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
-        if not size:
-            return
-        share, held = self.limit // TENANTS_SHARE, self._of.get(tenant, 0) + size
-        if held > share:
+        share = self.limit // TENANTS_SHARE
+        if size and self._of.get(tenant, 0) + size > share:
             self._make_room(tenant)
-            held = self._of.get(tenant, 0) + size
-            if held > share:
+            if self._of.get(tenant, 0) + size > share:
                 raise _full(share, "this tenant's requests")
-        self._of[tenant] = held
+        if size:
+            self._of[tenant] = self._of.get(tenant, 0) + size
 
     def hold(self, tenant: str | None, size: int) -> None:
         """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""
@@ -139,13 +127,13 @@ class Bounds:
             body = connection.unfinished()
             if body and body.began < latest and tenant in (None, body.tenant):
                 body.let_go()
-                connection.refuse(
-                    Overloaded(
-                        f"The body was not whole within {self.body_seconds:g} seconds, and others need its room; "
-                        "try again",
-                        retry_after=COME_BACK,
-                    )
-                )
+                text = f"The body was not whole within {self.body_seconds:g} seconds, and others need its room; "
+                connection.refuse(Overloaded(f"{text}try again", retry_after=COME_BACK))
+
+
+def _full(limit: int, whose: str) -> Overloaded:
+    text = f"The bodies of {whose} would take more than {limit} bytes (from --buffered-limit); try again"
+    return Overloaded(text, retry_after=COME_BACK)
 
 
 class Presence:
@@ -172,12 +160,12 @@ class Presence:
 class Inflow:
     """One request as it comes in, and the bytes that it holds. The methods are those of `exchange.Incoming`."""
 
-    def __init__(self, bounds: Bounds, presence: Presence, target: bytes = b"") -> None:
+    def __init__(self, bounds: Bounds, presence: Presence | None = None, target: bytes = b"") -> None:
         self.target = target
         self.fault: ProxyError | None = None
         self.tenant: str | None = None
         self.began = asyncio.get_running_loop().time()
-        self.watch = presence.watch
+        self.watch = (presence or Presence()).watch
         self._bounds = bounds
         self._held = 0
 
@@ -196,44 +184,3 @@ class Inflow:
 
     def let_go(self) -> None:
         self.release(self._held)
-
-
-class Places:
-    """How many requests and connections of each tenant are under way in this process."""
-
-    def __init__(self) -> None:
-        self._taken: Counter[tuple[str, str]] = Counter()
-
-    def for_connection(self, policy: Policy) -> AbstractContextManager[object]:
-        """Return a place for a WebSocket connection. Raises Overloaded if all are taken."""
-        return self._take(policy, ("connections", policy.limits.concurrent_requests))
-
-    def for_request(self, policy: Policy, uploads: bool) -> AbstractContextManager[object]:
-        """Return a place for a request whose body is complete, or is uploaded. Raises Overloaded if all are taken.
-
-        Uploads are forwarded while they arrive, so they may take only some of the places: slow senders then cannot shut
-        out the tenant's other requests.
-        """
-        most = policy.limits.concurrent_requests
-        shares = [("requests", most), *([("uploads", max(1, most // UPLOADS_SHARE))] if uploads else [])]
-        return self._take(policy, *shares)
-
-    def _take(self, policy: Policy, *shares: tuple[str, int]) -> AbstractContextManager[object]:
-        for kind, most in shares:
-            if self._taken[policy.tenant, kind] >= most:
-                raise Overloaded(
-                    f"More than {most} {kind} at once (from `limits.concurrent_requests`); try again",
-                    retry_after=COME_BACK,
-                )
-        taken = [(policy.tenant, kind) for kind, _ in shares]
-        self._taken.update(taken)
-        held = ExitStack()
-        held.callback(self._taken.subtract, taken)
-        return held
-
-
-def _full(limit: int, whose: str) -> Overloaded:
-    return Overloaded(
-        f"The bodies of {whose} would take more than {limit} bytes (from --buffered-limit); try again",
-        retry_after=COME_BACK,
-    )

@@ -11,8 +11,9 @@
                                   DEAF    input is counted and dropped, and never parsed again; after the last
                                           reply, the connection lingers for a moment and is closed
 
-It uses uvicorn's public attributes (`cycle`, `flow`, `pipeline`, `parser`, `transport`) and the callbacks of asyncio
-and httptools, and leaves requests and replies to uvicorn. It adds one object to ASGI's scope, `Inflow`.
+The connections of a process share its `Bounds`. It uses uvicorn's public attributes (`cycle`, `flow`, `pipeline`,
+`parser`, `transport`) and the callbacks of asyncio and httptools, and leaves requests and replies to uvicorn. It adds
+one object to ASGI's scope, `Inflow`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
 from proxy.requests.exchange import RAW, Exchange
-from proxy.server.bounds import IDLE_SECONDS, Bounds, Inflow, Presence
+from proxy.server.bounds import Bounds, Inflow, Presence
 
 STATUS_LINE.update({status: b"HTTP/1.1 %d \r\n" % status for status in range(600, 1000)})  # upstreams may send these
 
@@ -54,6 +55,12 @@ LAST_LOOK = 0.05
 UNREAD_SECONDS = 600.0
 """Seconds within which a client must read some of a reply that waits for it; an upstream may be silent for as long."""
 
+IDLE_SECONDS = 75.0
+"""Seconds that a connection may stay open without a request, as in nginx. Clients keep idle connections in their pools
+for less time, so the client closes first, and no request arrives just as we close."""
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
 
 class _Reading(enum.Enum):
     NOTHING = enum.auto()
@@ -63,8 +70,6 @@ class _Reading(enum.Enum):
 
 
 NOTHING, HEAD, BODY, DEAF = _Reading
-
-_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -82,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._since = self._size = self._fields = 0
         """Bytes received since the head began or since the last piece of the body; bytes and lines of the head."""
         self._resumes = False
-        """Whether the parser is reading a head that we made; see `_read_on`."""
+        """Whether the parser is reading a head that we made; see `_parse`."""
         self._lingers = self._ends = False
         self._dropped = 0
 
@@ -174,26 +179,27 @@ class BoundedProtocol(HttpToolsProtocol):
     # Input
 
     def data_received(self, data: bytes) -> None:
-        if self._reading is DEAF:
-            self._drop(len(data))
-            return
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
-        self._since += len(data)
-        try:
-            self._parse(data)
-        except httptools.HttpParserError as error:
-            if self._reading is DEAF:
-                self._drop(len(data))
+        if self._reading is not DEAF:
+            if self.timeout_keep_alive_task is not None:
+                self.timeout_keep_alive_task.cancel()
+                self.timeout_keep_alive_task = None
+            self._since += len(data)
+            try:
+                self._parse(data)
+            except httptools.HttpParserError as error:
+                if self._reading is not DEAF:
+                    why = error.__context__
+                    self.refuse(why if isinstance(why, ProxyError) else BadRequest("This is no valid HTTP/1.1 request"))
+                    return
+            else:
+                if self._since > HEAD_BYTES and self._reading in (HEAD, BODY):
+                    self.refuse(_too_large())
+                elif self._reading is BODY:
+                    self._expect()
                 return
-            reason = error.__context__
-            self.refuse(reason if isinstance(reason, ProxyError) else BadRequest("This is no valid HTTP/1.1 request"))
-            return
-        if self._since > HEAD_BYTES and self._reading in (HEAD, BODY):
-            self.refuse(_too_large())
-        elif self._reading is BODY:
-            self._expect()
+        self._dropped += len(data)
+        if self._dropped > LINGER_BYTES:
+            self.flow.pause_reading()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -202,10 +208,21 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as offer:
                 data = data[offer.args[0] :]
-                if self._offers_websocket:
-                    self._switch()
-                    return
-                self._read_on()
+            if self._offers_websocket:  # uvicorn's protocol for WebSocket goes on, which the bounds count on
+                self.bounds.deadlines.pop(self, None)
+                self._reading = DEAF
+                self.transport = cast("Any", self.transport).own
+                self.handle_websocket_upgrade()
+                return
+            # Another protocol's offer is ignored (RFC 9110, 7.8). Java's client makes one with its first request, with
+            # or without a body. The parser takes everything after the head for the other protocol, so a new parser gets
+            # a head with the same framing and reads the body.
+            framing = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+            self._resumes = True
+            try:
+                self._feed_anew(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
+            finally:
+                self._resumes = False
 
     @property
     def _offers_websocket(self) -> bool:
@@ -213,35 +230,10 @@ class BoundedProtocol(HttpToolsProtocol):
         offers = (name == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers)
         return self.parser.should_upgrade() and any(offers)
 
-    def _switch(self) -> None:
-        """Leave the connection to uvicorn's protocol for WebSocket, which the bounds count on."""
-        self.bounds.deadlines.pop(self, None)
-        self._reading = DEAF
-        self.transport = cast("Any", self.transport).own
-        self.handle_websocket_upgrade()
-
-    def _read_on(self) -> None:
-        """Ignore an offer to switch to another protocol (RFC 9110, 7.8).
-
-        Java's client makes such an offer with its first request, with or without a body. The parser takes everything
-        after the head for the other protocol, so a new parser gets a head with the same framing and reads the body.
-        """
-        framing = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
-        self._resumes = True
-        try:
-            self._feed_anew(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
-        finally:
-            self._resumes = False
-
     def _feed_anew(self, head: bytes) -> None:
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.parser.feed_data(head)
-
-    def _drop(self, size: int) -> None:
-        self._dropped += size
-        if self._dropped > LINGER_BYTES:
-            self.flow.pause_reading()
 
     def refuse(self, error: ProxyError) -> None:
         """Answer the request that is being read with an error when its turn comes, and read no more."""
@@ -266,12 +258,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._resumes:
             return
-        if self._reading is not DEAF and self.cycle is not None:
-            taken = self.cycle.keep_alive and len(self.pipeline) < PIPELINED
-            if not taken:
-                self.cycle.keep_alive = False
-                self._reading = DEAF
-                raise _Enough
+        taken = self.cycle is None or (self.cycle.keep_alive and len(self.pipeline) < PIPELINED)
+        if self._reading is not DEAF and not taken:
+            self.cycle.keep_alive = False
+            self._reading = DEAF
+            raise BadRequest("The connection takes no more requests")  # stops the parser
         super().on_message_begin()
         self._reading, self._since, self._size, self._fields = HEAD, 0, 0, 0
         self._expect()
@@ -328,7 +319,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self._resumes and self.parser.should_upgrade():
-            return  # the body follows, see `_read_on`
+            return  # the body follows, see `_parse`
         super().on_message_complete()
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps and not self._ends
@@ -365,23 +356,19 @@ class _Gentle:
     uvloop has closed a connection, it raises, even before it has said that the connection is lost."""
 
     def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
-        self.own = self._transport = transport
+        self.own = transport
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        if not self.own.is_closing():
+            self.own.write(data)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.own, name)
 
     def close(self) -> None:
-        if self._transport.is_closing() or not self._protocol.linger():
-            self._transport.close()
-
-
-class _Enough(Exception):
-    """Stops the parser: the connection takes no more requests."""
+        if self.own.is_closing() or not self._protocol.linger():
+            self.own.close()
 
 
 def _too_large() -> HeadTooLarge:

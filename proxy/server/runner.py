@@ -31,8 +31,8 @@ from uvicorn.supervisors import Multiprocess
 from proxy.dashboard import new_link
 from proxy.errors import UserMistake
 from proxy.server.app import App
-from proxy.server.bounds import IDLE_SECONDS, Bounds
-from proxy.server.protocol import BoundedProtocol
+from proxy.server.bounds import Bounds
+from proxy.server.protocol import IDLE_SECONDS, BoundedProtocol
 from proxy.server.websocket import PINGS, BoundedSocket
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
@@ -83,50 +83,36 @@ def serve(settings: Settings) -> int:
     Raises UserMistake for errors in settings or policies, and if it cannot listen on the address.
     """
     _prepare(settings)
-    warn_of_a_short_token(settings.admin_token)
+    if settings.admin_token and len(settings.admin_token) < SHORT_TOKEN:  # and nothing limits how often one may try
+        logger.warning("OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)")
     app = App(settings)
     with _listener(settings.host, settings.port) as listener:
-        _tell_link(settings, listener)
+        if link := new_link(settings, f"http://{_address(*listener.getsockname()[:2])}"):
+            _say(f"offload-proxy: the dashboard opens, once, at {link}")
         if settings.workers == 1:
-            return _serve_alone(settings, app, listener)
+            server = _Server(config(settings, _Ending(app, settings)))
+            server.run([listener])
+            return ENDED_EARLY if server.force_exit else OK
         with prepare_multiprocess():
-            return _serve_together(settings, listener)
-
-
-def warn_of_a_short_token(token: str | None) -> None:
-    """Warn of an admin token that can be guessed, as tries are not limited."""
-    if token and len(token) < SHORT_TOKEN:
-        logger.warning("OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)")
-
-
-def _serve_alone(settings: Settings, app: App, listener: socket.socket) -> int:
-    server = _Server(config(settings, _Ending(app, settings)))
-    server.run([listener])
-    return ENDED_EARLY if server.force_exit else OK
-
-
-def _serve_together(settings: Settings, listener: socket.socket) -> int:
-    """Workers are spawned, not forked: each builds its application anew."""
-    shared = config(settings, partial(_worker, settings))
-    shared.factory = True
-    shared.workers = settings.workers
-    supervisor = _Supervisor(shared, [listener])
-    supervisor.run()
-    return ENDED_EARLY if supervisor.killed else OK
+            shared = config(settings, partial(_worker, settings))
+            shared.factory, shared.workers = True, settings.workers
+            supervisor = _Supervisor(shared, [listener])
+            supervisor.run()
+            return ENDED_EARLY if supervisor.killed else OK
 
 
 def _worker(settings: Settings) -> ASGIApp:
-    """Return a worker's application."""
+    """Return the application of a worker, which is spawned, not forked, and builds it anew."""
+
+    def end_with_supervisor() -> None:
+        """Drain when the supervisor has ended: nothing else would stop this worker, which holds the port."""
+        if supervisor := multiprocessing.parent_process():
+            supervisor.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
     _prepare(settings)
-    threading.Thread(target=_end_with_supervisor, daemon=True).start()
+    threading.Thread(target=end_with_supervisor, daemon=True).start()
     return _Ending(App(settings), settings, alone=False)
-
-
-def _end_with_supervisor() -> None:
-    """Drain when the supervisor has ended: nothing else would stop this worker, which holds the port."""
-    if supervisor := multiprocessing.parent_process():
-        supervisor.join()
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _prepare(settings: Settings) -> None:
@@ -176,18 +162,14 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _tell_link(settings: Settings, listener: socket.socket) -> None:
-    host, port, *_ = listener.getsockname()
-    if link := new_link(settings, f"http://{_address(host, port)}"):
-        with suppress(OSError, ValueError):
-            sys.stderr.write(f"offload-proxy: the dashboard opens, once, at {link}\n")
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _announce(listener: socket.socket) -> None:
-    host, port, *_ = listener.getsockname()
-    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
-        sys.stderr.write(f"offload-proxy listening on http://{_address(host, port)}\n")
-        sys.stderr.flush()
+    _say(f"offload-proxy listening on http://{_address(*listener.getsockname()[:2])}")
 
 
 def _address(host: str, port: int) -> str:
@@ -212,21 +194,22 @@ class _Ending:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
-                _settle()
+                # All objects made so far live as long as the process. If the collector scanned them again and again, 64
+                # requests at once would take 1.5 times as long at the 99th percentile.
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
             if message["type"] == "lifespan.shutdown.complete" and self._app.hangs:
                 self._end()  # the store has logged what hangs
             await send(message)
 
-        self._listen()
-        await self._app(scope, receive, sent)
-
-    def _listen(self) -> None:
-        """Wrap the server's handlers of the signals that end the process. They are already installed."""
+        # The server's handlers of the signals that end the process are installed already.
         loop = asyncio.get_running_loop()
         for number in _ENDING:
             before = signal.getsignal(number)
             if callable(before):
                 signal.signal(number, partial(self._told, loop, before))
+        await self._app(scope, receive, sent)
 
     def _told(self, loop: asyncio.AbstractEventLoop, server: Handler, number: int, frame: FrameType | None) -> None:
         seconds = GRACE if self._begun else self._seconds
@@ -234,24 +217,19 @@ class _Ending:
             self._begun = True
             self._app.ending()
         elif self._alone:
-            loop.call_soon_threadsafe(self._cut)
+            loop.call_soon_threadsafe(self._app.cut)
         else:  # systemd and terminals tell every process, and so does the supervisor
             return
-        threading.Thread(target=self._last_resort, args=(seconds,), name="last-resort", daemon=True).start()
+
+        def last_resort() -> None:
+            time.sleep(seconds)
+            logger.error("the process did not end within %g s and is cut off; its threads are in", seconds)
+            with suppress(Exception):
+                faulthandler.dump_traceback()  # places in the code, without data
+            self._end()
+
+        threading.Thread(target=last_resort, name="last-resort", daemon=True).start()
         server(number, frame)
-
-    def _cut(self) -> None:
-        """End the requests under way, as the server does when the drain timeout is over."""
-        self._app.hurry()
-        for task in self._app.serving:
-            task.cancel()
-
-    def _last_resort(self, seconds: float) -> None:
-        time.sleep(seconds)
-        logger.error("the process did not end within %g s and is cut off; its threads are in", seconds)
-        with suppress(Exception):
-            faulthandler.dump_traceback()  # places in the code, without data
-        self._end()
 
     def _end(self) -> None:
         """Exit at once: the interpreter would wait for threads that never end."""
@@ -259,18 +237,6 @@ class _Ending:
             self._app.flush()
         logging.shutdown()
         os._exit(ENDED_EARLY)
-
-
-def _settle() -> None:
-    """Exempt all objects made at start-up from garbage collection, as they live as long as the process, and collect
-    less often.
-
-    Without the former, the collector scans them again and again, and 64 requests at once take 1.5 times as long at the
-    99th percentile.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 class _Server(uvicorn.Server):

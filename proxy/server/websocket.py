@@ -63,7 +63,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.bounds, app = bounds, self.app
         self.busy = self.ending = False
         """Whether a response is under way, and whether the connection is closed after it."""
-        self.arrived = Inflow(bounds, Presence())
+        self.arrived = Inflow(bounds)
         """What has arrived of messages that nobody has taken yet."""
 
         async def bounded(scope: Any, receive: Any, send: Any) -> None:
@@ -120,7 +120,7 @@ class Connection:
         self._tenant = tenant
         self._waiting: deque[Message] = deque()
         self._talk = RESPONSES.talk()
-        self._holding = Inflow(self._bounds, Presence())
+        self._holding = Inflow(self._bounds)
         self._holding.charge(tenant)
         """What the talk's history takes."""
 
@@ -224,6 +224,17 @@ class Connection:
             return
         self._waiting.append({"type": "websocket.disconnect", "code": TOO_MUCH})
         presence.leave()
+
+
+async def refuse(error: ProxyError, body: bytes, scope: Scope, send: Send) -> None:
+    """Refuse a handshake with this error."""
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close"})
+        return
+    ours = [(b"content-type", b"application/json"), (b"x-request-id", f"req_{os.urandom(16).hex()}".encode())]
+    headers = [*ours, *error.headers()]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def request_scope(scope: Scope, inflow: Inflow, size: int) -> Scope:

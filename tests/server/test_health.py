@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from proxy.policy import Policy, Upstream
-from proxy.server.access import DeepHealth
+from proxy.server.access import deep_health
 from proxy.settings import Settings
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
@@ -87,7 +87,7 @@ async def test_no_key_of_a_policy_leaves_and_any_status_below_500_will_do(tmp_pa
     async with upstream(answers) as wire, UpstreamClient(Settings()) as client:
         urls = [f"{wire.url}/{status}/v1" for status in (401, 404, 503)]
         policies = [Policy(upstream=Upstream(base_url=url, api_key="sk-secret")) for url in urls]
-        healthy, page = await DeepHealth(store, client).check(policies)
+        healthy, page = await deep_health(store, client, policies)
     assert not healthy
     assert page["upstreams"] == dict(zip(urls, [None, None, "answered 503"], strict=True))
     assert len(wire.requests) == 3 and not any("sk-secret" in str(asked.headers) for asked in wire.requests)
