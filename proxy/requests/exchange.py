@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -53,9 +53,6 @@ RAW = "offload_proxy.inflow"
 FORWARDED = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
 """Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
 
-ErrorEvent = Callable[[ProxyError], bytes]
-"""Makes the event that ends a stream which fails."""
-
 
 _PLAIN = re.compile(rb"[\w.:~-]*", re.ASCII)
 """A segment of a path that log, dashboard and captures show. Others may hold parameters or a key."""
@@ -80,7 +77,7 @@ class Exchange:
     """Whether the client left before the reply's last byte was sent."""
     replied = False
     """Whether the last byte was sent. From then on, the client may close at any time."""
-    error_event: ErrorEvent | None = None
+    error_event: Callable[[ProxyError], bytes] | None = None
     """Makes the event that ends the reply if it fails after it has begun; None: the reply is no stream of events."""
     status = 0
     """The reply's status; 0 until the reply begins."""
@@ -182,7 +179,13 @@ class Exchange:
         """Run a block while the client is there, and raise ClientGone out of it when the client hangs up."""
         task = asyncio.current_task()
         assert task is not None
-        forget = self._inflow.watch(lambda: self._left(task))
+
+        def left() -> None:
+            if not self.replied:
+                self.gone = True
+                task.cancel()
+
+        forget = self._inflow.watch(left)
         try:
             yield
         except asyncio.CancelledError:
@@ -191,11 +194,6 @@ class Exchange:
             raise
         finally:
             forget()
-
-    def _left(self, task: asyncio.Task[Any]) -> None:
-        if not self.replied:
-            self.gone = True
-            task.cancel()
 
     async def _next(self) -> bytes:
         """Return the body's next piece. Raises what `gather` raises."""
@@ -240,18 +238,15 @@ class Exchange:
     async def fail(self, error: ProxyError) -> None:
         """Reply with an error of our own. Call it only before any other reply.
 
-        A caller on this machine also learns upstream's address and what went wrong with it.
+        A caller on this machine, if nothing says that it forwards somebody else's request, also learns upstream's
+        address and what went wrong with it.
         """
-        if isinstance(error, UpstreamFault) and error.detail and self.is_local:
-            error = type(error)(f"{error.message}: {error.detail}", detail=error.detail)
+        if isinstance(error, UpstreamFault) and error.detail:
+            client = self.scope.get("client")
+            forwarded = any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in self.fields)
+            if client is not None and is_loopback(client[0]) and not forwarded:
+                error = type(error)(f"{error.message}: {error.detail}", detail=error.detail)
         await self.reply(error.status, self.fault_body(error), error.headers())
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the caller is on this machine, and nothing says that it forwards somebody else's request."""
-        client = self.scope.get("client")
-        forwarded = any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in self.fields)
-        return client is not None and is_loopback(client[0]) and not forwarded
 
     async def break_off(self, error: ProxyError) -> None:
         """End a reply that has begun. A stream ends with an error event; any other reply is left to be cut off."""

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
-"""Returns the requests of a history, by `Planned.asked`, before which upstream's cache had expired, and after how many
-seconds."""
+"""Returns at which requests of a history, by `Planned.asked`, upstream's cache had expired, after how many seconds."""
 
 OUR_TOOLS_TOKENS = 350
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
@@ -90,12 +89,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def cache_lifetime(self) -> int | None:
         """The seconds for which upstream keeps in its cache what nobody reads; None if that is not known."""
         return cache_lifetime(self.policy.upstream.base_url, self.request.model, self.request.body)
-
-    @property
-    def may_pause(self) -> bool:
-        """Whether something could have moved here or before because upstream's cache had expired."""
-        moves = self.plan.moves or self.plan.standing.old
-        return bool(moves and self.policy.offload.cached_read and self.cache_lifetime)
 
     @cached_property
     def concerns_us(self) -> bool:
@@ -175,11 +168,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         they are added."""
         return self.prompt(tokens) - (0 if ours else OUR_TOOLS_TOKENS)
 
-    def needs(self, tokens: int, limit: int | None = None) -> int:
-        """Return the tokens that this request takes with `tokens` of messages and with this limit for the reply, by
-        default the client's own."""
-        return self.prompt(tokens) + (self.request.reply_tokens if limit is None else limit)
-
     def reply_left(self, tokens: int) -> int | None:
         """Return the tokens left for the reply beside `tokens` of messages, None if the window is not known."""
         return None if self.room.window is None else self.room.left(tokens) + self.room.reply
@@ -197,18 +185,24 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         if window is None or not self.request.reply_tokens:
             return False
         share = 1 - WINDOW_MARGIN if refused else 1
-        return self.needs(self.tokens - OUR_TOOLS_TOKENS) > int(window * share)
+        return self.whole(self.tokens) + self.request.reply_tokens > int(window * share)
 
     def replies(self) -> dict[int, Reply]:
         """Return the replies that may have hidden rounds, by their indexes."""
+
+        def visible(index: int) -> Visible:
+            try:
+                return Visible.of(*self.dialect.said(self.transcript.raws[index]))
+            except NotJson:
+                return Visible("")
+
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
         chain, preceding, found = self.chain, "", dict[int, Reply]()
         for index, message in enumerate(self.transcript.messages):
             if message.role is Role.ASSISTANT:
                 ids = tuple(id for id, _ in message.calls)
                 if index >= first:
-                    visible = partial(self._visible, index)
-                    found[index] = Reply(chain[index], chain[index + 1], visible, ids, preceding)
+                    found[index] = Reply(chain[index], chain[index + 1], partial(visible, index), ids, preceding)
                 preceding = ids[-1] if ids else ""
         return found
 
@@ -226,12 +220,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         while end and self.transcript.messages[end - 1].role is Role.SYSTEM:
             end -= 1
         return {self.chain[-1], self.chain[end]}
-
-    def _visible(self, index: int) -> Visible:
-        try:
-            return Visible.of(*self.dialect.said(self.transcript.raws[index]))
-        except NotJson:
-            return Visible("")
 
     def snapshot_name(self, boundary: SummaryBoundary) -> str:
         """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""
@@ -301,7 +289,9 @@ async def plan(
 
     read = partial(reader.history, dialect, request.entries, caller=caller, size=request.size)
     found = await read(terms, then=planned)
-    if pauses is not None and found.may_pause and (expired := await pauses(found)):
+    moved = found.plan.moves or found.plan.standing.old  # more or earlier, if upstream's cache has expired meanwhile
+    may_pause = moved and policy.offload.cached_read and found.cache_lifetime
+    if pauses is not None and may_pause and (expired := await pauses(found)):
         found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
     return found
 

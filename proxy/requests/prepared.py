@@ -414,12 +414,13 @@ class Ladder:
         if again is None:
             return refusal if complaint is Verdict.FINAL else self._own or refusal
         if complaint is Verdict.OVERFLOW and planned is not None:
+            reply = planned.request.reply_tokens if prepared.limit is None else prepared.limit
             learn = partial(
                 self._known.too_long,
                 policy=planned.policy,
                 model=planned.request.model,
                 named=refusals.window(refusal.said()),
-                counted=planned.needs(prepared.tokens, prepared.limit),
+                counted=planned.prompt(prepared.tokens) + reply,
                 measured=not planned.history.fixed,  # images, audio and files cannot be counted
             )
             self._window = learn(self._learner)
