@@ -51,17 +51,13 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 def configure(form: Format, stream: TextIO | None = None) -> None:
     """Send all logging of this process to `stream` (default: standard error, which is never waited for): ours and the
     server's from INFO on, everything else from WARNING on."""
-    handler = logging.StreamHandler(stream) if stream else _standard_error()
+    handler: logging.Handler = logging.NullHandler()
+    if stream or sys.stderr:  # it is None if it was closed when the process began
+        handler = logging.StreamHandler(stream) if stream else Lines(sys.stderr.fileno())
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("proxy", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
-
-
-def _standard_error() -> logging.Handler:
-    if sys.stderr is None:  # it was closed when the process began
-        return logging.NullHandler()
-    return Lines(sys.stderr.fileno())
 
 
 class Lines(QueueHandler):
@@ -95,28 +91,22 @@ class Lines(QueueHandler):
     def _run(self) -> None:
         told = 0
         while True:
-            line = self._waiting.get()
+            lines = self._waiting.get()
             missing = self._dropped + self._failed
+            if missing > told:
+                gap = logging.LogRecord(__name__, logging.WARNING, "", 0, "lines of the log were dropped", None, None)
+                gap.__dict__["fields"] = {"lines": missing - told}
+                lines = self.prepare(gap) + lines
             try:
-                self._write((self._gap(missing - told) if missing > told else b"") + line)
+                while lines:  # in one piece if not longer than PIPE_BUF: several processes write to one pipe
+                    try:
+                        lines = lines[os.write(self._descriptor, lines) :]
+                    except BlockingIOError:  # another process has made it so
+                        select.select([], [self._descriptor], [])
                 told = missing
             except OSError:  # a full disk, or a reader that is gone
                 self._failed += 1
             self._waiting.task_done()
-
-    def _write(self, lines: bytes) -> None:
-        """Write in one piece what is not longer than PIPE_BUF: several processes write to one pipe."""
-        while lines:
-            try:
-                lines = lines[os.write(self._descriptor, lines) :]
-            except BlockingIOError:  # another process has made it so
-                select.select([], [self._descriptor], [])
-
-    def _gap(self, dropped: int) -> bytes:
-        record = logging.LogRecord(__name__, logging.WARNING, "", 0, "lines of the log were dropped", None, None)
-        record.__dict__["fields"] = {"lines": dropped}
-        line: bytes = self.prepare(record)
-        return line
 
 
 class Recorder:
@@ -145,11 +135,13 @@ class Recorder:
 
 
 def requests(outcomes: Sequence[Outcome]) -> None:
-    """Log one line for each request."""
+    """Log one line for each request. Fields that clients choose are cut to `LONGEST`."""
     for outcome in outcomes if _log.isEnabledFor(logging.INFO) else ():
+        chosen = {"path": outcome.path.partition("?")[0]}
+        chosen |= {name: getattr(outcome, name) for name in ("method", "model", "detail")}
+        fields = replace(outcome, **{name: _valid(text[:LONGEST]) for name, text in chosen.items()})
         # Not `_log.info`, which searches the stack for its caller.
-        fields = {"fields": _bounded(outcome)}
-        _log.handle(_log.makeRecord(_log.name, logging.INFO, "", 0, "request", (), None, extra=fields))
+        _log.handle(_log.makeRecord(_log.name, logging.INFO, "", 0, "request", (), None, extra={"fields": fields}))
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
@@ -180,17 +172,6 @@ class Limited:
         event(self._logger, message, logging.WARNING, kind=kind, more=more)
 
 
-def _bounded(outcome: Outcome) -> Outcome:
-    """Return the outcome as it is logged: fields that clients choose are cut to `LONGEST`."""
-    return replace(
-        outcome,
-        method=_valid(outcome.method[:LONGEST]),
-        path=_valid(outcome.path.partition("?")[0][:LONGEST]),
-        model=_valid(outcome.model[:LONGEST]),
-        detail=_valid(outcome.detail[:LONGEST]),
-    )
-
-
 class JsonLines(logging.Formatter):
     """Writes each record as one line of JSON."""
 
@@ -216,8 +197,15 @@ class TextLines(logging.Formatter):
         """Return the line, followed by the traceback if there is one."""
         fields = getattr(record, "fields", {})
         fields = asdict(fields) if isinstance(fields, Outcome) else fields
-        words = [f"{name}={_word(value)}" for name, value in fields.items() if value]
-        line = " ".join([_time(record), record.levelname.lower(), record.name, _printable(record.getMessage()), *words])
+        message = record.getMessage()
+        if not message.isprintable():  # so that no client can forge a line
+            message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+        words = [_time(record), record.levelname.lower(), record.name, message]
+        for name, value in fields.items():
+            if value:
+                plain = isinstance(value, str) and _PLAIN.fullmatch(value)
+                words.append(f"{name}={value if plain else msgspec.json.encode(value, enc_hook=str).decode()}")
+        line = " ".join(words)
         return f"{line}\n{_valid(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
@@ -229,14 +217,3 @@ def _time(record: logging.LogRecord) -> str:
 def _valid(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode(errors="replace").decode()
-
-
-def _printable(message: str) -> str:
-    """Escape control characters, so that no client can forge a line."""
-    return message if message.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-
-
-def _word(value: object) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value):
-        return value
-    return msgspec.json.encode(value, enc_hook=str).decode()

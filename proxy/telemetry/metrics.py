@@ -17,26 +17,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from http import HTTPStatus
-from itertools import compress
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.telemetry.outcome import Kind, Outcome
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # Prometheus does not use them
-
-Growth = dict[Counter, float]
-"""The amount by which to increase each series."""
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -124,8 +117,6 @@ SUMS: Mapping[str, tuple[str, str]] = {
 }
 """Field of `Outcome` → the metric that sums it for each tenant, and its help text."""
 
-_summed = attrgetter(*SUMS)
-
 TIMES: Mapping[str, tuple[str, Sequence[float]]] = {
     "added_seconds": ("Our own work before the first round was sent.", ADDED),
     "first_byte_seconds": ("From request to the reply's first byte.", WAITED),
@@ -150,70 +141,96 @@ class Metrics:
         self._clock = clock
         self._watched: list[Callable[[], None]] = []
         self._next_sample = float("-inf")
-        self._tenants: set[str] = set()
-        self._obstacles: set[str] = set()
-        self._kinds: set[str] = set()
+        self._known: dict[str, set[str]] = defaultdict(set)
+        made = self._made
         self._series = {
-            **{name: self._made(Counter, name, *about) for name, about in COUNTERS.items()},
-            **{name: self._made(Counter, name, text, "tenant") for name, text in SUMS.values()},
-            **{name: self._made(Counter, name, text, "tenant", "usage") for name, text in OBSERVED.values()},
-            **{
-                name: self._made(Gauge, name, *about, multiprocess_mode=mode) for name, (mode, *about) in GAUGES.items()
-            },
-            **{name: self._made(Histogram, name, text, "kind", buckets=ends) for name, (text, ends) in TIMES.items()},
+            **{name: made(Counter, name, *about) for name, about in COUNTERS.items()},
+            **{name: made(Counter, name, text, "tenant") for name, text in SUMS.values()},
+            **{name: made(Counter, name, text, "tenant", "usage") for name, text in OBSERVED.values()},
+            **{name: made(Gauge, name, *about, multiprocess_mode=mode) for name, (mode, *about) in GAUGES.items()},
+            **{name: made(Histogram, name, text, "kind", buckets=ends) for name, (text, ends) in TIMES.items()},
         }
         """Each metric's series, by its labels."""
-        self._sums_of = cache(lambda tenant: [self._series[name](tenant) for name, _ in SUMS.values()])
         self._in_flight: AbstractContextManager[object] = self._series["requests_in_flight"]().track_inprogress()
         self._series["policies_current"]().set(1)
         self._series["build_info"](__version__).set(1)
 
+    def _made(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> Callable[..., Any]:
+        # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
+        metric = kind(f"offload_{name}", text, labels, registry=self._registry, **options)
+        return cache(metric.labels) if labels else lambda: metric
+
+    def _first_of(self, kind: str, label: str) -> str:
+        """Return the label, or `other` if there were too many of its kind before it: clients choose their names."""
+        known = self._known[kind]
+        if label not in known:
+            if len(known) >= TENANTS:
+                return OTHER
+            known.add(label)
+            for name, _ in SUMS.values() if kind == "tenant" else ():
+                self._series[name](label or NONE)  # begins at 0
+        return label
+
     def record(self, outcomes: Iterable[Outcome]) -> None:
         """Count requests. Their amounts are added up first, because increasing a series takes its lock."""
-        growth: Growth = defaultdict(int)
+        growth: dict[Any, float] = defaultdict(int)
+
+        def add(name: str, amount: int, *labels: str) -> None:
+            growth[self._series[name](*labels)] += min(amount, MOST)
+
         for outcome in outcomes:
-            self._count(outcome, growth)
+            tenant = self._first_of("tenant", outcome.tenant) or NONE
+            self._count(outcome, tenant, add)
+            self._sum(outcome, tenant, add)
+            self._series["added_seconds"](outcome.kind).observe(outcome.added_seconds)
+            self._series["request_seconds"](outcome.kind).observe(outcome.seconds)
+            if outcome.first_byte_seconds is not None:
+                self._series["first_byte_seconds"](outcome.kind).observe(outcome.first_byte_seconds)
         for series, amount in growth.items():
             series.inc(amount)
         if self._clock() >= self._next_sample:
             self._sample()
 
-    def _count(self, outcome: Outcome, growth: Growth) -> None:
-        tenant = _first_of(self._tenants, outcome.tenant) or NONE
-        growth[self._series["requests"](tenant, _status(outcome.status), outcome.kind, outcome.dialect)] += 1
+    def _count(self, outcome: Outcome, tenant: str, add: Callable[..., None]) -> None:
+        dialect = outcome.dialect
+        status = str(outcome.status) if outcome.status in STATUSES else OTHER if outcome.status else NONE
+        add("requests", 1, tenant, status, outcome.kind, dialect)
         if outcome.fault:
-            growth[self._series["request_errors"](tenant, outcome.fault)] += 1
+            add("request_errors", 1, tenant, outcome.fault)
         if outcome.reason:
-            obstacle = _first_of(self._obstacles, outcome.obstacle)
-            growth[self._series["unplanned_requests"](tenant, outcome.reason, obstacle, outcome.dialect)] += 1
-        outcome = self._as_it_went(tenant, outcome, growth)
-        amounts = _summed(outcome)
-        for series, amount in compress(zip(self._sums_of(tenant), amounts, strict=True), amounts):
-            if amount > 0:
-                growth[series] += min(amount, MOST)
+            obstacle = self._first_of("obstacle", outcome.obstacle)
+            add("unplanned_requests", 1, tenant, outcome.reason, obstacle, dialect)
         if outcome.miss:
-            growth[self._series["cache_misses"](tenant, outcome.miss)] += 1
-            growth[self._series["cache_missed_tokens"](tenant, outcome.miss)] += min(outcome.missed_tokens, MOST)
+            add("cache_misses", 1, tenant, outcome.miss)
+            add("cache_missed_tokens", outcome.missed_tokens, tenant, outcome.miss)
         for irregular, times in outcome.left_alone.items():
-            growth[self._series["messages_left_alone"](tenant, irregular)] += times
+            add("messages_left_alone", times, tenant, irregular)
         for addition in outcome.refused:
-            growth[self._series["refused_additions"](tenant, addition)] += 1
+            add("refused_additions", 1, tenant, addition)
         for use in outcome.tool_uses:
-            growth[self._series["tool_calls"](tenant, use.tool, use.result)] += use.calls
-            growth[self._series["retrieved_tokens"](tenant, use.tool)] += use.tokens
+            add("tool_calls", use.calls, tenant, use.tool, use.result)
+            add("retrieved_tokens", use.tokens, tenant, use.tool)
         for error, times in outcome.store_errors.items():
-            growth[self._series["store_errors"](*error.split(":"))] += times
-        self._time(outcome)
+            add("store_errors", times, *error.split(":"))
 
-    def _time(self, outcome: Outcome) -> None:
-        self._series["added_seconds"](outcome.kind).observe(outcome.added_seconds)
-        self._series["request_seconds"](outcome.kind).observe(outcome.seconds)
-        if outcome.first_byte_seconds is not None:
-            self._series["first_byte_seconds"](outcome.kind).observe(outcome.first_byte_seconds)
+    def _sum(self, outcome: Outcome, tenant: str, add: Callable[..., None]) -> None:
+        sums = {field: getattr(outcome, field) for field in SUMS}
+        if outcome.kind is Kind.UNTOUCHED:  # it has costs only to be compared with those of a holdout
+            sums |= {"cost_before": 0, "cost_after": 0}
+        if outcome.kind is Kind.OBSERVED:  # what its plan only would have done is counted apart
+            sums |= dict.fromkeys(("cost_before", "cost_after", "compacted", "compressed", "new_event"), 0)
+            sums["tokens_after"] = outcome.tokens_before
+            if outcome.status == OK:
+                add("observed_requests", 1, tenant, outcome.usage)
+                for field, (name, _) in OBSERVED.items():
+                    add(name, getattr(outcome, field), tenant, outcome.usage)
+        for field, amount in sums.items():
+            if amount > 0:  # upstream may report any number
+                add(SUMS[field][0], amount, tenant)
 
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
-        self._series["store_damaged_records"](_first_of(self._kinds, kind)).inc()
+        self._series["store_damaged_records"](self._first_of("kind", kind)).inc()
 
     def swept(self, deleted: int, overdue: float) -> None:
         """Count records that a sweep deleted, and show by how many seconds it is late."""
@@ -254,63 +271,31 @@ class Metrics:
 
         self._watched.append(sample)
 
-    def render(self) -> tuple[str, bytes]:
-        """Return the content type and body of `/metrics`. With several workers this reads files, so call it in a
-        thread."""
-        self._sample()
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_all_workers() or self._registry)
+    def _sample(self) -> None:
+        self._next_sample = self._clock() + SAMPLE_SECONDS
+        for sample in self._watched:
+            sample()
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of this process."""
         self._sample()
         return self._registry.collect()
 
-    def _as_it_went(self, tenant: str, outcome: Outcome, growth: Growth) -> Outcome:
-        """Return the outcome without what an observed plan only would have done, which is counted apart.
-
-        An untouched request has costs only to be compared with those of a holdout.
-        """
-        if outcome.kind is Kind.UNTOUCHED and outcome.cost_before:
-            return replace(outcome, cost_before=0, cost_after=0)
-        if outcome.kind is not Kind.OBSERVED:
-            return outcome
-        if outcome.status == OK:
-            growth[self._series["observed_requests"](tenant, outcome.usage)] += 1
-            for field, (name, _) in OBSERVED.items():
-                growth[self._series[name](tenant, outcome.usage)] += min(getattr(outcome, field), MOST)
-        return replace(
-            outcome,
-            tokens_after=outcome.tokens_before,
-            compacted=0,
-            compressed=0,
-            new_event=False,
-            cost_before=0,
-            cost_after=0,
-        )
-
-    def _sample(self) -> None:
-        self._next_sample = self._clock() + SAMPLE_SECONDS
-        for sample in self._watched:
-            sample()
-
-    def _made(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> Callable[..., Any]:
-        # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
-        metric = kind(f"offload_{name}", text, labels, registry=self._registry, **options)
-        return cache(metric.labels) if labels else lambda: metric
-
-
-def _first_of(labels: set[str], label: str) -> str:
-    """Return the label, or `other` if there were too many before it: clients choose their names."""
-    if label not in labels:
-        if len(labels) >= TENANTS:
-            return OTHER
-        labels.add(label)
-    return label
-
-
-def _status(status: int) -> str:
-    """Return the code if HTTP defines it, else `other`; `none` for 0, if the client left before there was a status."""
-    return (str(status) if status in STATUSES else OTHER) if status else NONE
+    def render(self) -> tuple[str, bytes]:
+        """Return the content type and body of `/metrics`, of all workers. With several this reads files, so call it in
+        a thread."""
+        self._sample()
+        if values.ValueClass is values.MutexValue:  # this process is the only one
+            return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+        folder = os.environ[VARIABLE]
+        for pid in {int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("gauge_live*.db")}:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
+            except PermissionError:
+                pass  # it lives
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(MultiProcessCollector(None, folder))  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -325,24 +310,3 @@ def prepare_multiprocess() -> Iterator[Path]:
             yield Path(folder)
         finally:
             del os.environ[VARIABLE]
-
-
-def _all_workers() -> Collector | None:
-    """Return a collector of all workers' values; None if this process is the only one."""
-    if values.ValueClass is values.MutexValue:
-        return None
-    folder = os.environ[VARIABLE]
-    for pid in {int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("gauge_live*.db")}:
-        if not _alive(pid):
-            mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
-    return MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -54,6 +54,10 @@ _MODEL = "gen_ai.request.model"
 _SHOWN = ("request_id", "tenant", "mode", "reason", "tokens_before", "tokens_after", "rounds", "reinserted")
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
 class TracedCall:
     """A call of upstream. `headers` are those that pass the trace on."""
 
@@ -85,13 +89,8 @@ class OpenTelemetry:
     """The spans and metrics of one process. `collect` returns Prometheus' metrics."""
 
     def __init__(self, environment: Mapping[str, str], collect: Callable[[], Iterable[Metric]]) -> None:
-        self._resource = Resource.create(
-            {
-                "service.name": "offload-proxy",
-                "service.version": __version__,
-                **OTELResourceDetector().detect().attributes,
-            }
-        )
+        ours = {"service.name": "offload-proxy", "service.version": __version__}
+        self._resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # one line for a failed batch, none for its retries
         self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
         if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
@@ -111,13 +110,14 @@ class OpenTelemetry:
 
     def close(self) -> None:
         """Export what is left, within `CLOSING`."""
-        ending = threading.Thread(target=self._end, daemon=True)
+
+        def end() -> None:
+            self._export()
+            self._provider.shutdown()
+
+        ending = threading.Thread(target=end, daemon=True)
         ending.start()
         ending.join(CLOSING)
-
-    def _end(self) -> None:
-        self._export()
-        self._provider.shutdown()
 
     def _export(self) -> None:
         if self._exporter is not None:
@@ -153,24 +153,14 @@ class OpenTelemetry:
         about: dict[str, Any] = {"http.request.method": method, "server.address": where.hostname or ""}
         if where.port is not None:
             about["server.port"] = where.port
-        operation = next((name for end, name in _OPERATIONS.items() if where.path.endswith(end)), "")
-        model = _model(content) if operation else ""
+        operation, model = next((name for end, name in _OPERATIONS.items() if where.path.endswith(end)), ""), ""
         if operation:
+            with suppress(msgspec.MsgspecError, RecursionError):
+                model = msgspec.json.decode(content, type=_Named).model if isinstance(content, bytes) else ""
             provider = "anthropic" if where.path.endswith("/messages") else "openai"
             about |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": provider, _MODEL: model}
         name = f"{operation} {model}".strip() or method
         return TracedCall(self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about))
-
-
-class _Named(msgspec.Struct):
-    model: str = ""
-
-
-def _model(content: object) -> str:
-    try:
-        return msgspec.json.decode(content, type=_Named).model if isinstance(content, bytes) else ""
-    except (msgspec.MsgspecError, RecursionError):
-        return ""
 
 
 def _describe(span: Span, outcome: Outcome) -> None:
@@ -196,17 +186,19 @@ def _describe(span: Span, outcome: Outcome) -> None:
 
 def metrics_of(families: Iterable[Metric], resource: Resource, since: int, now: int) -> export.MetricsData:
     """Return Prometheus' metrics as OTLP has them. Times are in nanoseconds since the epoch."""
-    found = [export.Metric(one.name, one.documentation, "", _data(one, since, now)) for one in families if one.samples]
+    cumulative = export.AggregationTemporality.CUMULATIVE
+    found = []
+    for family in families:
+        points = [export.NumberDataPoint(one.labels, since, now, one.value) for one in family.samples]
+        data: Any = export.Gauge(points)
+        if family.type == "histogram":
+            data = export.Histogram(_buckets(family, since, now), cumulative)
+        elif family.type == "counter":
+            data = export.Sum(points, cumulative, True)
+        if points:
+            found.append(export.Metric(family.name, family.documentation, "", data))
     scope = export.ScopeMetrics(InstrumentationScope("offload-proxy", __version__), found, "")
     return export.MetricsData([export.ResourceMetrics(resource, [scope], "")])
-
-
-def _data(family: Metric, since: int, now: int) -> Any:
-    cumulative = export.AggregationTemporality.CUMULATIVE
-    if family.type == "histogram":
-        return export.Histogram(_buckets(family, since, now), cumulative)
-    points = [export.NumberDataPoint(one.labels, since, now, one.value) for one in family.samples]
-    return export.Sum(points, cumulative, True) if family.type == "counter" else export.Gauge(points)
 
 
 def _buckets(family: Metric, since: int, now: int) -> list[export.HistogramDataPoint]:

@@ -1,7 +1,4 @@
-"""The single frozen value in which a request results; metrics and the log line are made from it.
-
-Its kinds and faults are enums. Metrics show their values as labels, and the log shows them as text.
-"""
+"""The one value in which a request results. Metrics show its enums as labels, and the log line has all of it."""
 
 from __future__ import annotations
 
@@ -131,12 +128,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens_after: int = 0
     """The whole prompt as it went upstream in the first round, our tools included."""
     cost_before: int = 0
-    """The cost of the request's input as it came, in plain input tokens under the policy's prices. It is 0 if upstream
-    did not say what it counted, unless the request was only observed."""
+    """Of the input as it came, in plain input tokens under the policy's prices; 0 if upstream did not say what it
+    counted, unless the request was only observed."""
     cost_after: int = 0
     """The same as it was sent, all rounds and the output of those that only used our tools included; for a summary,
-    what it cost. For an observed request, as the plan would have sent it: then the other values also say what the plan
-    would do."""
+    what it cost. If only observed, as the plan would have sent it: then the other values also say what it would do."""
     usage: Basis = Basis.NONE
     holdout: Holdout = Holdout.NONE
     compacted: int = 0
@@ -150,11 +146,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rounds: int = 0
     tool_uses: tuple[ToolUse, ...] = ()
     prompt_tokens: int = 0
-    """Input tokens of all rounds as upstream counted them."""
+    """Input of all rounds, as upstream counted it. It had `cached_tokens` of them, and wrote `written_tokens`."""
     completion_tokens: int = 0
     cached_tokens: int = 0
     written_tokens: int = 0
-    """Those of the input tokens that upstream wrote to its cache."""
     miss: Miss = Miss.NONE
     """Why upstream's cache lacked a part of the prompt that was not new."""
     missed_tokens: int = 0
