@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
+import httpx
 import pytest
+import respx
 
 from proxy.cli import main
 from tests.acceptance.test_archive import FACT, LOGS
@@ -77,6 +79,27 @@ def test_what_goes_wrong_is_told(
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     done, _, errors = run(*arguments, key=key, url=url or kept.proxy.url)
     assert done == code and words in errors
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.Response(502, html="<h1>Bad gateway</h1>"), "answered 502, and not as an offload-proxy"),
+        (httpx.Response(200, json=["sessions"]), "answered 200, and not as an offload-proxy"),
+        (httpx.ConnectTimeout("it took too long"), "it took too long; is the proxy there?"),
+        (httpx.RemoteProtocolError("cut off"), "cut off; is the proxy there?"),
+    ],
+)
+def test_what_is_no_proxy_of_ours_is_told_from_one(
+    answer: httpx.Response | Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OFFLOAD_API_KEY", "alice")
+    with respx.mock(base_url="https://proxy.example/team") as there:
+        asked = there.post("/recall_sessions").mock(side_effect=[answer])
+        assert main(["recall", "--url", "https://proxy.example/team/v1/"]) == 1
+    assert words in capsys.readouterr().err
+    request = asked.calls.last.request
+    assert request.headers["authorization"] == "Bearer alice" and b'"limit":200' in request.content
 
 
 def test_what_strangers_wrote_does_not_reach_the_terminal(
