@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,7 +37,7 @@ from proxy.policy import Compress, Inject, Wait
 from proxy.requests.planned import Planned, Rendered, our_definitions, shrunk
 from proxy.requests.prepared import of_summary
 from proxy.requests.records import Records
-from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
+from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, write
 from proxy.telemetry import logs
 from proxy.threads import nobody_waits
 
@@ -96,7 +96,7 @@ class Summaries:
     ) -> None:
         self._store = store
         self._reader = reader
-        self._writer = SummaryWriter(reader.count, threads)
+        self._write = partial(write, count=reader.count, threads=threads)
         self._sink = sink
         self._clock = clock
         self._tasks: dict[tuple[str, str], SnapshotTask] = {}
@@ -158,7 +158,7 @@ class Summaries:
         Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost up to that point.
         """
         async with self._places[job.tenant], asyncio.timeout(job.timeout):
-            return await self._writer.write(job, spent)
+            return await self._write(job, spent)
 
     async def close(self, grace: float) -> None:
         """Wait at most `grace` seconds for tasks to finish, then cancel the rest."""
@@ -171,14 +171,7 @@ class Summaries:
     # -- tasks --
 
     async def _task_for(
-        self,
-        rendered: Rendered,
-        boundary: SummaryBoundary,
-        records: Records,
-        tenant: Tenant,
-        ask: Ask,
-        *,
-        waits: bool,
+        self, rendered: Rendered, boundary: SummaryBoundary, records: Records, tenant: Tenant, ask: Ask, *, waits: bool
     ) -> SnapshotTask | None:
         """Return the task for this boundary's record, which is started if it may. If the request `waits`, one for an
         earlier boundary of the conversation is waited for first."""
@@ -204,11 +197,19 @@ class Summaries:
         return self._tasks.get(key)
 
     async def _make(self, job: SummaryJob, key: tuple[str, str], namespace: str, begins: str) -> Snapshot | None:
+        """Return the snapshot that exists in this namespace, or make and store it, in one of the tenant's places."""
         began, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
-            made = await self._made(job, namespace, spent)
+            async with self._places[job.tenant]:
+                snapshot = None
+                if namespace == job.namespace:
+                    [snapshot] = await Records(self._store.visit(), namespace).snapshots([job.name])
+                if snapshot is None:
+                    async with asyncio.timeout(job.timeout):
+                        made = await self._write(job, spent)
+                    snapshot = await Records(self._store.visit(STORE_SECONDS), namespace).keep_snapshot(job.name, made)
             fault = ""
-            return made
+            return snapshot
         except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
             fault = str(error) or "no answer in time"
         except Exception as error:
@@ -221,17 +222,6 @@ class Summaries:
             if fault or spent.calls:  # it is billed separately from the requests that it saves tokens for
                 self._sink(of_summary(job, spent, fault, self._clock() - began))
         return None
-
-    async def _made(self, job: SummaryJob, namespace: str, spent: Spent) -> Snapshot:
-        """Return the snapshot that exists in this namespace, or make and store it, in one of the tenant's places."""
-        async with self._places[job.tenant]:
-            if namespace == job.namespace:
-                [known] = await Records(self._store.visit(), namespace).snapshots([job.name])
-                if known is not None:
-                    return known
-            async with asyncio.timeout(job.timeout):
-                made = await self._writer.write(job, spent)
-            return await Records(self._store.visit(STORE_SECONDS), namespace).keep_snapshot(job.name, made)
 
     def _note(self, job: SummaryJob, begins: str, fault: str) -> None:
         """Remember how a task fared."""
@@ -253,43 +243,47 @@ class Summaries:
     # -- the job --
 
     def _job(
-        self,
-        rendered: Rendered,
-        boundary: SummaryBoundary,
-        measured: _Measured,
-        tenant: Tenant,
-        ask: Ask,
+        self, rendered: Rendered, boundary: SummaryBoundary, measured: tuple[int, int], tenant: Tenant, ask: Ask
     ) -> SummaryJob:
-        planned, shown = rendered.planned, rendered.shown
-        offload, model, asked = planned.policy.offload, planned.summary_model, planned.request
-        snapshot_tokens = offload.compress.snapshot_tokens
-        left = planned.summary_limit
+        planned, shown, (before, replaced) = rendered.planned, rendered.shown, measured
+        dialect, transcript, offload = planned.dialect, planned.transcript, planned.policy.offload
+        model, asked, store_dir = planned.summary_model, planned.request, offload.store_dir
+        size, left = offload.compress.snapshot_tokens, planned.summary_limit
         limit, reply = group_limits(offload.compress, planned.room.window, left)
         if planned.room.window:
-            left = planned.room.left(measured.tokens) + planned.room.reply
-        rides = model == asked.model and left >= 2 * snapshot_tokens
+            left = planned.room.left(before) + planned.room.reply
+        rides = model == asked.model and left >= 2 * size
         riding = partial(summary_on_prefix, planned, boundary, shown, rendered.found, min(left, planned.summary_limit))
+
+        def references() -> dict[str, str]:
+            """Return what each moved result is that the snapshot replaces, by path, the newest first."""
+            moves = planned.plan.moves
+            return {
+                f"{store_dir}/{piece.name}": piece.label.about
+                for index in reversed(render.taken(transcript, boundary))
+                if index in moves
+                for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
+            }
+
         return SummaryJob(
             namespace=tenant.namespace,
             name=planned.snapshot_name(boundary),
             tenant=tenant.name,
             model=model,
-            dialect=planned.dialect.name,
-            snapshot_tokens=snapshot_tokens,
-            replaced_tokens=measured.replaced,
-            store_dir=offload.store_dir,
+            dialect=dialect.name,
+            snapshot_tokens=size,
+            replaced_tokens=replaced,
+            store_dir=store_dir,
             timeout=planned.policy.upstream.idle_timeout,
             group_tokens=limit,
             max_calls=offload.compress.max_calls,
             riding=riding if rides else None,
-            alone=lambda text: planned.dialect.summary_request(text, model, asked, min(reply, planned.summary_limit)),
-            history=lambda: render.originals(
-                planned.dialect, planned.transcript, boundary, shown.boundary if shown else None
-            ),
+            alone=lambda text: dialect.summary_request(text, model, asked, min(reply, planned.summary_limit)),
+            history=lambda: render.originals(dialect, transcript, boundary, shown.boundary if shown else None),
             earlier=shown.text if shown else "",
-            originals=f"{offload.store_dir}/" if len(planned.plan.boundaries) > 1 else planned.originals_path(boundary),
-            taken=lambda: render.originals(planned.dialect, planned.transcript, boundary),
-            references=lambda: _references(planned, boundary),
+            originals=f"{store_dir}/" if len(planned.plan.boundaries) > 1 else planned.originals_path(boundary),
+            taken=lambda: render.originals(dialect, transcript, boundary),
+            references=references,
             ask=ask,
             prices=offload,
         )
@@ -331,36 +325,19 @@ def summary_on_prefix(
     return dialect.summary_on_prefix(task, planned.request, entries, definitions, most, boundary.end)
 
 
-class _Measured(NamedTuple):
-    """What a summary call says of the history before its boundary, for which all of it has to be looked at."""
+def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> tuple[int, int]:
+    """Return the tokens of the history up to the boundary as it was sent before the boundary's event, and the tokens
+    that the snapshot replaces. All of this history has to be looked at.
 
-    tokens: int
-    """As it was sent before the boundary's event."""
-    replaced: int
-    """The tokens that the snapshot replaces."""
-
-
-def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> _Measured:
-    """Measure each message as it was sent before the boundary's event. Of those that an earlier snapshot replaces, the
-    first one counts as the snapshot and the others as 0."""
+    Of the messages that an earlier snapshot replaces, the first one counts as the snapshot and the others as 0.
+    """
     moves = planned.plan.before(boundary.event).moves
     sizes = {index: live(item, moves.get(index)) for index, item in enumerate(planned.history.items[: boundary.end])}
     before = render.taken(planned.transcript, shown.boundary) if shown else []
     sizes |= dict.fromkeys(before, 0)
     sizes |= dict.fromkeys(before[:1], planned.policy.offload.compress.snapshot_tokens)
     replaced = sum(sizes.get(index, 0) for index in render.taken(planned.transcript, boundary))
-    return _Measured(sum(sizes.values()), replaced)
-
-
-def _references(planned: Planned, boundary: SummaryBoundary) -> Mapping[str, str]:
-    """Return what each moved result is that the boundary's snapshot replaces, by path, the newest first."""
-    transcript, store_dir, moves = planned.transcript, planned.policy.offload.store_dir, planned.plan.moves
-    return {
-        f"{store_dir}/{piece.name}": piece.label.about
-        for index in reversed(render.taken(transcript, boundary))
-        if index in moves
-        for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
-    }
+    return sum(sizes.values()), replaced
 
 
 def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tuple[int, int]:

@@ -108,16 +108,13 @@ class TooLong(Exception):
         self.window = window
 
 
-class SummaryWriter:
-    """Makes the calls for snapshots. `count` takes a text and a model."""
+async def write(job: SummaryJob, spent: Spent, count: Callable[[str, str], int], threads: WorkPool) -> Snapshot:
+    """Return the snapshot. `count` takes a text and a model.
 
-    def __init__(self, count: Callable[[str, str], int], threads: WorkPool) -> None:
-        self._count = count
-        self._threads = threads
-
-    async def write(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """Return the snapshot. Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point."""
-        return await _Writing(job, spent, lambda text: self._count(text, job.model), self._threads).snapshot()
+    Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point.
+    """
+    writing = _Writing(job, spent, lambda text: count(text, job.model), threads)
+    return await writing.run(partial(_completed, job, await writing.text(), writing.count))
 
 
 class _Writing:
@@ -126,28 +123,22 @@ class _Writing:
     def __init__(self, job: SummaryJob, spent: Spent, count: Callable[[str], int], threads: WorkPool) -> None:
         self._job = job
         self._spent = spent
-        self._count = count
-        self._run = partial(threads.run, job.namespace)
+        self.count = count
+        self.run = partial(threads.run, job.namespace)
         self._left = job.max_calls
         self._fault = ""
         """Why the last answer could not be used. The next call tells the model."""
 
-    async def snapshot(self) -> Snapshot:
-        text = await self._text()
-        whole = encodable(await self._run(lambda: _completed(self._job, text, self._count)))
-        tokens = await self._run(lambda: self._count(whole))
-        return Snapshot(text=whole, tokens=tokens, model=encodable(self._job.model))
-
-    async def _text(self) -> str:
+    async def text(self) -> str:
         """Return the record from calls on the prefix that upstream has cached, or else from the originals."""
-        limit, riding = self._job.group_tokens or UNKNOWN_WINDOW, self._job.riding
-        if riding is not None:
+        job, limit = self._job, self._job.group_tokens or UNKNOWN_WINDOW
+        if (riding := job.riding) is not None:
             try:
                 while True:
-                    if (text := await self._asked(lambda: riding(self._task()))) is not None:
+                    if (text := await self._asked(riding)) is not None:
                         return text
             except TooLong as error:
-                limit = min(limit, _room(self._job, error.window) or limit)
+                limit = min(limit, _room(job, error.window) or limit)
             except Refused:
                 pass
         return await self._from_originals(limit)
@@ -158,13 +149,17 @@ class _Writing:
         A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
         """
         job, made_so_far = self._job, record.written(self._job.earlier)
-        rest = await self._run(job.history)
+        rest = await self.run(job.history)
+
+        def body(task: str) -> bytes:
+            return job.alone(summary.fenced(summary.originals(group), made_so_far, task))
+
         while True:
             limit = max(limit, summary.LEAST_HISTORY)
-            fit = partial(summary.fitted, rest, limit, self._calls_left(), self._count, job.originals)
-            group, *behind = await self._run(fit)
+            fit = partial(summary.fitted, rest, limit, self._calls_left(), self.count, job.originals)
+            group, *behind = await self.run(fit)
             try:
-                made = await self._asked(partial(self._group_body, group, made_so_far))
+                made = await self._asked(body)
             except TooLong as error:
                 if limit <= summary.LEAST_HISTORY:
                     raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
@@ -175,44 +170,37 @@ class _Writing:
                 if not rest:
                     return made_so_far
 
-    def _task(self) -> str:
-        return summary.task(self._job.snapshot_tokens, self._job.store_dir, self._fault)
-
-    def _group_body(self, group: list[Section], earlier: str) -> bytes:
-        return self._job.alone(summary.fenced(summary.originals(group), earlier, self._task()))
-
     def _calls_left(self) -> int:
         """Return how many more calls are allowed. Raises Failed if there are none."""
         if not self._left:
             raise Failed(f"no usable record within {self._job.max_calls} calls")
         return self._left
 
-    async def _asked(self, body: Callable[[], bytes]) -> str | None:
-        """Return the record from one call, or None if another call is needed.
+    async def _asked(self, body: Callable[[str], bytes]) -> str | None:
+        """Return the record from one call, whose `body` is made of its task; None if another call is needed.
 
         Raises UpstreamFault, TooLong, and Failed if no call is left or the second answer in a row cannot be used.
         """
         job = self._job
         self._left = self._calls_left() - 1
-        answer = await job.ask(await self._run(body))
+        task = summary.task(job.snapshot_tokens, job.store_dir, self._fault)
+        answer = await job.ask(await self.run(partial(body, task)))
         self._spent.add(answer)
         if answer.too_long:
             raise TooLong(answer.window)
-        if answer.refused:
-            raise Refused(f"upstream answered {answer.status}")
-        if answer.status != 200:
-            raise Failed(f"upstream answered {answer.status}")
+        if answer.status != 200 or answer.refused:
+            raise (Refused if answer.refused else Failed)(f"upstream answered {answer.status}")
         accept = partial(
             record.accept,
             answer.text,
             job.snapshot_tokens,
             job.replaced_tokens,
-            self._count,
+            self.count,
             finished=answer.finished,
             originals=job.originals,
         )
         try:
-            text = await self._run(accept)
+            text = await self.run(accept)
         except Unusable as error:
             if self._fault or not self._left:
                 raise Failed(f"the model's answer cannot be used: {error}") from error
@@ -222,7 +210,7 @@ class _Writing:
         return text
 
 
-def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
+def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snapshot:
     """Return the record with the references and the exact details that it replaces, and smaller than those.
 
     References do not count against `snapshot_tokens`, but take no more than another so many. Details take what the
@@ -235,7 +223,8 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
     said = [turn for turn in job.taken() if not turn.part]
-    return record.completed(text, record.details(said, text, room, count), lines)
+    whole = encodable(record.completed(text, record.details(said, text, room, count), lines))
+    return Snapshot(whole, count(whole), encodable(job.model))
 
 
 def _room(job: SummaryJob, window: int | None) -> int:

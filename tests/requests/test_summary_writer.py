@@ -12,7 +12,7 @@ import pytest
 from proxy.errors import OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.requests.summary_writer import Snapshot, Spent, SummaryJob, SummaryWriter
+from proxy.requests.summary_writer import Snapshot, Spent, SummaryJob, write
 from proxy.threads import WorkPool
 
 GOOD = SummaryAnswer(200, "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
@@ -61,10 +61,9 @@ class World:
             "ask": self.ask,
         }
         pool = WorkPool("reading", 2)
-        writer = SummaryWriter(lambda text, _: len(text.split()), pool)
         self.spent = Spent()
         try:
-            return await writer.write(SummaryJob(**fields | changes), self.spent)
+            return await write(SummaryJob(**fields | changes), self.spent, lambda text, _: len(text.split()), pool)
         except OffloadError as error:
             self.fault = str(error)
             return None
