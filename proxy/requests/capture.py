@@ -94,7 +94,7 @@ class CaptureFolder:
         self._written = 0
 
     def write(self, namespace: str, line: bytes) -> None:
-        """Append a line to the namespace's newest file. Raises OSError."""
+        """Append a line to the namespace's newest file, or nothing if the disk has no room for it. Raises OSError."""
         if len(line) > self._room:
             raise OSError("a request is too large for --capture-limit")
         if self._written + len(line) > self._part or self._clock() >= self._until:
@@ -103,8 +103,13 @@ class CaptureFolder:
         folder = self._root / namespace
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder / self._name, _OPEN, 0o600)
+        size, left = os.fstat(descriptor).st_size, memoryview(line)
         try:
-            _append(descriptor, line)
+            while left:
+                left = left[os.write(descriptor, left) :]
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
         finally:
             os.close(descriptor)
 
@@ -147,10 +152,10 @@ class Captures:
     ) -> None:
         """Make the folder. Raises UserMistake if it cannot be used."""
         self._root, self._policies, self._clock = settings.capture, policies, clock
+        self._limit = settings.capture_limit
         self._warn = Limited(logger)
         self._waiting: queue.SimpleQueue[tuple[Outcome, bytes] | None] = queue.SimpleQueue()
         self._held, self._holding = 0, threading.Lock()
-        self._limit = settings.capture_limit
         if self._root is not None:
             try:
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,15 +169,15 @@ class Captures:
         if outcome.status != 200 or outcome.kind is Kind.RELAY:
             return
         with self._holding:
-            if full := self._held + len(chat.body) > WAITING:
+            if self._held + len(chat.body) > WAITING:
                 self._warn("slow", "requests are not captured: the disk does not keep up")
-            else:
-                self._held += len(chat.body)
-        if not full:
-            self._waiting.put((outcome, chat.body))
+                return
+            self._held += len(chat.body)
+        self._waiting.put((outcome, chat.body))
 
     def start(self) -> Callable[[], None]:
-        """Start to write what comes and to delete what is old. Returns what ends this."""
+        """Start to write what comes and to delete what is old. Returns what ends this: it writes what waits, if that is
+        soon done."""
         if self._root is None:
             return lambda: None
         event(
@@ -182,44 +187,45 @@ class Captures:
             folder=str(self._root),
             tenants=[policy.tenant for policy in self._policies().all() if policy.capture],
         )
-        folder = CaptureFolder(self._root, self._limit, self._retention, self._warn, self._clock)
+        folder = CaptureFolder(
+            self._root, self._limit, lambda one: retention(one, self._policies()), self._warn, self._clock
+        )
         thread = threading.Thread(target=self._work, args=(folder,), name="captures", daemon=True)
         thread.start()
-        return partial(self._close, thread)
 
-    def _retention(self, namespace: str) -> float | None:
-        return retention(namespace, self._policies())
+        def close() -> None:
+            self._waiting.put(None)
+            thread.join(CLOSING)
+            if thread.is_alive():
+                self._warn("slow", "requests are not captured: the disk hangs")
 
-    def _close(self, thread: threading.Thread) -> None:
-        """Write what waits, if that is soon done."""
-        self._waiting.put(None)
-        thread.join(CLOSING)
-        if thread.is_alive():
-            self._warn("slow", "requests are not captured: the disk hangs")
+        return close
 
     def _work(self, folder: CaptureFolder) -> None:
-        self._try(folder.sweep)
+        """Write until there is None to write. What fails now may succeed later."""
+        work: Callable[[], None] = folder.sweep
         while True:
+            try:
+                work()
+            except OSError as error:
+                self._warn("disk", f"requests are not captured: {error.strerror or error}")
+            except NotJson:  # no body that was read as a request should be, but the file must stay readable
+                pass
             try:
                 one = self._waiting.get(timeout=EVERY)
             except queue.Empty:
-                self._try(folder.sweep)
+                work = folder.sweep
                 continue
             if one is None:
                 return
-            outcome, body = one
-            with suppress(NotJson):  # no body that was read as a request should be, but the file must stay readable
-                made = line(outcome, body, self._clock())
-                self._try(partial(folder.write, outcome.namespace, made))
+            work = partial(self._write, folder, *one)
+
+    def _write(self, folder: CaptureFolder, outcome: Outcome, body: bytes) -> None:
+        try:
+            folder.write(outcome.namespace, line(outcome, body, self._clock()))
+        finally:
             with self._holding:
                 self._held -= len(body)
-
-    def _try(self, work: Callable[[], None]) -> None:
-        """Do work on the folder, which may fail now and succeed later."""
-        try:
-            work()
-        except OSError as error:
-            self._warn("disk", f"requests are not captured: {error.strerror or error}")
 
 
 def kept(root: Path, namespace: str, *, delete: bool) -> tuple[int, int]:
@@ -239,17 +245,6 @@ def _sized(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
         with suppress(FileNotFoundError):
             if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
                 yield path, path.stat()
-
-
-def _append(descriptor: int, line: bytes) -> None:
-    """Write the whole line, or nothing if the disk has no room for it."""
-    size, left = os.fstat(descriptor).st_size, memoryview(line)
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
 
 
 def _delete(path: Path) -> None:
