@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from proxy.plan.turn import ENTRY
 from proxy.threads import NEW, WorkPool
 
 BATCH_BYTES = 512 << 10
-"""Bytes of messages that a thread reads at a time, which takes about 50 milliseconds."""
+"""Bytes of messages that a thread reads at a time, about 50 milliseconds. A larger message ends its batch."""
 MESSAGE = 700
 """Bytes that reading a small message counts as towards a batch: it takes time even if it is empty."""
 MESSAGES_BYTES, COMPACTED_BYTES = 64 << 20, 32 << 20
@@ -75,16 +75,15 @@ class MessageCache:
         raws: Sequence[Raw],
         terms: Terms,
         caller: str = "",
-        size: int | None = None,
+        size: int = 0,
         *,
         then: Callable[[History], T],
     ) -> T:
         """Return what `then` makes of the measured and folded history. If it continues an earlier request's, read only
         the new messages.
 
-        `size` is how many bytes it takes to look through it, if that is known. Raises Unplannable.
+        `size` is how many bytes it takes to look through it. Raises Unplannable.
         """
-        size = _size(raws) if size is None else size
 
         def begun() -> tuple[History, bytes, tuple[bytes, int], T | None]:
             past, key, seen = self._begun(dialect, raws, terms)
@@ -130,24 +129,29 @@ class MessageCache:
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
-        variant = _variant(dialect.name, reading, model)
-        read = partial(dialect.read, reading=reading, count=self.counter(model))
-        loaded, messages = self._tokens.loaded(model), list[Message]()
-        for batch in _batches(raws):
-            size = NEW * sum([len(memoryview(raw)) for raw in batch]) if loaded else math.inf
-            messages += await self.pool.run(caller, partial(self._read, read, batch, variant), size)
-        return messages
+        variant, loaded = _variant(dialect.name, reading, model), self._tokens.loaded(model)
+        count, messages = self.counter(model), list[Message]()
 
-    def _read(self, read: Callable[[Raw], Message], batch: Sequence[Raw], variant: bytes) -> list[Message]:
-        found = list[Message]()
-        for raw in batch:
-            key = digest(raw) + variant
-            message = self._messages.get(key)
-            if message is None:
-                message = read(raw)
-                self._messages.put(key, message, KEY_BYTES + message.size())
-            found.append(message)
-        return found
+        def read(batch: Sequence[Raw]) -> list[Message]:
+            found = list[Message]()
+            for raw in batch:
+                key = digest(raw) + variant
+                message = self._messages.get(key)
+                if message is None:
+                    message = dialect.read(raw, reading, count)
+                    self._messages.put(key, message, KEY_BYTES + message.size())
+                found.append(message)
+            return found
+
+        while len(messages) < len(raws):
+            at, weight = len(messages), 0
+            end = at
+            while weight <= BATCH_BYTES and end < len(raws):
+                weight += len(memoryview(raws[end])) + MESSAGE
+                end += 1
+            size = NEW * (weight - MESSAGE * (end - at)) if loaded else math.inf
+            messages += await self.pool.run(caller, partial(read, raws[at:end]), size)
+        return messages
 
     def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:
         """Return a function that returns messages with previews and references, from the cache if possible."""
@@ -171,9 +175,7 @@ class MessageCache:
         key = (await self.pool.run(caller, partial(digest, raw), len(memoryview(raw))), model)
         found = self._tools.get(key)
         if found is None:
-            found = await self.pool.run(
-                caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model)
-            )
+            found = await self.pool.run(caller, lambda: self.count(bytes(raw).decode("utf-8", "replace"), model))
             self._tools.put(key, found)
         return found
 
@@ -181,27 +183,7 @@ class MessageCache:
         return self._tokens.count(text, model)
 
     def counter(self, model: str) -> Callable[[str], int]:
-        """Return a function that counts the tokens of a text for this model."""
         return lambda text: self._tokens.count(text, model)
-
-
-def _batches(raws: Sequence[Raw]) -> Iterator[list[Raw]]:
-    """Yield batches, each for one turn in the pool. A message larger than a batch ends its batch."""
-    batch: list[Raw] = []
-    size = 0
-    for raw in raws:
-        batch.append(raw)
-        size += len(memoryview(raw)) + MESSAGE
-        if size > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _size(raws: Sequence[Raw]) -> int:
-    """Return how many bytes it takes to look through these messages."""
-    return max(len(raws) * ENTRY, sum([len(memoryview(raw)) for raw in raws]))
 
 
 @lru_cache(256)

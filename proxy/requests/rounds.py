@@ -24,7 +24,7 @@ from proxy.plan.turn import Hidden, Verdict
 from proxy.policy import ArchiveUse
 from proxy.regex import Budget, sliced
 from proxy.requests.archive import Archive
-from proxy.requests.pauses import Pauses
+from proxy.requests.caching import Pauses
 from proxy.telemetry.outcome import ToolUse
 from proxy.threads import NEW
 from proxy.tools import answer as tools

@@ -25,8 +25,8 @@ from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identified, identify, retention
-from proxy.requests.advice import Adviser
 from proxy.requests.cache import MessageCache
+from proxy.requests.caching import Adviser
 from proxy.requests.capture import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
