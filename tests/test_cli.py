@@ -18,7 +18,7 @@ import pytest
 
 from proxy import __version__
 from proxy.cli import main
-from proxy.operations.names import key_part
+from proxy.operations.call import key_part
 from proxy.policies import schema
 from proxy.stores import open_store
 from tests import serving

@@ -17,7 +17,7 @@ from proxy.cli.words import duration, harmless, in_units, several, table
 from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
-from proxy.operations.names import name_of
+from proxy.operations.call import name_of
 from proxy.policies.tenants import identify, retention
 from proxy.requests import capture
 from proxy.settings import Settings

@@ -1,20 +1,21 @@
 """The operations that clients call directly. All paths share one handler, and all replies share one envelope.
 
-body ──parameters──> operation (offload, search, read) over the caller's files ──> envelope
+body ──parameters──> operation (offload, search, compress) over the caller's files ──> envelope
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
-from proxy.operations import compress, offload, recall, schema, search
-from proxy.operations.call import BareReply, OperationCall, OperationReply, refusal
-from proxy.operations.files import CallerFiles
+from proxy.operations import compress, offload, schema, search
+from proxy.operations.call import CallerFiles, OperationCall, refusal
 from proxy.requests.relay import served
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
@@ -33,29 +34,47 @@ search may read much."""
 SECONDS = 600.0
 """Seconds that one call may take in all, including its summaries."""
 
-
 MESSAGE_BYTES = 1 << 20
 """Most bytes of a message of MCP."""
 
 MCP = b"/_offload/mcp"
 """The path of the MCP server."""
 
-_OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
-"""The paths whose replies always hold messages."""
 
-PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply | BareReply]]] = {
-    b"/context_offload": offload.offload,
-    b"/context_compact": offload.compact,
-    b"/context_compress": offload.compress,
-    b"/grep": search.grep,
-    b"/read_file": search.read_file,
-    b"/recall_sessions": recall.sessions,
-    b"/recall_search": recall.find,
-    b"/recall_read": recall.read,
-    b"/v1/compress": compress.compress,
+class Operation(NamedTuple):
+    """What it does in a few words, what carries it out, and the parameters that this takes. Where there are two kinds,
+    calls with a `file_path` are of the first."""
+
+    about: str
+    run: Callable[[OperationCall, Any], Awaitable[bytes]]
+    takes: tuple[type[msgspec.Struct], ...]
+
+
+PATHS: Mapping[bytes, Operation] = {
+    b"/context_offload": Operation(
+        "Move old content out of a conversation", offload.offload, (schema.OffloadParameters,)
+    ),
+    b"/context_compact": Operation("The same in compact mode", offload.offload, (schema.CompactParameters,)),
+    b"/context_compress": Operation(
+        "The same in compress mode; keeps 5 messages by default", offload.offload, (schema.CompressParameters,)
+    ),
+    b"/grep": Operation(
+        "Search files: a regular expression below a directory, or a text in one file",
+        search.grep,
+        (schema.Find, schema.Search),
+    ),
+    b"/read_file": Operation("Read a file, or some of its lines", search.read_file, (schema.ReadFile,)),
+    b"/recall_sessions": Operation(
+        "List your conversations that moved something", search.recall_sessions, (schema.RecallSessions,)
+    ),
+    b"/recall_search": Operation("Search what your conversations moved", search.recall_search, (schema.RecallSearch,)),
+    b"/recall_read": Operation("Read what one of your conversations moved", search.recall_read, (schema.RecallRead,)),
+    b"/v1/compress": Operation(
+        "The messages as the proxy would send them, in Headroom's shape of reply",
+        compress.compress,
+        (schema.CompressMessages,),
+    ),
 }
-
-description = schema.description
 
 
 def serves(path: bytes) -> bool:
@@ -69,6 +88,12 @@ def check_caller(tenant: Tenant) -> None:
         raise Unauthorized("The operations keep files for you, so they need your key: `Authorization: Bearer KEY`")
 
 
+@cache
+def description() -> bytes:
+    """Return the OpenAPI document as JSON."""
+    return schema.document({path.decode(): (one.about, one.takes) for path, one in PATHS.items()})
+
+
 class Operations:
     """Serves every operation of this process."""
 
@@ -77,10 +102,49 @@ class Operations:
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Send a reply, and record one outcome whatever happens."""
-        visit = self._services.store.visit(STORE_SECONDS)
-        shelf = CallerFiles(visit, tenant.namespace, tenant.policy, self._services.threads)
-        call = OperationCall(self._services, client, tenant, shelf)
-        await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
+        services, visit = self._services, self._services.store.visit(STORE_SECONDS)
+        shelf = CallerFiles(visit, tenant.namespace, tenant.policy, services.threads)
+        call = OperationCall(services, client, tenant, shelf)
+
+        def outcome() -> Outcome:
+            return Outcome(
+                request_id=client.request_id,
+                tenant=tenant.name,
+                namespace=tenant.namespace,
+                kind=Kind.OPERATION,
+                method=client.method,
+                path=client.shown_path,
+                store_errors=shelf.errors,
+                **call.noted,
+            )
+
+        await served(client, services.sink, self._serve(call), outcome)
+
+    async def _serve(self, call: OperationCall) -> None:
+        """Raises ProxyError and ClientGone."""
+        client, caller, threads = call.client, call.tenant.namespace, self._services.threads
+        retrieves = client.path.startswith(compress.RETRIEVE)
+        if client.method != ("GET" if retrieves else "POST"):
+            raise MethodNotAllowed(f"This operation takes {'GET' if retrieves else 'POST'}, not {client.method}")
+        if retrieves:
+            with client.present():
+                await client.reply(200, await compress.retrieve(call))
+            return
+        limit = self._services.settings.body_limit
+        body = await client.read(limit)
+        with client.present():
+            clear = await decoded(body, client.headers, limit, threads, caller, client.hold)
+            given, call.messages = await threads.run(caller, partial(schema.body, clear))
+            operation = PATHS[client.path]
+            if operation.run is offload.offload:  # whose replies always hold messages
+                client.fault_body = refusal(call.messages)
+            kind = operation.takes[0 if "file_path" in given else -1]
+            try:
+                async with asyncio.timeout(SECONDS):
+                    reply = await operation.run(call, await call.read(schema.taken, given, kind))
+            except TimeoutError as error:
+                raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
+            await client.reply(200, reply)
 
     async def mcp(self, client: Exchange, tenant: Tenant) -> None:
         """Answer one request of an MCP client. Raises ProxyError and ClientGone."""
@@ -93,46 +157,3 @@ class Operations:
         body = await client.read(MESSAGE_BYTES)
         with client.present():
             await mcp.over_http(client, body, lambda inner: self(inner, tenant))
-
-    async def _serve(self, call: OperationCall) -> None:
-        """Raises ProxyError and ClientGone."""
-        client, retrieves = call.client, call.client.path.startswith(compress.RETRIEVE)
-        if client.method != ("GET" if retrieves else "POST"):
-            raise MethodNotAllowed(f"This operation takes {'GET' if retrieves else 'POST'}, not {client.method}")
-        if retrieves:
-            with client.present():
-                await client.reply(200, (await compress.retrieve(call)).body())
-            return
-        limit = self._services.settings.body_limit
-        body = await client.read(limit)
-        with client.present():
-            threads, caller = self._services.threads, call.tenant.namespace
-            clear = await decoded(body, client.headers, limit, threads, caller, client.hold)
-            call.given = await threads.run(caller, partial(schema.body, clear))
-            if client.path in _OFFLOADS:
-                client.fault_body = refusal(call.given.messages)
-            await client.reply(200, await _answered(call))
-
-
-async def _answered(call: OperationCall) -> bytes:
-    """Return the reply's body. Raises ProxyError."""
-    try:
-        async with asyncio.timeout(SECONDS):
-            reply = await PATHS[call.client.path](call)
-            return await call.read(reply.body)
-    except TimeoutError as error:
-        raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
-
-
-def _outcome(call: OperationCall) -> Outcome:
-    client, tenant = call.client, call.tenant
-    return Outcome(
-        request_id=client.request_id,
-        tenant=tenant.name,
-        namespace=tenant.namespace,
-        kind=Kind.OPERATION,
-        method=client.method,
-        path=client.shown_path,
-        store_errors=call.shelf.errors,
-        **call.noted,
-    )

@@ -20,8 +20,6 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.errors import NotThere, StoreFault
-from proxy.operations import schema
-from proxy.operations.call import BareReply
 from proxy.plan.forecast import told
 from proxy.plan.preview import digest_in
 from proxy.plan.turn import Unplannable
@@ -32,6 +30,7 @@ from proxy.requests.planned import Planned, Rendered, plan
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
+    from proxy.operations.schema import CompressMessages
     from proxy.policy import Policy
 
 RETRIEVE = b"/v1/retrieve/"
@@ -39,38 +38,36 @@ RETRIEVE = b"/v1/retrieve/"
 DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
-async def compress(call: OperationCall) -> BareReply:
+async def compress(call: OperationCall, given: CompressMessages) -> bytes:
     """Return the messages as the proxy would send them, as many as came. Raises ProxyError."""
-    given = await call.read(schema.taken, call.given, schema.CompressMessages)
-    raws = call.given.messages
-    policy = call.tenant.policy.for_model(given.model)
-    if policy.offload.mode in (Mode.OFF, Mode.OBSERVE):
-        return _reply(call, given.model, raws, None, f"The policy's mode is {policy.offload.mode}.")
-    try:
-        body, ours = await call.read(_request, given.model, raws)
-        planned = await _planned(call, policy, body)
-    except (Unplannable, NotJson) as error:
-        why = error.reason if isinstance(error, Unplannable) else error
-        return _reply(call, given.model, raws, None, f"The messages cannot be planned: {why}.")
+    policy, services = call.tenant.policy.for_model(given.model), call.services
+    planned, ours, words = None, frozenset[int](), f"The policy's mode is {policy.offload.mode}."
+    if policy.offload.mode not in (Mode.OFF, Mode.OBSERVE):
+        words = "The messages cannot be planned."
+        try:
+            body, ours = await call.read(_request, given.model, call.messages)
+            planned = await _planned(call, policy, body)
+        except (Unplannable, NotJson) as error:
+            words = f"The messages cannot be planned: {getattr(error, 'reason', error)}."
     if planned is None:
-        return _reply(call, given.model, raws, None, "The messages cannot be planned.")
-    rendered = await call.read(Rendered.of, planned, None, {}, call.services.reader)
+        return await call.read(_reply, call, given.model, call.messages, None, words)
+    rendered = await call.read(Rendered.of, planned, None, {}, services.reader)
     offload, window = planned.policy.offload, planned.room.window
     words = await call.read(told, planned.history.items, rendered.plan, offload, window)
-    if not await archive.keep(rendered, call.services.store, call.tenant.namespace, call.read, by_digest=True):
+    if not await archive.keep(rendered, services.store, call.tenant.namespace, call.read, by_digest=True):
         raise StoreFault("The store did not keep what would have moved, so nothing moves; try again later")
     sent = [entry for index, entry in enumerate(rendered.entries) if index not in ours]
-    return _reply(call, given.model, sent, rendered, words)
+    return await call.read(_reply, call, given.model, sent, rendered, words)
 
 
-async def retrieve(call: OperationCall) -> BareReply:
+async def retrieve(call: OperationCall) -> bytes:
     """Return the moved text whose digest the path names. Raises ProxyError."""
     asked = call.client.path.removeprefix(RETRIEVE).decode("ascii", "replace")
     name = await call.shelf.archive.named(asked) if DIGEST.fullmatch(asked) else None
     [text] = await call.shelf.archive.read_many([name]) if name else [None]
     if text is None:
         raise NotThere(f"There is no text {asked!r} among those that are kept for your key")
-    return BareReply({"hash": asked, "original_content": text.decode("utf-8", "surrogatepass")})
+    return rawjson.encode({"hash": asked, "original_content": text.decode("utf-8", "surrogatepass")})
 
 
 def _request(model: str, raws: Sequence[Raw]) -> tuple[bytes, frozenset[int]]:
@@ -102,7 +99,8 @@ async def _planned(call: OperationCall, policy: Policy, body: bytes) -> Planned 
 
 def _reply(
     call: OperationCall, model: str, messages: Sequence[bytes | Raw], rendered: Rendered | None, words: str
-) -> BareReply:
+) -> bytes:
+    """Return the messages and the figures in Headroom's shape."""
     before, after = (rendered.planned.tokens, rendered.tokens) if rendered else (0, 0)
     moved = [name for name in rendered.originals() if digest_in(name)] if rendered else []
     call.noted = {
@@ -122,4 +120,4 @@ def _reply(
         "ccr_hashes": [digest_in(name) for name in moved],
         "reason": words,
     }
-    return BareReply(figures, list(messages))
+    return b'{"messages":' + rawjson.array(messages) + b"," + rawjson.encode(figures)[1:]

@@ -44,17 +44,25 @@ TOOLS: Mapping[str, type[msgspec.Struct]] = {
 def server(ask: Ask) -> Server[Any]:
     """Return a server whose tools call `ask`."""
 
+    def said(text: str, *, failed: bool) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text=text)], is_error=failed)
+
     async def list_tools(context: Any, asked: Any) -> ListToolsResult:
-        return ListToolsResult(tools=[_tool(name, kind) for name, kind in TOOLS.items()])
+        reads = ToolAnnotations(read_only_hint=True)
+        tools = [
+            Tool(name=name, description=kind.__doc__, input_schema=schema.parameters(kind), annotations=reads)
+            for name, kind in TOOLS.items()
+        ]
+        return ListToolsResult(tools=tools)
 
     async def call_tool(context: Any, asked: Any) -> CallToolResult:
         if asked.name not in TOOLS:
-            return _said(f"There is no tool {asked.name!r}", failed=True)
+            return said(f"There is no tool {asked.name!r}", failed=True)
         try:
             reply = await ask(b"/%b" % asked.name.encode(), msgspec.json.encode(asked.arguments or {}))
         except ProxyError as error:
-            return _said(error.message, failed=True)
-        return _said(reply.answer, failed=not reply.success)
+            return said(error.message, failed=True)
+        return said(reply.answer, failed=not reply.success)
 
     return Server(
         "offload-proxy",
@@ -63,15 +71,6 @@ def server(ask: Ask) -> Server[Any]:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
-
-
-def _tool(name: str, kind: type[msgspec.Struct]) -> Tool:
-    described, about = schema.parameters(kind), kind.__doc__ or ""
-    return Tool(name=name, description=about, input_schema=described, annotations=ToolAnnotations(read_only_hint=True))
-
-
-def _said(text: str, *, failed: bool) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=failed)
 
 
 async def over_stdio(ask: Ask) -> None:
@@ -85,34 +84,23 @@ async def over_http(client: Exchange, body: bytes, operate: Callable[[Exchange],
     """Answer one request of the streamable HTTP transport, without a session. `operate` serves an operation."""
 
     async def ask(path: bytes, given: bytes) -> Envelope:
-        inner = _Inner(client, path, given)
-        await operate(inner.exchange)
-        return msgspec.json.decode(b"".join(inner.written), type=Envelope)
+        """Call an operation as a request within this one of the same client."""
+        written: list[bytes] = []
+
+        async def send(message: Message) -> None:
+            written.append(message.get("body", b""))
+
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(given))]
+        own = {"method": "POST", "path": path.decode(), "raw_path": path, "query_string": b"", "headers": headers}
+        scope = {**client.scope, **own, "extensions": {RAW: client.scope["extensions"][RAW]}}
+        inner = Exchange(scope, _after(given, client.receive), send)
+        inner.fault_body = refusal()
+        await operate(inner)
+        return msgspec.json.decode(b"".join(written), type=Envelope)
 
     manager = StreamableHTTPSessionManager(app=server(ask), json_response=True, stateless=True)
     async with manager.run():
         await manager.handle_request(client.scope, _after(body, client.receive), client.send)
-
-
-class _Inner:
-    """An operation's request within another request of the same client."""
-
-    def __init__(self, client: Exchange, path: bytes, body: bytes) -> None:
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        own: dict[str, Any] = {
-            "method": "POST",
-            "path": path.decode(),
-            "raw_path": path,
-            "query_string": b"",
-            "headers": headers,
-        }
-        scope = {**client.scope, **own, "extensions": {RAW: client.scope["extensions"][RAW]}}
-        self.written: list[bytes] = []
-        self.exchange = Exchange(scope, _after(body, client.receive), self._send)
-        self.exchange.fault_body = refusal()
-
-    async def _send(self, message: Message) -> None:
-        self.written.append(message.get("body", b""))
 
 
 def _after(body: bytes, receive: Receive) -> Receive:

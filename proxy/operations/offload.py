@@ -1,7 +1,11 @@
-"""`/context_offload` and its older names: carries out what `one_shot` decides.
+"""`/context_offload` and its older names: moves texts to files, and has old messages summarised.
 
-It writes files only after all summaries are made, and replies only after all files are written. Reading threads do all
-work on the bytes of messages.
+    messages ──measured──> sizes ──decided──> Offloaded ──summaries made──> files written ──> the messages that remain
+
+The caller adopts the result, so one call is one event: there are no pins, and nothing has to pay for itself. Every
+message is accepted: one with members that we do not know stays unchanged, and is summarised as JSON. All comparisons
+are strict, and sizes are in tokens. Files are written only after all summaries are made, and the reply is sent only
+after all files are written. Reading threads do all work on the bytes of messages.
 """
 
 from __future__ import annotations
@@ -10,27 +14,34 @@ import re
 import sys
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Raw
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.request import is_system
+from proxy.dialects.render import compact
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
-from proxy.operations import names, one_shot, schema
-from proxy.operations.call import OperationReply
-from proxy.operations.one_shot import Offloaded
-from proxy.operations.schema import OffloadParameters
-from proxy.plan.message import Message
+from proxy.operations.call import canonical, envelope, joined
+from proxy.plan import preview, summary
+from proxy.plan.history import Naming
+from proxy.plan.message import Message, Reading, moved_pieces
+from proxy.plan.plan import Role
 from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
+from proxy.policy import Mode, SnapshotRole
 from proxy.requests import relay, summary_writer
 from proxy.requests.summaries import group_limits
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
-from proxy.upstream.headers import Headers, url_for
+from proxy.upstream.headers import Headers
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
+    from proxy.operations.schema import CompactParameters
     from proxy.policy import Policy
 
 LEAST = 200
@@ -40,128 +51,226 @@ TARGET = b"/v1/chat/completions"
 
 BEFORE = "earlier records, which are kept beside yours: do not repeat them"
 
-_ODD = re.compile(r"[^A-Za-z0-9_-]+")
-
-KEEP_RECENT = 5
-"""How many messages `/context_compress` keeps by default, as its callers expect."""
-
 NOTHING = "Nothing was above the thresholds: the messages are as they came, and no file was written."
 
+NEVER = 1 << 62
+"""More tokens than any tool result has, so that no result is moved before the model has seen it."""
 
-async def offload(call: OperationCall) -> OperationReply:
+_ODD = re.compile(r"[^A-Za-z0-9_-]+")
+
+_REFERENCE = re.compile(
+    r"\.\.\. "
+    + re.escape(preview.MARK)
+    + r"[^\n]+?; complete, [0-9]+ lines, (?P<tokens>[0-9]{1,12}) tokens(?:; [^\n;)]+)?\)\Z"
+)
+"""The end of a replacement that we made, and how many tokens it stands for."""
+
+Count = Callable[[str], int]
+
+
+class Offloaded(msgspec.Struct, frozen=True):
+    """The decision. `groups` has the indexes of the messages that each snapshot replaces; most calls have no groups."""
+
+    raws: Sequence[bytes | Raw]
+    messages: Sequence[Message]
+    """As they came."""
+    tokens: Sequence[int]
+    """Of each message in `raws`."""
+    files: Mapping[str, str]
+    """Path → the text that was moved there."""
+    compacted: int
+    groups: Sequence[Sequence[int]]
+
+    @property
+    def before(self) -> int:
+        return sum(message.tokens for message in self.messages)
+
+
+async def offload(call: OperationCall, options: CompactParameters) -> bytes:
     """Offload in the mode that the call asks for. Raises ProxyError."""
-    return await _offload(call, await call.read(schema.taken, call.given, OffloadParameters))
-
-
-async def compact(call: OperationCall) -> OperationReply:
-    """Offload in compact mode. Raises ProxyError."""
-    given = await call.read(schema.taken, call.given, schema.CompactParameters)
-    return await _offload(call, OffloadParameters(**asdict(given), context_manage_mode="compact"))
-
-
-async def compress(call: OperationCall) -> OperationReply:
-    """Offload in compress mode. Raises ProxyError."""
-    given = await call.read(schema.taken, call.given, schema.CompressParameters)
-    if given.keep_recent_count is None:
-        given = replace(given, keep_recent_count=KEEP_RECENT)
-    return await _offload(call, OffloadParameters(**asdict(given), context_manage_mode="compress"))
-
-
-async def _offload(call: OperationCall, options: OffloadParameters) -> OperationReply:
     chat_id = options.chat_id or str(uuid.uuid4())
     policy = call.tenant.policy.for_model(options.model or "")
     model = options.model or policy.offload.compress.model or ""
-    raws = call.given.messages
-    counter = call.services.reader.counter(model)
-    messages = await call.read(lambda: [one_shot.measured(raw, options, counter) for raw in raws])
-    decided = await call.read(one_shot.offload, raws, messages, options, counter)
+    count = call.services.reader.counter(model)
+    decided = await call.read(_decided, call.messages, options, count)
+    before, compressed = decided.before, sum(map(len, decided.groups))
     call.noted = {
         "mode": options.mode.value,
         "model": model,
-        "messages": len(raws),
-        "tokens_before": decided.tokens_before,
-        "tokens_after": decided.tokens_before,
+        "messages": len(call.messages),
+        "tokens_before": before,
+        "tokens_after": before,
         "compacted": decided.compacted,
-        "compressed": len(decided.taken),
+        "compressed": compressed,
     }
     if decided.groups and not model:
         raise ClientFault(
             "No model for summaries: give `model`, or have `offload.compress.model` set in this tenant's policy"
         )
-    turns = [await call.read(one_shot.group_turns, decided, messages, group) for group in decided.groups]
-    tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
-    texts = await _made(call, policy, model, list(zip(turns, tokens, strict=True)), names.stem(options.store_dir))
-    groups = await _written(call, decided, options.store_dir, chat_id)
-    snapshots = list(zip(texts, groups, strict=True))
-    kept = await call.read(one_shot.with_snapshots, decided, snapshots)
-    call.noted["tokens_after"] = after = await call.read(_tokens, kept, raws, messages, options, counter)
-    files = {**decided.files, **groups}
-    answer = "\n".join(f"Successfully created and wrote to new file: {path}" for path in files) or NOTHING
-    return OperationReply(answer, kept, _metadata(decided, after, chat_id, files, list(groups)))
-
-
-async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
-    """Write all moved texts and the groups' files. Returns the groups' files in order, path → content."""
-    await call.shelf.put_all(await call.read(_contents, decided.files))
-    groups = {}
-    stem = names.joined(store_dir, f"compressed_group_{_ODD.sub('_', chat_id)[:64]}_")
+    texts = await _summaries(call, policy, model, decided, options.store_dir.rstrip("/"))
+    contents = await call.read(
+        lambda: {canonical(path): text.encode("utf-8", "surrogatepass") for path, text in decided.files.items()}
+    )
+    await call.shelf.put_all(contents)
+    groups, stem = {}, joined(options.store_dir, f"compressed_group_{_ODD.sub('_', chat_id)[:64]}_")
     for group in decided.groups:
         # Each message starts on a new line, so that searching and paging work.
-        content = b"[\n" + b",\n".join(call.given.messages[index] for index in group) + b"\n]\n"
-        name = await call.shelf.put_next(names.canonical(stem), ".json", content)
-        groups[names.joined(store_dir, name.rpartition("/")[2])] = content.decode()
+        content = b"[\n" + b",\n".join(call.messages[index] for index in group) + b"\n]\n"
+        name = await call.shelf.put_next(canonical(stem), ".json", content)
+        groups[joined(options.store_dir, name.rpartition("/")[2])] = content.decode()
+
+    def reply() -> bytes:
+        kept = _with_snapshots(decided, texts, [*groups])
+        known = {id(raw): message.tokens for raw, message in zip(call.messages, decided.messages, strict=True)}
+        after = sum(known.get(id(raw)) or measured(raw, options, count).tokens for raw in kept)
+        call.noted["tokens_after"] = after
+        files = {**decided.files, **groups}
+        metadata: dict[str, Any] = {
+            "write_file_dict": files,
+            "tokens_before": before,
+            "tokens_after": after,
+            "compact_ratio": after / before if before else 1.0,
+            "chat_id": chat_id,
+        }
+        if groups:
+            metadata["original_messages_path"] = next(iter(groups))
+            metadata["original_messages_paths"] = [*groups]
+            metadata["compressed_message_count"] = compressed
+        answer = "\n".join(f"Successfully created and wrote to new file: {path}" for path in files) or NOTHING
+        return envelope(answer, kept, metadata)
+
+    return await call.read(reply)
+
+
+# -- the decision --
+
+
+def measured(raw: bytes | Raw, options: CompactParameters, count: Count) -> Message:
+    return CHAT.read(raw, Reading(options.shape, NEVER), count)
+
+
+def _decided(raws: Sequence[Raw], options: CompactParameters, count: Count) -> Offloaded:
+    """Decide what the limits require."""
+    messages = [measured(raw, options, count) for raw in raws]
+    named, _ = Naming().named(messages)
+    starts, before = _steps(messages), sum(message.tokens for message in messages)
+    moved: dict[int, Message] = {}
+    if before > options.max_total_tokens and options.mode is not Mode.COMPRESS:
+        moved = _moved(raws, named[: _recent(starts, options.keep(1))], options, count)
+    kept: list[bytes | Raw] = [*raws]
+    tokens = [message.tokens for message in messages]
+    for index, message in moved.items():
+        kept[index] = compact(CHAT, raws[index], message, options.shape, first_preview=False)
+        # Measured, not summed from parts: callers compare their threshold with the ratio that the reply states.
+        tokens[index] = measured(kept[index], options, count).tokens
+    compresses = options.mode is Mode.COMPRESS
+    if options.mode is Mode.AUTO:
+        compresses = before > 0 and sum(tokens) / before > options.compact_ratio_threshold
+    files = {
+        joined(options.store_dir, piece.name): dict(CHAT.texts(raws[index]))[piece.part]
+        for index, message in moved.items()
+        for piece in message.pieces
+    }
+    groups = _groups(messages, tokens, starts, options) if compresses else []
+    return Offloaded(kept, messages, tokens, files, len(moved), groups)
+
+
+def _moved(
+    raws: Sequence[Raw], messages: Sequence[Message], options: CompactParameters, count: Count
+) -> dict[int, Message]:
+    """Return the tool results to move, each with only the pieces that are worth moving.
+
+    A replacement that we made ends with a reference to something larger. It stays.
+    """
+    moved = dict[int, Message]()
+    for index, message in enumerate(messages):
+        if message.role is Role.TOOL and message.tokens > options.max_tool_message_tokens and message.pieces:
+            made = {
+                part
+                for part, text in CHAT.texts(raws[index])
+                if (match := _REFERENCE.search(text)) and count(text) < int(match["tokens"])
+            }
+            pieces = tuple(piece for piece in moved_pieces(message, first_preview=False) if piece.part not in made)
+            if pieces:
+                moved[index] = replace(message, pieces=pieces)
+    return moved
+
+
+def _groups(
+    messages: Sequence[Message], tokens: Sequence[int], starts: Sequence[int], options: CompactParameters
+) -> list[list[int]]:
+    """Return the groups to compress, each with as many whole steps as fit; none if the total is within the limit."""
+    taken = [
+        index
+        for index in range(_recent(starts, options.keep(2)))
+        if options.compress_system_message or messages[index].role is not Role.SYSTEM
+    ]
+    if sum(tokens[index] for index in taken) <= options.max_total_tokens:
+        return []
+    groups, room, most = list[list[int]](), 0, options.group_token_threshold or 0
+    for _, indexes in groupby(taken, key=starts.__getitem__):
+        step = [*indexes]
+        size = sum(tokens[index] for index in step)
+        if not groups or (most and size > room):
+            groups.append([])
+            room = most
+        groups[-1] += step
+        room -= size
     return groups
 
 
-def _tokens(
-    kept: Sequence[bytes | Raw],
-    raws: Sequence[Raw],
-    messages: Sequence[Message],
-    options: OffloadParameters,
-    count: Callable[[str], int],
-) -> int:
-    """Return the tokens of the reply's messages. Only those that were rewritten still have to be measured."""
-    known = {id(raw): message.tokens for raw, message in zip(raws, messages, strict=True)}
-    return sum(known[id(raw)] if id(raw) in known else one_shot.measured(raw, options, count).tokens for raw in kept)
+def _steps(messages: Sequence[Message]) -> list[int]:
+    """Return for each message where its step begins: what may be cut off only as a whole.
+
+    A step never separates a call from its result. A result without a call belongs to the message before it, and so do
+    results in the old form.
+    """
+    calls, starts = dict[str, int](), list[int]()
+    for index, message in enumerate(messages):
+        partner = calls.get(message.answers, max(index - 1, 0)) if message.role is Role.TOOL else index
+        starts.append(index)
+        while starts[-1] > partner:
+            starts.pop()
+        calls |= {call: index for call, _ in message.calls}
+    return [starts[bisect_right(starts, index) - 1] for index in range(len(messages))]
 
 
-def _contents(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files as they are stored, by name."""
-    return {names.canonical(path): text.encode("utf-8", "surrogatepass") for path, text in files.items()}
+def _recent(starts: Sequence[int], keep: int) -> int:
+    """Return the index where the last `keep` messages begin, or an earlier one, so that no call loses its result."""
+    return starts[max(len(starts) - keep, 0)] if keep else len(starts)
 
 
-def _metadata(
-    decided: Offloaded, after: int, chat_id: str, files: dict[str, str], paths: Sequence[str]
-) -> dict[str, Any]:
-    before = decided.tokens_before
-    metadata: dict[str, Any] = {
-        "write_file_dict": files,
-        "tokens_before": before,
-        "tokens_after": after,
-        "compact_ratio": after / before if before else 1.0,
-        "chat_id": chat_id,
-    }
-    if paths:
-        metadata["original_messages_path"] = paths[0]
-        metadata["original_messages_paths"] = list(paths)
-        metadata["compressed_message_count"] = len(decided.taken)
-    return metadata
+def _with_snapshots(decided: Offloaded, texts: Sequence[str], paths: Sequence[str]) -> list[bytes | Raw]:
+    """Return the messages with snapshots, each a text and the path of its originals, instead of the groups.
+
+    They stand in the system message, where callers of this operation have always found them.
+    """
+    taken = {index for group in decided.groups for index in group}
+    kept = [raw for index, raw in enumerate(decided.raws) if index not in taken]
+    if not texts:
+        return kept
+    made = zip(texts, decided.groups, paths, strict=True)
+    blocks = [summary.framed(text, len(group), path) for text, group, path in made]
+    leading = next((place for place, raw in enumerate(kept) if not is_system(raw)), len(kept))
+    return CHAT.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), SnapshotRole.SYSTEM)
 
 
 # -- the summaries: the tenant's upstream makes them in order, and each call includes the earlier ones --
 
 
-async def _made(
-    call: OperationCall, policy: Policy, model: str, groups: Sequence[tuple[list[Section], int]], store_dir: str
-) -> list[str]:
-    """Return a summary for each group, which is given as its messages and their tokens. Raises UpstreamFault."""
+async def _summaries(
+    call: OperationCall, policy: Policy, model: str, decided: Offloaded, store_dir: str
+) -> Sequence[str]:
+    """Return a summary for each group. Raises UpstreamFault."""
     spent, texts = Spent(), list[str]()
-    if groups:
+    if decided.groups:
         call.client.sent = time.perf_counter()
     try:
-        for turns, tokens in groups:
+        for group in decided.groups:
+            sections = await call.read(_sections, decided, group)
             before = [Section(BEFORE, "\n\n".join(texts))] if texts else []
-            job = _job(call, policy, model, [*before, *turns], tokens, store_dir)
+            tokens = sum(decided.tokens[index] for index in group)
+            job = _job(call, policy, model, [*before, *sections], tokens, store_dir)
             texts.append((await call.services.summaries.once(job, spent)).text)
     except Failed as error:
         raise NoSummary(f"No summary was made: {error}") from error
@@ -175,22 +284,38 @@ async def _made(
     return texts
 
 
+def _sections(decided: Offloaded, group: Sequence[int]) -> list[Section]:
+    """Return a group as the summarising model sees it, with references in place of the texts that moved."""
+    tools = {call: name for message in decided.messages for call, name in message.calls}
+    sections = list[Section]()
+    for index in group:
+        raw, message = decided.raws[index], decided.messages[index]
+        if message.sealed:
+            said = bytes(raw).decode("utf-8", "replace")
+            sections.append(Section(f"{index + 1} {message.role.name.lower()}", said, message.role))
+        else:
+            sections += CHAT.sections(raw, index, message, tools.get(message.answers, ""))
+    return sections
+
+
 def _job(
-    call: OperationCall, policy: Policy, model: str, turns: list[Section], tokens: int, store_dir: str
+    call: OperationCall, policy: Policy, model: str, sections: list[Section], tokens: int, store_dir: str
 ) -> SummaryJob:
-    """Build the job for one group.
+    """Build the job for one group. Its calls have the caller's own credentials, or those that the tenant uses instead.
 
     The caller wants a summary even if it saves nothing, so it is accepted at any size. The task asks for half of the
     group's tokens.
     """
-    compress = policy.offload.compress
+    compress, tenant = policy.offload.compress, replace(call.tenant, policy=policy)
     window = call.services.known.window(call.tenant.namespace, policy, model)
-
     size = min(compress.snapshot_tokens, max(tokens // 2, LEAST))
     limit, reply = group_limits(replace(compress, group_token_threshold=0), window, size + SCRATCHPAD_TOKENS)
 
     async def ask(body: bytes) -> SummaryAnswer:
-        return await _asked(call, policy, body)
+        request = call.services.relay.request(call.client, tenant, body, TARGET)
+        request = relay.rewritten(request, body, (*relay.ANOTHER, b"content-type"))
+        headers = Headers((*request.headers, (b"content-type", b"application/json")))
+        return await summary_writer.ask(call.services.upstream, replace(request, headers=headers), CHAT)
 
     return SummaryJob(
         namespace=call.tenant.namespace,
@@ -206,7 +331,7 @@ def _job(
         max_calls=compress.max_calls,
         riding=None,
         alone=lambda text: CHAT.summary_request(text, model, most=reply),
-        history=lambda: turns,
+        history=lambda: sections,
         earlier="",
         originals=f"{store_dir}/",
         taken=list,
@@ -214,13 +339,3 @@ def _job(
         ask=ask,
         prices=policy.offload,
     )
-
-
-async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAnswer:
-    """Make one summary call with the caller's own credentials, or with those that the tenant uses instead."""
-    tenant = replace(call.tenant, policy=policy)
-    request = call.services.relay.request(call.client, tenant, body)
-    request = relay.rewritten(request, body, (*relay.ANOTHER, b"content-type"))
-    headers = Headers((*request.headers, (b"content-type", b"application/json")))
-    url = url_for(policy.upstream.base_url, TARGET)
-    return await summary_writer.ask(call.services.upstream, replace(request, url=url, headers=headers), CHAT)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -16,13 +15,13 @@ from msgspec import Meta, Raw
 
 from proxy import rawjson
 from proxy.errors import ClientFault
-from proxy.operations import names
-from proxy.operations.names import BadName
+from proxy.operations.call import BadName, canonical, key_part
 from proxy.plan.preview import Shape
 from proxy.policy import Mode
 from proxy.rawjson import NotJson
 
 T = TypeVar("T", bound=msgspec.Struct)
+Json = dict[str, Any]
 
 MAX_COMMAS = 2_000_000
 """Commas in one call, those in texts included: as many values may have to be validated in one step."""
@@ -44,7 +43,6 @@ ALIASES: Mapping[str, str] = {
     "file_path": "absolute_path",
 }
 """Older name → name. In a search, `file_path` is a parameter of its own."""
-
 
 PATHS: Mapping[str, str] = {
     "store_dir": "/" + "x" * LONGEST_NAME,
@@ -83,6 +81,10 @@ class MessageParameter(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
 
 
+KEEP_RECENT = 5
+"""How many messages `/context_compress` keeps by default, as its callers expect."""
+
+
 class CompactParameters(msgspec.Struct, frozen=True, kw_only=True):
     """What every mode of moving old content takes. The caller continues with the messages of the reply."""
 
@@ -114,9 +116,29 @@ class CompactParameters(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="the model that writes summaries; null: the policy's `compress.model`"),
     ] = None
 
+    @property
+    def mode(self) -> Mode:
+        return Mode.COMPACT
+
+    @property
+    def shape(self) -> Shape:
+        """The form of what stands for a moved result. `store_dir` keeps the caller's spelling."""
+        return Shape(self.store_dir.rstrip("/"), self.preview_char_length)
+
+    def keep(self, default: int) -> int:
+        """Return how many of the last messages stay."""
+        return default if self.keep_recent_count is None else self.keep_recent_count
+
 
 class CompressParameters(CompactParameters, frozen=True, kw_only=True):
     """The same, but 5 messages stay by default."""
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.COMPRESS
+
+    def keep(self, default: int) -> int:
+        return super().keep(KEEP_RECENT)
 
 
 class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
@@ -133,15 +155,6 @@ class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
     @property
     def mode(self) -> Mode:
         return Mode(self.context_manage_mode)
-
-    @property
-    def shape(self) -> Shape:
-        """The form of what stands for a moved result. `store_dir` keeps the caller's spelling."""
-        return Shape(names.stem(self.store_dir), self.preview_char_length)
-
-    def keep(self, default: int) -> int:
-        """Return how many of the last messages stay."""
-        return default if self.keep_recent_count is None else self.keep_recent_count
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,66 +233,6 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(description="what moved and why, or what is waited for, in one sentence")]
 
 
-class Body(msgspec.Struct, frozen=True):
-    """A request's body: its members as they came, and the elements of `messages` if that is an array."""
-
-    members: dict[str, Raw] = {}
-    messages: list[Raw] = []
-
-
-def body(raw: bytes) -> Body:
-    """Parse a request's body. Raises ClientFault if it is not a JSON object, or too large a one."""
-    try:
-        rawjson.check_utf8(raw)
-        if rawjson.commas(raw) > MAX_COMMAS:
-            raise ClientFault(f"The body has more than {MAX_COMMAS} commas")
-        members = rawjson.members(raw, checked=True)
-        return Body(members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else [])
-    except NotJson as error:
-        raise ClientFault(f"The body is not a JSON object: {error}") from error
-
-
-def taken(given: Body, kind: type[T]) -> T:
-    """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
-    fields = {field.name for field in msgspec.structs.fields(kind)}
-    aliases = given.members.keys() - fields
-    older = {name: alias for alias, name in ALIASES.items() if name in fields and alias in aliases}
-    newer = {name: name for name in fields & given.members.keys()}
-    if newer.keys() & older.keys():
-        _converted(given, newer | older, kind)  # the newer name counts, but both must be valid
-    return _converted(given, older | newer, kind)
-
-
-def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
-    """Return the parameters, which the caller spells so."""
-    try:
-        made = _decoded(rawjson.encode({name: given.members[said] for name, said in spelled.items()}), kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        text = re.sub(r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", str(error))
-        raise ClientFault(text) from error
-    for field, appended in PATHS.items():
-        try:
-            names.key_part(names.canonical(getattr(made, field, None) or "") + appended)
-        except BadName as error:
-            raise ClientFault(f"`$.{spelled.get(field, field)}` is not a valid path: {error}") from error
-    return made
-
-
-def _decoded(raw: bytes, kind: type[T]) -> T:
-    """Decode with msgspec, or with `json` if text contains half a surrogate pair, as JavaScript's `slice` can leave."""
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.convert(json.loads(raw), kind)
-
-
-# -- OpenAPI --
-
-Json = dict[str, Any]
-
-
 class Envelope(msgspec.Struct):
     """Every reply."""
 
@@ -292,21 +245,60 @@ class Envelope(msgspec.Struct):
             "except for a caller who was refused before the body was read (401, 403, 503)"
         ),
     ]
-    metadata: dict[str, Any]
+    metadata: Json
 
 
-_OPERATIONS: Mapping[str, tuple[str, tuple[type, ...]]] = {
-    "/context_offload": ("Move old content out of a conversation", (OffloadParameters,)),
-    "/context_compact": ("The same in compact mode", (CompactParameters,)),
-    "/context_compress": ("The same in compress mode; keeps 5 messages by default", (CompressParameters,)),
-    "/grep": ("Search files: a regular expression below a directory, or a text in one file", (Find, Search)),
-    "/read_file": ("Read a file, or some of its lines", (ReadFile,)),
-    "/recall_sessions": ("List your conversations that moved something", (RecallSessions,)),
-    "/recall_search": ("Search what your conversations moved", (RecallSearch,)),
-    "/recall_read": ("Read what one of your conversations moved", (RecallRead,)),
-    "/v1/compress": ("The messages as the proxy would send them, in Headroom's shape of reply", (CompressMessages,)),
-}
-"""Each path's summary, and what it takes."""
+# -- a body and what it asks for --
+
+Body = Mapping[str, Raw]
+"""A request's members as they came."""
+
+
+def body(raw: bytes) -> tuple[Body, list[Raw]]:
+    """Parse a request's body, and the elements of `messages` if that is an array. Raises ClientFault if it is not a
+    JSON object, or too large a one."""
+    try:
+        rawjson.check_utf8(raw)
+        if rawjson.commas(raw) > MAX_COMMAS:
+            raise ClientFault(f"The body has more than {MAX_COMMAS} commas")
+        members = rawjson.members(raw, checked=True)
+        return members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else []
+    except NotJson as error:
+        raise ClientFault(f"The body is not a JSON object: {error}") from error
+
+
+def taken(given: Body, kind: type[T]) -> T:
+    """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    older = {name: alias for alias, name in ALIASES.items() if name in fields and alias in given.keys() - fields}
+    newer = {name: name for name in fields & given.keys()}
+    if newer.keys() & older.keys():
+        _converted(given, newer | older, kind)  # the newer name counts, but both must be valid
+    return _converted(given, older | newer, kind)
+
+
+def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
+    """Return the parameters, which the caller spells so."""
+    raw = rawjson.encode({name: given[said] for name, said in spelled.items()})
+    try:
+        try:
+            made = msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except (msgspec.MsgspecError, UnicodeDecodeError):  # half a surrogate pair, as JavaScript's `slice` can leave
+            made = msgspec.convert(json.loads(raw), kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        text = re.sub(r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", str(error))
+        raise ClientFault(text) from error
+    for field, appended in PATHS.items():
+        try:
+            key_part(canonical(getattr(made, field, None) or "") + appended)
+        except BadName as error:
+            raise ClientFault(f"`$.{spelled.get(field, field)}` is not a valid path: {error}") from error
+    return made
+
+
+# -- OpenAPI --
 
 _REPLIES = {
     "200": "Done",
@@ -329,39 +321,33 @@ def parameters(kind: type[msgspec.Struct]) -> Json:
     return schema
 
 
-@cache
-def description() -> bytes:
-    """Return the OpenAPI document as JSON."""
-    types = [kind for _, taking in _OPERATIONS.values() for kind in taking]
+def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]]) -> bytes:
+    """Return the OpenAPI document as JSON. Takes each path's summary, and what it takes."""
+    types = [kind for _, taking in operations.values() for kind in taking]
     described = [*types, Compressed, Envelope]
     schemas, components = msgspec.json.schema_components(described, ref_template="#/components/schemas/{name}")
     for kind in types:
         _add_aliases(components[kind.__name__])
     kinds = dict(zip(described, schemas, strict=True))
-    paths = {path: {"post": _operation(about, taking, kinds)} for path, (about, taking) in _OPERATIONS.items()}
-    paths["/v1/compress"]["post"]["responses"]["200"] = _json("Done", kinds[Compressed])
-    document = {
+
+    def content(about: str, schema: Json) -> Json:
+        return {"description": about, "content": {"application/json": {"schema": schema}}}
+
+    paths: Json = {}
+    for path, (summary, taking) in operations.items():
+        schema = kinds[taking[0]] if len(taking) == 1 else {"anyOf": [kinds[kind] for kind in taking]}
+        replies = {status: content(text, kinds[Envelope]) for status, text in _REPLIES.items()}
+        asked = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": replies}}
+    paths["/v1/compress"]["post"]["responses"]["200"] = content("Done", kinds[Compressed])
+    whole = {
         "openapi": "3.1.0",
         "info": {"title": "Offload Proxy: operations", "version": "1"},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}],
     }
-    return re.sub(rb"(?<=[a-z])Parameters?\b", b"", msgspec.json.encode(document))  # the types' names for callers
-
-
-def _operation(about: str, taking: Sequence[type], references: Mapping[type, Json]) -> Json:
-    body = references[taking[0]] if len(taking) == 1 else {"anyOf": [references[kind] for kind in taking]}
-    replies = {status: _json(text, references[Envelope]) for status, text in _REPLIES.items()}
-    return {
-        "summary": about,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": replies,
-    }
-
-
-def _json(description: str, schema: Json) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    return re.sub(rb"(?<=[a-z])Parameters?\b", b"", msgspec.json.encode(whole))  # the types' names for callers
 
 
 def _add_aliases(schema: Json) -> None:

@@ -1,26 +1,34 @@
-"""`/grep` and `/read_file`: find and show lines of the caller's own files, in threads, a few files at a time."""
+"""Finds and shows lines of a caller's texts, in threads, a few files at a time.
+
+`/grep` and `/read_file` look into the caller's own files. `/recall_sessions`, `/recall_search` and `/recall_read` look
+into what its conversations moved: they open what `/read_file` opens, the records of the caller's own key, and nothing
+else. `archive` says what is listed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec.structs import asdict
 
-from proxy import regex
-from proxy.errors import ClientFault, NotThere
-from proxy.operations import names, schema
-from proxy.operations.call import OperationReply
+from proxy import rawjson, regex
+from proxy.errors import ClientFault, NotThere, Unauthorized
+from proxy.operations.call import File, canonical, envelope, joined
+from proxy.operations.schema import Find, ReadFile, RecallRead, RecallSearch, RecallSessions, Search
 from proxy.plan.preview import line_count
 from proxy.regex import Budget, sliced
+from proxy.requests.archive import Archive, Session, newest
+from proxy.stores import is_part
 from proxy.tools import pages, search
 from proxy.tools.find import fitting, relative
-from proxy.tools.search import Find, LineMatch, TooSlow
+from proxy.tools.search import LineMatch, TooSlow
 
 if TYPE_CHECKING:
-    from proxy.operations.call import OperationCall
-    from proxy.operations.files import CallerFiles, File
+    from proxy.operations.call import CallerFiles, OperationCall
 
 SECONDS = 10.0
 """Seconds of processor time that one search may take; enough for 10 GB at a pattern's usual speed."""
@@ -36,6 +44,12 @@ MATCHES, CHARACTERS = 100_000, 16 << 20
 
 NAMED = 20
 """The most damaged files that an answer names. Its metadata has them all."""
+
+SESSIONS = 200
+"""The most sessions, the newest, that one search looks through."""
+
+SEARCHED_BYTES = 64 << 20
+"""About how many bytes of texts one search reads, those of the newest sessions first."""
 
 
 class Texts(Protocol):
@@ -54,31 +68,16 @@ class Found(msgspec.Struct):
     more: bool = False
 
 
-async def grep(call: OperationCall) -> OperationReply:
+# -- grep --
+
+
+async def grep(call: OperationCall, given: Find | Search) -> bytes:
     """Return the matching lines of one file or of all files below a path. Raises ProxyError."""
+    if isinstance(given, Search):
+        return await _below(call, given)
     budget = Budget(SECONDS)
-    if "file_path" in call.given.members:
-        return await _in_one(call, await call.read(schema.taken, call.given, schema.Find), budget)
-    return await _below(call, await call.read(schema.taken, call.given, schema.Search), budget)
-
-
-async def _below(call: OperationCall, given: schema.Search, budget: Budget) -> OperationReply:
-    directory = names.canonical(given.path or ".")
-    find = await compiled(call, regex.compile, given.pattern, budget)
-    files = await call.shelf.below(directory)
-    if not files and directory:
-        raise NotThere(f"There is nothing in {given.path!r} among your files")
-    if given.glob:
-        wanted = set(await call.read(fitting, given.glob, [file.name for file in files], directory))
-        files = [file for file in files if file.name in wanted]
-    found = await searched(call, call.shelf, files, find, given.limit, budget)
-    damaged = [relative(name, directory) for name in call.shelf.damaged]
-    return await call.read(_shown_below, given, directory, found, damaged)
-
-
-async def _in_one(call: OperationCall, given: schema.Find, budget: Budget) -> OperationReply:
-    find = await compiled(call, regex.literal, given.pattern, budget)
-    name = names.canonical(given.file_path)
+    find = await _compiled(call, regex.literal, given.pattern, budget)
+    name = canonical(given.file_path)
     [content] = await call.shelf.read_many([name])
     if content is None:
         raise call.shelf.missing(name, given.file_path)
@@ -86,89 +85,40 @@ async def _in_one(call: OperationCall, given: schema.Find, budget: Budget) -> Op
     await _search(call, {name: content}, find, found, budget)
     lines = [f"{given.file_path}:{match.line}:{match.text}" for match in found.matches]
     answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{given.file_path}"'
-    return OperationReply(answer, metadata=_metadata(found, [given.file_path] * len(lines)))
+    return await call.read(envelope, answer, (), _metadata(found, [given.file_path] * len(lines)))
 
 
-async def searched(
-    call: OperationCall, texts: Texts, files: Sequence[File], find: Find, limit: int | None, budget: Budget
-) -> Found:
-    """Return the matches in these files, in order. Raises StoreFault and ClientFault."""
-    found = Found(min(limit or MATCHES, MATCHES))
-    for batch in _batches(files):
-        contents = await texts.read_many([file.name for file in batch])
-        # A file's retention may have ended since it was listed.
-        there = {file.name: content for file, content in zip(batch, contents, strict=True) if content is not None}
-        await _search(call, there, find, found, budget)
-        if found.more:
-            break
-    return found
+async def _below(call: OperationCall, given: Search) -> bytes:
+    budget, directory = Budget(SECONDS), canonical(given.path or ".")
+    find = await _compiled(call, regex.compile, given.pattern, budget)
+    files = await call.shelf.below(directory)
+    if not files and directory:
+        raise NotThere(f"There is nothing in {given.path!r} among your files")
+    if given.glob:
+        wanted = set(await call.read(fitting, given.glob, [file.name for file in files], directory))
+        files = [file for file in files if file.name in wanted]
+    found = await searched(call, call.shelf, files, find, given.limit, budget)
+    return await call.read(_shown_below, given, directory, found, [*call.shelf.damaged])
 
 
-async def _search(call: OperationCall, files: dict[str, bytes], find: Find, found: Found, budget: Budget) -> None:
-    try:
-        await sliced(call.services.threads, call.tenant.namespace, _in_files(files, find, found), budget)
-    except TooSlow as error:
-        raise _unusable(error) from error
-
-
-def _in_files(files: dict[str, bytes], find: Find, found: Found) -> Generator[None, None, None]:
-    for name, content in files.items():
-        data = search.searched(content.decode("utf-8", "surrogatepass"))
-        for match in search.in_data(name, data, find):
-            yield
-            if match is None:
-                continue
-            found.characters += len(match.text)
-            if len(found.matches) == found.most or found.characters > CHARACTERS:
-                found.more = True
-                return
-            found.matches.append(match)
-        yield
-
-
-def _batches(files: Sequence[File]) -> Iterator[list[File]]:
-    batch: list[File] = []
-    size = 0
-    for file in files:
-        if batch and (size + file.size > BATCH_BYTES or len(batch) == BATCH_FILES):
-            yield batch
-            batch, size = [], 0
-        batch.append(file)
-        size += file.size
-    if batch:
-        yield batch
-
-
-async def compiled(call: OperationCall, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
-    """Raises ClientFault."""
-    try:
-        return await call.read(matcher, pattern, budget)
-    except ValueError as error:
-        raise _unusable(error) from error
-
-
-def _unusable(error: ValueError) -> ClientFault:
-    return ClientFault(f"`$.pattern` cannot be used: {error}")
-
-
-def _shown_below(given: schema.Search, directory: str, found: Found, damaged: Sequence[str]) -> OperationReply:
+def _shown_below(given: Search, directory: str, found: Found, damaged: Sequence[str]) -> bytes:
     """Show a block for each file, between lines of dashes, and below them what was not searched."""
     path = given.path or "."
     about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
-    lines = [f"Found {len(found.matches)} matches for {about}:"]
-    paths: list[str] = []
+    lines, paths = [f"Found {len(found.matches)} matches for {about}:"], list[str]()
     for name, group in groupby(found.matches, key=lambda match: match.path):
         below = relative(name, directory)
         shown = [f"L{match.line}: {match.text}" for match in group]
         lines += ["---", f"File: {below}", *shown]
-        paths += [names.joined(path, below)] * len(shown)
+        paths += [joined(path, below)] * len(shown)
     answer = "\n".join([*lines, "---"]) if paths else f"No matches found for {about}"
     metadata = _metadata(found, paths)
     if damaged:
-        more = f" and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
-        answer += f"\nNot searched, because damaged in the store: {', '.join(damaged[:NAMED])}{more}"
-        metadata["damaged"] = [names.joined(path, name) for name in damaged]
-    return OperationReply(answer, metadata=metadata)
+        names = [relative(name, directory) for name in damaged]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        answer += f"\nNot searched, because damaged in the store: {', '.join(names[:NAMED])}{more}"
+        metadata["damaged"] = [joined(path, name) for name in names]
+    return envelope(answer, metadata=metadata)
 
 
 def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
@@ -180,12 +130,64 @@ def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
     return {"matches": matches, "truncated": found.more}
 
 
+# -- a search --
+
+
+async def _compiled(
+    call: OperationCall, matcher: Callable[[str, Budget], search.Find], pattern: str, budget: Budget
+) -> search.Find:
+    """Raises ClientFault."""
+    try:
+        return await call.read(matcher, pattern, budget)
+    except ValueError as error:
+        raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
+
+
+async def searched(
+    call: OperationCall, texts: Texts, files: Sequence[File], find: search.Find, limit: int | None, budget: Budget
+) -> Found:
+    """Return the matches in these files, in order. Raises StoreFault and ClientFault."""
+    found, start = Found(min(limit or MATCHES, MATCHES)), 0
+    while start < len(files) and not found.more:
+        stop, size = start + 1, files[start].size
+        while stop < min(len(files), start + BATCH_FILES) and size + files[stop].size <= BATCH_BYTES:
+            size += files[stop].size
+            stop += 1
+        names = [file.name for file in files[start:stop]]
+        contents = await texts.read_many(names)
+        # A file's retention may have ended since it was listed.
+        there = {name: content for name, content in zip(names, contents, strict=True) if content is not None}
+        await _search(call, there, find, found, budget)
+        start = stop
+    return found
+
+
+async def _search(
+    call: OperationCall, files: Mapping[str, bytes], find: search.Find, found: Found, budget: Budget
+) -> None:
+    def steps() -> Generator[None, None, None]:
+        for name, content in files.items():
+            for match in search.matches({name: content.decode("utf-8", "surrogatepass")}, [name], find):
+                yield
+                if match is None:
+                    continue
+                found.characters += len(match.text)
+                if len(found.matches) == found.most or found.characters > CHARACTERS:
+                    found.more = True
+                    return
+                found.matches.append(match)
+
+    try:
+        await sliced(call.services.threads, call.tenant.namespace, steps(), budget)
+    except TooSlow as error:
+        raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
+
+
 # -- read_file --
 
 
-async def read_file(call: OperationCall) -> OperationReply:
-    """Return the lines that the call asks for. Raises ProxyError."""
-    given = await call.read(schema.taken, call.given, schema.ReadFile)
+async def read_file(call: OperationCall, given: ReadFile) -> bytes:
+    """Return the lines that the call asks for, none past the end of the file. Raises ProxyError."""
     try:
         path, content = await _named(call.shelf, given.absolute_path)
     except NotThere:
@@ -193,7 +195,15 @@ async def read_file(call: OperationCall) -> OperationReply:
         if not await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
             raise
         path, content = await _named(call.shelf, given.absolute_path)
-    return await call.read(shown, path, content, given.offset or 0, given.limit)
+
+    def shown() -> bytes:
+        text = content.decode("utf-8", "surrogatepass")
+        lines = line_count(text)
+        start = pages.line_start(text, min(given.offset or 0, lines))
+        stop = len(text) if given.limit is None else pages.line_start(text, min(given.limit, lines), start)
+        return envelope(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})
+
+    return await call.read(shown)
 
 
 async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
@@ -201,7 +211,7 @@ async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
 
     Such relative paths come from the `File:` lines of `/grep`. Raises NotThere.
     """
-    name = names.canonical(path)
+    name = canonical(path)
     content = await shelf.read(name) if name else None
     if content is None and name and name not in shelf.damaged:
         ending = [file.name for file in await shelf.below("") if file.name.endswith(f"/{name}")]
@@ -216,10 +226,95 @@ async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
     return path, content
 
 
-def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:
-    """Return `limit` lines, starting with the 0-based line `offset`; empty past the end of the file."""
-    text = content.decode("utf-8", "surrogatepass")
-    lines = line_count(text)
-    start = pages.line_start(text, min(offset, lines))
-    stop = len(text) if limit is None else pages.line_start(text, min(limit, lines), start)
-    return OperationReply(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})
+# -- recall --
+
+
+async def recall_sessions(call: OperationCall, given: RecallSessions) -> bytes:
+    """Return the caller's newest sessions, or what one of them moved. Raises ProxyError."""
+    found, more = await _archive(call).sessions(given.limit, given.session or "")
+    metadata: dict[str, Any]
+    if given.session:
+        if not found:
+            raise NotThere(f"There is no session {given.session!r} among yours")
+        if len(found) > 1:
+            raise NotThere(f"{len(found)} of your sessions begin with {given.session!r}; send more of the id")
+        texts = [asdict(text) | {"path": _path(call, text.name)} for text in found[0].texts]
+        metadata = {"session": found[0].session, "texts": texts}
+        lines = [_line(found[0])]
+        for text in texts:
+            tokens = f", {text['tokens']:,} tokens" if text["tokens"] else ""
+            lines.append(f"{text['path']}: {text['about']}{tokens}")
+    else:
+        listed = [asdict(session) | {"texts": len(session.texts)} for session in found]
+        metadata = {"sessions": listed, "truncated": more}
+        lines = [*map(_line, found)] or ["Nothing that was moved out of your conversations is kept."]
+        lines += [f"[the newest {len(found)}; for more send a larger limit]"] if more else []
+    return await call.read(envelope, "\n".join(lines), (), metadata)
+
+
+async def recall_search(call: OperationCall, given: RecallSearch) -> bytes:
+    """Return the lines of moved texts that match a pattern, the newest session's first. Raises ProxyError."""
+    budget, archive = Budget(SECONDS), _archive(call)
+    sessions, more = await archive.sessions(SESSIONS, given.session or "")
+    wanted, left_out = newest(sessions, SEARCHED_BYTES)
+    files = [File(text.name, text.bytes) for _, text in wanted]
+    of = {text.name: (session, text) for session, text in wanted}
+    find = await _compiled(call, regex.compile, given.pattern, budget)
+    found = await searched(call, archive, files, find, given.limit, budget)
+    older = more or left_out
+
+    def shown() -> bytes:
+        where = f"{len(of)} texts of your sessions" + (", older ones left out" if older else "")
+        head = f'{len(found.matches)} matches for "{given.pattern}" in {where} (lines are counted from 0)'
+        lines, listed = [head + (":" if found.matches else ".")], []
+        for name, group in groupby(found.matches, key=lambda match: match.path):
+            (session, text), path = of[name], _path(call, name)
+            lines += ["---", f"{path} ({text.about}; session {session.session}, {_date(session.last)})"]
+            for match in group:
+                lines.append(f"{match.line - 1}: {match.text}")
+                listed.append({"path": path, "session": session.session, "line": match.line - 1, "text": match.text})
+        if found.more:
+            lines.append("[there are more; send a larger limit or narrow the pattern]")
+        return envelope("\n".join(lines), metadata={"matches": listed, "truncated": found.more, "older": older})
+
+    return await call.read(shown)
+
+
+async def recall_read(call: OperationCall, given: RecallRead) -> bytes:
+    """Return a moved text, or as much of it as was asked for. Raises ProxyError."""
+    archive, name = _archive(call), canonical(given.path).rpartition("/")[2]
+    name = name if name.endswith(".txt") else f"{name}.txt"
+    [value] = await archive.read_many([name]) if is_part(name) else [None]
+    if value is None and is_part(name) and await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
+        [value] = await archive.read_many([name])  # a reply that moved it may have ended before it was written
+    if value is None:
+        raise NotThere(f"There is no text {given.path!r} among those that are kept of your conversations")
+
+    def shown() -> bytes:
+        text = value.decode("utf-8", "surrogatepass")
+        span = pages.span(text, given.offset, given.limit or max(len(text), 1), given.column)
+        page = pages.page(text, span, f'recall_read(path="{name}"', given.characters, len) if span else None
+        metadata = {"path": given.path, "size_bytes": len(value), "lines": line_count(text)}
+        return envelope(rawjson.encodable(page or ""), metadata=metadata)
+
+    return await call.read(shown)
+
+
+def _archive(call: OperationCall) -> Archive:
+    """Raises Unauthorized for strangers who share a namespace, as they would read each other's conversations."""
+    if call.tenant.policy.share_namespace and not call.tenant.listed:
+        raise Unauthorized("This key is not listed in a policy, and its tenant's callers share one namespace")
+    return call.shelf.archive
+
+
+def _path(call: OperationCall, name: str) -> str:
+    return f"{call.tenant.policy.offload.store_dir}/{name}"
+
+
+def _line(session: Session) -> str:
+    texts = f"{len(session.texts)} text{'s' * (len(session.texts) != 1)}"
+    return f"{session.session}  {_date(session.last)}  {session.model}, {texts}: {session.title}"
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

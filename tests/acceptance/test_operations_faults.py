@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.operations.names import canonical, key_part
+from proxy.operations.call import canonical, key_part
 from tests.acceptance.operations import (
     MODEL,
     REFERENCE,

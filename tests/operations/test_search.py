@@ -12,8 +12,7 @@ import pytest
 from proxy import regex
 from proxy.errors import ClientFault
 from proxy.operations import search
-from proxy.operations.call import OperationCall
-from proxy.operations.files import CallerFiles, File
+from proxy.operations.call import CallerFiles, File, OperationCall
 from proxy.operations.search import BATCH_BYTES, Found
 from proxy.policy import Policy
 from proxy.regex import Budget

@@ -1,4 +1,4 @@
-"""A caller's files in a store: what is written, under which number, and what is seen of it."""
+"""A caller's files in a store: what they are called, what is written, under which number, and what is seen of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.errors import StoreFault
-from proxy.operations.files import CallerFiles, File
-from proxy.operations.names import key_part
+from proxy.operations.call import KEY_BYTES, BadName, CallerFiles, File, canonical, joined, key_part, name_of
 from proxy.policy import Policy
-from proxy.stores import open_store
+from proxy.stores import is_part, open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
@@ -164,3 +165,73 @@ async def test_a_damaged_file_gives_way_to_the_same_text(found: Found) -> None:
     found.damage(MOVED, flipped)
     await asyncio.gather(*(found.shelf().put_all({MOVED: b"moved text"}) for _ in range(4)))
     assert await found.shelf().read(MOVED) == b"moved text"
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("/workspace/context_store", "workspace/context_store"),
+        ("./cache_file/", "cache_file"),
+        ("~/x", "~/x"),
+        ("a//b/./c", "a/b/c"),
+        ("a/../b", "b"),
+        ("a/..", ""),
+        (".", ""),
+        ("/", ""),
+        ("", ""),
+        ("...", "..."),
+        (" a ", " a "),
+        ("é/中", "é/中"),
+        ("%2e%2e/x", "%2e%2e/x"),
+        ("..\\x", "..\\x"),
+    ],
+)
+def test_canonical_form_of_a_path(spelled: str, name: str) -> None:
+    assert canonical(spelled) == name
+
+
+@pytest.mark.parametrize(
+    ("spelled", "reason"),
+    [
+        ("..", "'..' leads out of your files"),
+        ("/../etc/passwd", "'/../etc/passwd' leads out of your files"),
+        ("a/../../b", "'a/../../b' leads out of your files"),
+        ("a\0b", "'a\\x00b' has a control character in it"),
+        ("a\nb", "'a\\nb' has a control character in it"),
+        ("\ud800", "'\\ud800' is not valid Unicode"),
+        ("../" + "x" * 200, "'../" + "x" * 97 + "\\u2026' leads out of your files"),
+    ],
+)
+def test_bad_paths_are_refused(spelled: str, reason: str) -> None:
+    with pytest.raises(BadName) as refused:
+        canonical(spelled)
+    assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("directory", "path"),
+    [("/workspace/x", "/workspace/x/f"), ("./c/", "./c/f"), ("/", "/f"), (".", "./f"), ("~/x//", "~/x/f")],
+)
+def test_a_path_comes_back_as_its_directory_was_spelled(directory: str, path: str) -> None:
+    assert joined(directory, "f") == path
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=20))
+def test_every_name_goes_into_a_key_and_comes_back(name: str) -> None:
+    part = key_part(name)
+    assert is_part(part)
+    assert name_of(part) == name
+
+
+def test_names_too_long_for_a_key_are_refused() -> None:
+    assert len(key_part("x" * 254)) == KEY_BYTES
+    with pytest.raises(BadName, match="is too long: 256 bytes when stored, of 255"):
+        key_part("x" * 255)
+
+
+@pytest.mark.parametrize("part", ["x", "", "_.FF"])
+def test_foreign_keys_have_no_name(part: str) -> None:
+    assert name_of(part) is None
