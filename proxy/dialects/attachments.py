@@ -57,8 +57,6 @@ KINDS = {
 _INLINE = ("data", "file_data")
 _ADDRESSES = (*_INLINE, "image_url", "url", "file_url", "file_id")
 _NAMES = ("filename", "title", "name")
-
-
 _DEPTH = 3
 
 
@@ -99,18 +97,22 @@ def _strings(members: Members, depth: int) -> Iterator[tuple[str, str]]:
 
 def tokens(part: bytes) -> int:
     """Return about how many tokens this part of a message takes, from its JSON."""
-    pdf = next((at for begin in _PDF if (at := part.find(begin)) >= 0), -1)
-    if pdf >= 0:
-        return PAGE_TOKENS * _pages(part, pdf + 1)
-    if any(map(part.__contains__, _DATA)) and (text := _TEXT.search(part)):
-        return max(OTHER_PART_TOKENS, (_end(part, text.end()) - text.end()) * 3 // 4 // TOKEN_BYTES)
-    return OTHER_PART_TOKENS
+    start = next((at + 1 for begin in _PDF if (at := part.find(begin)) >= 0), 0)
+    text = _TEXT.search(part) if not start and any(map(part.__contains__, _DATA)) else None
+    if not start and text is None:
+        return OTHER_PART_TOKENS
+    start = text.end() if text else start
+    end = part.find(b'"', start)
+    end = end if end >= 0 else len(part)
+    if text:
+        return max(OTHER_PART_TOKENS, (end - start) * 3 // 4 // TOKEN_BYTES)
+    return PAGE_TOKENS * min(max(_pages(part, start, end) or (end - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES)
 
 
-def _pages(part: bytes, start: int) -> int:
-    """Return the pages of a PDF whose base64, as far as it is valid, begins at `start`. They cannot be seen where its
-    objects are compressed; then its size must do. JSON may write slashes as `\\/`."""
-    end, pages, rest = _end(part, start), 0, b""
+def _pages(part: bytes, start: int, end: int) -> int:
+    """Return the pages of a PDF whose base64, as far as it is valid, stands there; 0 if its objects are compressed.
+    JSON may write slashes as `\\/`."""
+    pages, rest = 0, b""
     for at in range(start, end, SLICE):
         rest += part[at : min(at + SLICE, end)].replace(b"\\", b"")
         whole = len(rest) // 4 * 4
@@ -119,10 +121,4 @@ def _pages(part: bytes, start: int) -> int:
         except binascii.Error:
             break
         rest = rest[whole:]
-    return min(max(pages or (end - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES)
-
-
-def _end(part: bytes, start: int) -> int:
-    """Return where the string that begins before `start` ends."""
-    end = part.find(b'"', start)
-    return end if end >= 0 else len(part)
+    return pages

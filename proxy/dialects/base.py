@@ -29,7 +29,6 @@ from proxy.dialects.entries import (
     marked,
     meaning,
     measured,
-    title,
     unreadable,
     with_texts,
 )
@@ -247,7 +246,7 @@ class Dialect(ABC):
     def sections(self, entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
         """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of
         the tool whose result it is, or empty. Raises NotJson."""
-        return self._contents(entry).sections(title(index, message, tool), message.role)
+        return self._contents(entry).sections(index, message, tool)
 
     def replace(self, entry: Entry, texts: Mapping[int | None, str]) -> bytes:
         """Return the entry with the texts at these places replaced. All other members keep their bytes."""

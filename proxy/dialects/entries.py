@@ -140,7 +140,11 @@ class Contents:
         """Whether a reader sees nothing."""
         return not self._shown
 
-    def sections(self, title: str, role: Role) -> list[Section]:
+    def sections(self, index: int, message: Message, tool: str) -> list[Section]:
+        """Return it in readable form, titled by the entry's `index` and by the `tool` whose result it is."""
+        role, title = message.role, f"{index + 1} {message.role.name.lower()}"
+        if role is Role.TOOL:
+            title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
         made: list[Section] = []
         for suffix, text, part in self._shown:
             if part:
@@ -150,12 +154,6 @@ class Contents:
             else:
                 made.append(Section(title, rawjson.encode(text).decode("utf-8", "replace"), role))
         return made or [Section(title, "", role)]
-
-
-def title(index: int, message: Message, tool: str) -> str:
-    """Return the title of the entry at `index`; `tool` is the tool whose result it is."""
-    named = f"{index + 1} {message.role.name.lower()}"
-    return f"{named} {_one_line(message.answers)} {_one_line(tool)}" if message.role is Role.TOOL else named
 
 
 def _one_line(text: str) -> str:

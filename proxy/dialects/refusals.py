@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -66,8 +67,43 @@ class ErrorText(msgspec.Struct, frozen=True):
 
 
 def parts(body: bytes) -> Iterator[str | Mapping[str, Any]]:
-    """Yield the objects and the texts of an error reply, the outermost first. The texts may quote the request."""
-    return islice(_parts(_decoded(body), 0), PARTS)
+    """Yield the objects and the texts of an error reply, the outermost first. The texts may quote the request. A body
+    that does not look like JSON is a text; JSON that is cut off says nothing."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        start = body[: 4 * READ].lstrip()  # UTF-8 has at most 4 bytes for a character
+        value = None if start[:1] in (b"{", b"[", b'"') else start.decode("utf-8", "replace")
+    return islice(_parts(value, 0), PARTS)
+
+
+def _parts(value: Any, depth: int) -> Iterator[str | Mapping[str, Any]]:
+    if depth > DEPTH:
+        return
+    if isinstance(value, list):
+        for element in value[:PARTS]:
+            if isinstance(element, dict):  # a list of anything else quotes the request, or the error's place in it
+                yield from _parts(element, depth + 1)
+    elif isinstance(value, str):
+        yield from _texts(value, depth)
+    elif isinstance(value, dict):
+        yield value
+        for key in (*_MESSAGES, *_INSIDE):
+            if key in value:
+                yield from _parts(value[key], depth + 1)
+
+
+def _texts(text: str, depth: int) -> Iterator[str | Mapping[str, Any]]:
+    """Yield a text, and what a gateway puts behind or between its own words: the provider's error as JSON."""
+    own, brace, behind = text.partition("{")
+    if brace and not _QUOTE.search(own):
+        with suppress(ValueError, RecursionError):
+            inner, end = _json.raw_decode(brace + behind)
+            yield own
+            yield from _parts(inner, depth + 1)
+            yield behind[end - 1 :]
+            return
+    yield text
 
 
 def error_text(body: bytes) -> ErrorText:
@@ -87,48 +123,6 @@ def error_text(body: bytes) -> ErrorText:
         told.append(" ".join(name[:64] for name in (*names, *map(str, path[:4] if isinstance(path, list) else ()))))
         numbers |= {key: value for key, value in part.items() if type(value) is int and key not in _CODES}
     return ErrorText("\n".join(said)[:READ], "\n".join(told)[:MOST], frozenset(codes), numbers)
-
-
-def _decoded(body: bytes) -> Any:
-    """Return the JSON value, or the text of a body that does not look like JSON. JSON that is cut off says nothing."""
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        start = body[: 4 * READ].lstrip()  # UTF-8 has at most 4 bytes for a character
-        return None if start[:1] in (b"{", b"[", b'"') else start.decode("utf-8", "replace")
-
-
-def _parts(value: Any, depth: int) -> Iterator[str | Mapping[str, Any]]:
-    """Yield the objects and the texts of an error, the outermost first."""
-    if depth > DEPTH:
-        return
-    if isinstance(value, list):
-        for element in value[:PARTS]:
-            if isinstance(element, dict):  # a list of anything else quotes the request, or the error's place in it
-                yield from _parts(element, depth + 1)
-    elif isinstance(value, str):
-        yield from _texts(value, depth)
-    elif isinstance(value, dict):
-        yield value
-        for key in (*_MESSAGES, *_INSIDE):
-            if key in value:
-                yield from _parts(value[key], depth + 1)
-
-
-def _texts(text: str, depth: int) -> Iterator[str | Mapping[str, Any]]:
-    """Yield a text, and what a gateway puts behind or between its own words: the provider's error as JSON."""
-    own, brace, behind = text.partition("{")
-    if not brace or _QUOTE.search(own):
-        yield text
-        return
-    try:
-        inner, end = _json.raw_decode(brace + behind)
-    except (ValueError, RecursionError):
-        yield text
-        return
-    yield own
-    yield from _parts(inner, depth + 1)
-    yield behind[end - 1 :]
 
 
 def _without_quotations(text: str) -> str:

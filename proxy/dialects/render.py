@@ -158,9 +158,7 @@ def shrunk(
 ) -> dict[int, Hidden]:
     """Return the hidden rounds as they are sent. Before the newest event's user turn, answers above `least` tokens are
     replaced by lines."""
-    return {
-        index: dialect.shrunk(hidden, least, names) if index < plan.used else hidden for index, hidden in rounds.items()
-    }
+    return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in rounds.items()}
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
@@ -185,13 +183,8 @@ def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool
     return index in boundary.pins or index < transcript.leading
 
 
-def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
-    """Return the indexes of the entries that the boundary's snapshot replaces."""
-    return [index for index in range(boundary.end) if not stays(transcript, boundary, index)]
-
-
-def taken_since(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None) -> list[int]:
-    """Return the indexes of the entries that the boundary's snapshot replaces and that of `since` does not.
+def taken(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[int]:
+    """Return the indexes of the entries that the boundary's snapshot replaces, and that of `since` does not.
 
     A history has many boundaries, so only the entries between the two are looked at, and those that `since` kept.
     """
@@ -204,7 +197,7 @@ def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
     """Return the snapshot's whole text as it appears in the context; empty if none is shown."""
     if shown is None:
         return ""
-    messages = len(taken_since(transcript, shown.boundary, shown.since))
+    messages = len(taken(transcript, shown.boundary, shown.since))
     return summary.block(shown.text, messages, shown.path, shown.earlier)
 
 
@@ -217,7 +210,7 @@ def originals(
     `results` name count as results, so that they are shortened before what the user said.
     """
     found: list[Section] = []
-    for index in taken_since(transcript, boundary, since):
+    for index in taken(transcript, boundary, since):
         message = transcript.messages[index]
         sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
         found += [replace(section, role=Role.TOOL) for section in sections] if message.carries else sections
@@ -322,7 +315,7 @@ def moved_files(
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
             add(index, piece)
     cuts = [
-        (boundary, taken_since(transcript, boundary, since))
+        (boundary, taken(transcript, boundary, since))
         for since, boundary in pairwise((None, *plan.boundaries))
         if boundary and shown and boundary.end <= shown.end
     ]

@@ -180,6 +180,9 @@ class RoundRequest(ABC):
     """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice itself does, and None
     where an API has no such choice."""
 
+    forms: ClassVar[tuple[tuple[str, ...], ...]]
+    """The paths of members that say in which form the text has to be."""
+
     no_call: ClassVar[Raw] = Raw(b'"none"')
     """The `tool_choice` with which no tool is called."""
 
@@ -214,9 +217,10 @@ class RoundRequest(ABC):
         """Return one of our tools in the form that this API expects."""
 
     @property
-    @abstractmethod
     def wants_json(self) -> bool:
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
+        forms = (_within(self.members, path).get("type") for path in self.forms)
+        return any(text_of(form) not in ("", "text") for form in forms)
 
     @property
     def asks_usage(self) -> bool:
@@ -288,9 +292,12 @@ def lowered(members: Members, limits: Iterable[str], left: int | None, added: Se
     if left is None:
         return {}
     room = max(left - sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES, LEAST_REPLY)
-    for *path, name in THINKING:
-        within = members
-        for key in path:
-            within = object_of(within.get(key))
-        room = max(room, whole(within.get(name)) + 1)
+    room = max(room, *(whole(_within(members, path).get(name)) + 1 for *path, name in THINKING))
     return {limit: Raw(b"%d" % room) for limit in limits if whole(members.get(limit)) > room}
+
+
+def _within(members: Members, path: Iterable[str]) -> Members:
+    """Return the members of the object at this path; none if there is no such object."""
+    for key in path:
+        members = object_of(members.get(key))
+    return members

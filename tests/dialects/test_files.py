@@ -147,5 +147,5 @@ def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: 
     transcript = TRANSCRIPT
     before = set(render.taken(transcript, since))
     expected = [index for index in render.taken(transcript, boundary) if index not in before]
-    assert render.taken_since(transcript, boundary, since) == expected
-    assert render.taken_since(transcript, boundary, None) == render.taken(transcript, boundary)
+    assert render.taken(transcript, boundary, since) == expected
+    assert render.taken(transcript, boundary, None) == render.taken(transcript, boundary)

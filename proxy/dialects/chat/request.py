@@ -129,14 +129,11 @@ def parse(body: bytes, members: Members) -> Request:
 class ChatRoundRequest(RoundRequest):
     limits = LIMITS
     listed = ALLOWED
+    forms = (("response_format",),)
 
     @staticmethod
     def tool(definition: bytes) -> bytes:
         return rawjson.encode({"type": "function", "function": Raw(definition)})
-
-    @property
-    def wants_json(self) -> bool:
-        return text_of(object_of(self.members.get("response_format")).get("type")) not in ("", "text")
 
     @property
     def wants_usage(self) -> bool:

@@ -70,7 +70,7 @@ class MessagesDialect(Dialect):
 
     def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
         """The task goes on with the last blocks, if they are a part of the user's message."""
-        if entries and request.is_blocks(entries[-1]):
+        if entries and not request.is_text(entries[-1]) and request.parts_of(entries[-1])[0] is None:
             return [*entries, b",".join(request.blocks_in(task) or [])]
         return super().followed(entries, task)
 

@@ -161,17 +161,14 @@ def parts_of(entry: Entry) -> tuple[Members | None, list[Raw]]:
     return None, items
 
 
-def is_blocks(entry: Entry) -> bool:
-    """Whether an entry consists of blocks of a user message."""
-    return not is_text(entry) and not heads(b"[%b]" % bytes(entry))[0].role
-
-
 def assembled(members: Members, entries: Sequence[Entry]) -> Members:
     """Return the members of a request that consist of these entries. Texts of ours become the last blocks of the system
     prompt, behind the client's own breakpoints."""
     ours = [entry for entry in entries if is_text(entry)]
     messages = [entry for entry in entries if not is_text(entry)] if ours else entries
-    made: Members = {"messages": Raw(rawjson.array(_messages(messages)))}
+    roles = ((heads(b"[%b]" % bytes(one))[0].role, one) for one in messages)
+    runs = groupby(roles, key=lambda one: one[0] in BETWEEN_REPLIES)
+    made: Members = {"messages": Raw(rawjson.array(one for _, run in runs for one in _in_order(list(run))))}
     if ours:
         system = members.get("system")
         client = [_text_block(system)] if rawjson.is_string(system) else elements_of(system)
@@ -179,29 +176,19 @@ def assembled(members: Members, entries: Sequence[Entry]) -> Members:
     return made
 
 
-def _messages(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the messages. What comes between two replies may have to be put in order."""
-    turn: list[tuple[str, Entry]] = []
-    for one in entries:
-        role = heads(b"[%b]" % bytes(one))[0].role
-        if role in BETWEEN_REPLIES:
-            turn.append((role, one))
-            continue
-        yield from _turn(turn)
-        turn = []
-        yield one
-    yield from _turn(turn)
-
-
-def _turn(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
-    """Yield the messages between two replies.
+def _in_order(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
+    """Yield replies, or the messages between two of them.
 
     Upstream takes a system message only as the last of them. A cut can leave user messages behind one; then everything
     that the user says comes first, and system messages become one that differ in nothing but their content: a rule may
     end with its message (`clear_at`).
     """
     roles = [role for role, _ in turn]
-    if "system" not in roles[:-1] or roles[0] == "system" or not all(_may_merge(role, one) for role, one in turn):
+    moves = "system" in roles[1:-1] and roles[0] != "system"
+    if not moves or not all(
+        blocks_in(one) is not None and (role != "user" or rawjson.members(Raw(one)).keys() <= FRAME)
+        for role, one in turn  # whether its blocks mean the same in another message of its role
+    ):
         for said, run in groupby(turn, key=lambda one: one[0] == ""):
             found = [one for _, one in run]
             yield from [user_message(found)] if said else found
@@ -215,11 +202,6 @@ def _turn(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
 
 def _without_content(message: Entry) -> Members:
     return {key: raw for key, raw in rawjson.members(Raw(message)).items() if key != "content"}
-
-
-def _may_merge(role: str, entry: Entry) -> bool:
-    """Whether an entry's blocks mean the same in another message of its role."""
-    return blocks_in(entry) is not None and (role != "user" or rawjson.members(Raw(entry)).keys() <= FRAME)
 
 
 def blocks_in(entry: Entry) -> list[Raw] | None:
@@ -279,6 +261,7 @@ class MessagesRoundRequest(RoundRequest):
     limits = LIMITS
     no_call = Raw(b'{"type":"none"}')
     needs_tools = True
+    forms = (("output_format",), ("output_config", "format"))
     assembled = staticmethod(assembled)
     container: Raw = NULL
     """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are
@@ -289,11 +272,6 @@ class MessagesRoundRequest(RoundRequest):
         members = rawjson.members(definition)
         members["input_schema"] = members.pop("parameters")
         return rawjson.encode(members)
-
-    @property
-    def wants_json(self) -> bool:
-        forms = self.members.get("output_format"), object_of(self.members.get("output_config")).get("format")
-        return not all(map(rawjson.is_null, forms))
 
     def _members(self, entries: Sequence[Entry], ours: Sequence[bytes]) -> Members:
         made, id = super()._members(entries, ours), object_of(self.container).get("id", NULL)

@@ -18,7 +18,7 @@ from proxy import rawjson
 from proxy.dialects.entries import Entry
 from proxy.dialects.request import RoundRequest, bounded, parsed
 from proxy.plan.turn import Continuation, Reason, Request
-from proxy.rawjson import NULL, Members, object_of, string, text_of
+from proxy.rawjson import NULL, Members, string, text_of
 
 LIMITS = ("max_output_tokens",)
 OUTPUTS = frozenset(
@@ -212,16 +212,12 @@ def joined(entries: Sequence[Entry]) -> Raw:
 class ResponsesRoundRequest(RoundRequest):
     limits = LIMITS
     listed = ""
+    forms = (("text", "format"),)
 
     @staticmethod
     def tool(definition: bytes) -> bytes:
         """Schemas are strict here unless they say otherwise."""
         return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
-
-    @property
-    def wants_json(self) -> bool:
-        form = object_of(object_of(self.members.get("text")).get("format"))
-        return text_of(form.get("type")) not in ("", "text")
 
     @property
     def stores(self) -> bool:
