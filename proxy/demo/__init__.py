@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import read
@@ -36,7 +35,7 @@ def run(*, serve: bool = False) -> int:
         raise UserMistake("the demo needs openai: pip install 'offload-proxy[demo]'")
     for name in ("SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
-            signal.signal(number, _terminated)
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that our child processes end, too
     folder = Path(tempfile.mkdtemp(prefix="offload-demo-"))
     try:
         return _run(folder, serve)
@@ -62,7 +61,12 @@ def _run(folder: Path, serve: bool) -> int:
             agent = session.Agent(client, upstream, count)
             session.show(agent)
             if serve:
-                _wait(folder / "proxy.log")
+                said = (folder / "proxy.log").read_text(encoding="utf-8", errors="replace")
+                found = re.search(r"the dashboard opens, once, at (\S+)", said)
+                sys.stdout.write(f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n")
+                sys.stdout.flush()
+                with suppress(KeyboardInterrupt, SystemExit):
+                    threading.Event().wait()
         # The proxy has exited and written all its records.
         faults = session.summary(agent, asyncio.run(_originals(folder / "store")), folder)
     return FAILED if faults else OK
@@ -80,32 +84,19 @@ def _serving(upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=ours)
     try:
-        yield _address(process, log)
+        deadline, said = time.monotonic() + START, ""
+        while not (found := re.search(r"listening on (http://\S+)", said)):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise ProxyError(f"the proxy did not come up:\n{said[-2000:]}")
+            time.sleep(0.02)
+            said = log.read_text(encoding="utf-8", errors="replace")
+        yield found[1]
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP)
         process.kill()
         process.wait()
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline, said = time.monotonic() + START, ""
-    while time.monotonic() < deadline and process.poll() is None:
-        said = log.read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"listening on (http://\S+)", said):
-            return found[1]
-        time.sleep(0.02)
-    raise ProxyError(f"the proxy did not come up:\n{said[-2000:]}")
-
-
-def _wait(log: Path) -> None:
-    """Say where the dashboard opens, which the proxy's log has, and wait for Ctrl-C or a signal."""
-    found = re.search(r"the dashboard opens, once, at (\S+)", log.read_text(encoding="utf-8", errors="replace"))
-    sys.stdout.write(f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n")
-    sys.stdout.flush()
-    with suppress(KeyboardInterrupt, SystemExit):
-        threading.Event().wait()
 
 
 async def _originals(folder: Path) -> dict[str, bytes]:
@@ -118,8 +109,3 @@ async def _originals(folder: Path) -> dict[str, bytes]:
         return {key.rpartition("/")[2]: await store.get(key) or b"" for key in keys}
     finally:
         await store.close()
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    """Exit as on Ctrl-C, so that our child processes end too."""
-    sys.exit(128 + number)

@@ -1,12 +1,15 @@
 """A typical agent at work: the `openai` client, a list of messages, a tool and a loop. It does not know the proxy.
 
-Beside it, what reached the upstream is measured and shown.
+It reads the sources of this machine's Python standard library, page by page. Beside it, what reached the upstream is
+measured and shown.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +18,6 @@ from typing import Any, NamedTuple
 
 from openai import OpenAI, OpenAIError
 
-from proxy.demo.library import PAGE_LINES, Question, pages, question, reading_list
 from proxy.demo.model import (
     QUESTION,
     READ_SOURCE,
@@ -28,7 +30,28 @@ from proxy.demo.model import (
     moved_to,
     text_of,
 )
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, UserMistake
+
+PAGE_LINES = 500
+"""Lines of a page: coding agents read a few hundred at a time."""
+
+READING = (
+    "argparse.py",
+    "asyncio/base_events.py",
+    "tarfile.py",
+    "http/client.py",
+    "subprocess.py",
+    "pickle.py",
+    "difflib.py",
+    "inspect.py",
+    "logging/__init__.py",
+    "unittest/mock.py",
+    "typing.py",
+)
+"""Large modules in every Python since 3.11, in the order in which the demo reads them."""
+
+_CONSTANT = re.compile(r"_?[A-Z][A-Z_]{3,} = (?=.{8})")
+"""How lines begin that make good questions."""
 
 HISTORY = 95_000
 """Tokens that the session's history must reach."""
@@ -59,6 +82,61 @@ _COLUMNS = ("turn", "the model says", "agent sends", "upstream gets", "results m
 _LINE = "{:>4}  {:<44} {:>11} {:>13} {:>13} {:>11}\n"
 
 
+# -- what it reads ----------------------------------------------------------------------------------------------------
+
+
+class Page(NamedTuple):
+    """`text` has a line before it that says which lines these are."""
+
+    path: str
+    first: int
+    text: str
+
+
+class Question(NamedTuple):
+    """A question for the line of a file that begins with a certain text."""
+
+    path: str
+    begins: str
+    line: str
+
+
+def pages(path: str, root: Path | None = None) -> Iterator[Page]:
+    """Yield the pages of a module of `READING`; none of anything else."""
+    file = (root or Path(sysconfig.get_paths()["stdlib"])) / path
+    if path not in READING or not file.is_file():
+        return
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for start in range(0, len(lines), PAGE_LINES):
+        part = lines[start : start + PAGE_LINES]
+        head = f"{path}, lines {start + 1}-{start + len(part)} of {len(lines)}\n"
+        yield Page(path, start + 1, head + "".join(part))
+
+
+def reading_list(tokens: int, count: Count, root: Path | None = None) -> list[Page]:
+    """Return whole modules' pages with at least so many tokens. Raises UserMistake if the sources have fewer."""
+    chosen: list[Page] = []
+    for path in READING:
+        chosen += pages(path, root)
+        if sum(count(page.text) for page in chosen) >= tokens:
+            return chosen
+    raise UserMistake("the demo reads the standard library's sources, and this Python has too few of them")
+
+
+def question(path: str, root: Path | None = None) -> Question:
+    """Return a question for a constant on the first page that the file mentions once. Raises UserMistake."""
+    texts = [page.text for page in pages(path, root)]
+    lines = [line for text in texts for line in text.splitlines()]
+    for line in reversed(lines[: PAGE_LINES + 1]):
+        found = _CONSTANT.match(line)
+        if found and sum(other.startswith(found[0]) for other in lines) == 1:
+            return Question(path, found[0].strip(), line)
+    raise UserMistake(f"{path} is not what the demo expects of the standard library")
+
+
+# -- the agent ---------------------------------------------------------------------------------------------------------
+
+
 class Row(NamedTuple):
     """A turn: tokens of the agent's request and of the last one sent upstream, results moved in it, and the rounds
     before it in which the model read them back."""
@@ -69,10 +147,6 @@ class Row(NamedTuple):
     sent: int
     moved: int
     rounds: int
-
-    def __str__(self) -> str:
-        figures = (f"{number:,}" if number else "" for number in self[2:])
-        return _LINE.format(self.turn, self.action[:44], *figures)
 
 
 class Agent:
@@ -112,7 +186,13 @@ class Agent:
             self.rows.append(self._row(client, calls, self.upstream.requests[before:]))
             yield self.rows[-1]
             for call in calls:
-                self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": _result(call["function"])})
+                function = call["function"]
+                if function["name"] != READ_SOURCE:
+                    raise ProxyError(f"the agent was told to call {function['name']}, which is not its tool")
+                given = json.loads(function["arguments"])
+                found = (page.text for page in pages(given["path"]) if page.first == given["first"])
+                result = next(found, f"There is no {given['path']}.")
+                self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
     def _ask(self) -> Json:
         try:
@@ -146,33 +226,25 @@ class Agent:
         return {name: originals.get(name) != texts[call].encode() for name, call in moved.items()}
 
 
-def _result(function: Json) -> str:
-    """The result of a call. Raises ProxyError if it is not to the agent's tool."""
-    if function["name"] != READ_SOURCE:
-        raise ProxyError(f"the agent was told to call {function['name']}, which is not its tool")
-    given = json.loads(function["arguments"])
-    found = (page.text for page in pages(given["path"]) if page.first == given["first"])
-    return next(found, f"There is no {given['path']}.")
-
-
 def show(agent: Agent) -> None:
     sys.stdout.write(INTRODUCTION + _LINE.format(*_COLUMNS))
     for row in agent.run():
-        sys.stdout.write(str(row))
+        figures = (f"{number:,}" if number else "" for number in row[2:])
+        sys.stdout.write(_LINE.format(row.turn, row.action[:44], *figures))
         sys.stdout.flush()
 
 
 def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
     client = agent.rows[-1].client
     missing = ", ".join(sorted(name for name, gone in lost.items() if gone))
-    checks = [
-        (client < HISTORY, f"the history has {client:,} tokens and not {HISTORY:,}"),
-        (not lost, "nothing was moved"),
-        (not any(row.rounds for row in agent.rows), "nothing was read back"),
-        (bool(missing), f"the store does not hold what was moved: {missing}"),
-        *((said != one.line.strip(), f"asked for {one.line!r}, it said {said!r}") for one, said in agent.answers),
-    ]
-    return [text for failed, text in checks if failed]
+    checks = {
+        f"the history has {client:,} tokens and not {HISTORY:,}": client < HISTORY,
+        "nothing was moved": not lost,
+        "nothing was read back": not any(row.rounds for row in agent.rows),
+        f"the store does not hold what was moved: {missing}": bool(missing),
+        **{f"asked for {one.line!r}, it said {said!r}": said != one.line.strip() for one, said in agent.answers},
+    }
+    return [text for text, failed in checks.items() if failed]
 
 
 def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from proxy.demo.library import Question
 from proxy.demo.model import ScriptedUpstream, Sent, message_tokens
-from proxy.demo.session import Agent, Row, faults
-from proxy.errors import ProxyError
+from proxy.demo.session import PAGE_LINES, Agent, Question, Row, faults, pages, question, reading_list
+from proxy.errors import ProxyError, UserMistake
 from tests.fake_upstream import DROP, Cut, Reply, StrictUpstream, calls, error, mixed, text
 
 Json = dict[str, Any]
@@ -45,11 +45,8 @@ class Seen:
 
 
 REQUEST = {"role": "user", "content": "Look."}
-CALL = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "ab", "arguments": "{}"}}],
-}
+FUNCTION = {"name": "ab", "arguments": "{}"}
+CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": FUNCTION}]}
 WHOLE = {"role": "tool", "tool_call_id": "c1", "content": "123"}
 MOVED = {**WHOLE, "content": "1... (detailed result is stored in /store/a.py-01234567.txt; complete, 9 tokens)"}
 FILE = "a.py-01234567.txt"
@@ -68,29 +65,21 @@ def agent(**changed: Any) -> Agent:
     return made
 
 
-def test_a_good_session_has_no_faults() -> None:
-    good = agent()
-    assert good.lost({FILE: b"123"}) == {FILE: False}
-    assert faults(good, {FILE: False}) == []
-
-
-def test_a_moved_result_that_the_store_does_not_hold_is_named() -> None:
-    for stored in ({}, {FILE: b"12"}):
-        one = agent()
-        assert faults(one, one.lost(stored)) == [f"the store does not hold what was moved: {FILE}"]
-
-
 @pytest.mark.parametrize(
-    ("changed", "fault"),
+    ("changed", "stored", "fault"),
     [
-        ({"rows": [Row(1, "", 94_999, 10_000, 5, 300)]}, "94,999"),
-        ({"rows": [Row(1, "", 100_000, 10_000, 5, 0)]}, "nothing was read back"),
-        ({"answers": [(Question("a.py", "X =", "X = 1"), "X = 2")]}, "it said 'X = 2'"),
+        ({}, {FILE: b"123"}, ""),
+        ({}, {}, f"the store does not hold what was moved: {FILE}"),
+        ({}, {FILE: b"12"}, f"the store does not hold what was moved: {FILE}"),
+        ({"rows": [Row(1, "", 94_999, 10_000, 5, 300)]}, {FILE: b"123"}, "94,999"),
+        ({"rows": [Row(1, "", 100_000, 10_000, 5, 0)]}, {FILE: b"123"}, "nothing was read back"),
+        ({"answers": [(Question("a.py", "X =", "X = 1"), "X = 2")]}, {FILE: b"123"}, "it said 'X = 2'"),
     ],
 )
-def test_each_failed_check_is_named(changed: Json, fault: str) -> None:
-    [said] = faults(agent(**changed), {FILE: False})
-    assert fault in said
+def test_each_failed_check_is_named(changed: Json, stored: dict[str, bytes], fault: str) -> None:
+    one = agent(**changed)
+    said = faults(one, one.lost(stored))
+    assert len(said) == bool(fault) and fault in "".join(said)
 
 
 def test_tokens_and_what_two_requests_share() -> None:
@@ -135,3 +124,44 @@ def test_errors_that_stop_the_agent(up: StrictUpstream, at_work: Agent, reply: R
     up.script(reply)
     with pytest.raises(ProxyError, match=says):
         list(at_work.work("Look."))
+
+
+# -- what it reads --
+
+LINES = ["SECRET_NAME = 'what it is'", "TWICE = 'once here'", *(f"x{n} = {n}" for n in range(PAGE_LINES))]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "http").mkdir()
+    (tmp_path / "http" / "client.py").write_text("class E(OSError):\n    pass\n")
+    (tmp_path / "argparse.py").write_text("\n".join([*LINES, "TWICE = 'and once here'"]))
+    (tmp_path / "secret.py").write_text("hidden = 1\n")
+    return tmp_path
+
+
+def test_pages_say_which_lines_they_are_and_concatenate(root: Path) -> None:
+    heads, texts = zip(*(page.text.split("\n", 1) for page in pages("argparse.py", root)), strict=True)
+    assert heads == ("argparse.py, lines 1-500 of 503", "argparse.py, lines 501-503 of 503")
+    assert "".join(texts) == "\n".join([*LINES, "TWICE = 'and once here'"])
+    for path in ("../x.py", "/etc/passwd", "secret.py", ""):
+        assert list(pages(path, root)) == []
+
+
+def test_the_reading_list_reaches_the_required_tokens(root: Path) -> None:
+    assert {page.path for page in reading_list(10, len, root)} == {"argparse.py"}
+    assert [page.path for page in reading_list(11, lambda text: 5, root)][-1] == "http/client.py"
+    with pytest.raises(UserMistake, match="too few"):
+        reading_list(10, lambda text: 1, root)
+
+
+def test_questions_are_about_a_line_that_begins_as_no_other(root: Path) -> None:
+    assert question("argparse.py", root) == Question("argparse.py", "SECRET_NAME =", "SECRET_NAME = 'what it is'")
+    with pytest.raises(UserMistake):
+        question("http/client.py", root)
+
+
+def test_the_installed_standard_library_suits_the_demo() -> None:
+    """If this fails, so does the demo: the installation has no sources."""
+    modules = list(dict.fromkeys(page.path for page in reading_list(95_000, lambda text: len(text) // 4)))
+    assert [question(module).path for module in modules[:2]] == modules[:2]
