@@ -504,21 +504,19 @@ async def test_refused_later_round_ends_with_the_clients_own_request(
     assert bench.partner.remembered == [] and bench.turn.spent.completion == 15
 
 
-@pytest.mark.parametrize(("first", "fits"), [(OURS, True), (SILENT, False)], ids=["text was shown", "does not fit"])
-async def test_refused_later_round_is_an_error_event_where_nothing_else_is_possible(first: bytes, fits: bool) -> None:
-    bench = Bench(ScriptedReply(first), refused(400))
+@pytest.mark.parametrize(
+    ("first", "fits", "last"),
+    [(OURS, True, BUSY), (SILENT, False, BUSY), (SILENT, True, OVERFLOW)],
+    ids=["text was shown", "does not fit", "is refused, too"],
+)
+async def test_refused_later_round_is_an_error_event_where_nothing_else_is_possible(
+    first: bytes, fits: bool, last: bytes
+) -> None:
+    bench = Bench(ScriptedReply(first), refused(400), refused(422, OVERFLOW))
     bench.partner.own_fits = fits
     with pytest.raises(UpstreamFault):
         await bench.run()
-    assert events(bench.browser.body)[-1] == json.loads(BUSY)
-
-
-async def test_refusal_of_the_clients_own_request_is_the_last_one() -> None:
-    bench = Bench(ScriptedReply(SILENT), refused(400), refused(422, OVERFLOW))
-    bench.partner.own_fits = True
-    with pytest.raises(UpstreamFault):
-        await bench.run()
-    assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)
+    assert events(bench.browser.body)[-1] == json.loads(last)
 
 
 @pytest.mark.parametrize("last", [b"data: [DO", b"data: {", b'data: {"choices":[]', b"data:", b"data: x"])
@@ -559,6 +557,3 @@ async def test_client_that_leaves_leaves_no_reply_or_task_open(where: str) -> No
 
 
 ROLE_ONLY = stream(ROLE)
-
-
-# -- the client's own request -----------------------------------------------------------------------------------------

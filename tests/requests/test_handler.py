@@ -139,12 +139,22 @@ class World:
         return client, await self.serve(client, *replies)
 
     async def serve(self, client: ScriptedClient, *replies: ScriptedReply | Exception) -> Outcome:
-        client.scope["raw_path"] = b"/v1/chat/completions"
         self.upstream.replies = [*self.upstream.replies[: len(self.upstream.requests)], *replies]
-        await self.chat(client.client(), Tenant(self.policy, "acme-1"))
+        await self.send(client)
         assert len(self.outcomes) == 1, "one outcome for each request"
         assert all(reply.closed for reply in self.upstream.read)
         return self.outcomes.pop()
+
+    async def send(self, client: ScriptedClient | bytes, namespace: str = "acme-1") -> ScriptedClient:
+        """One request, for whatever upstream answers."""
+        client = ScriptedClient(client, b"", path="/v1/chat/completions") if isinstance(client, bytes) else client
+        client.scope["raw_path"] = b"/v1/chat/completions"
+        await self.chat(client.client(), Tenant(self.policy, namespace))
+        return client
+
+    async def close(self) -> None:
+        await self.services.background.close(1)
+        self.services.threads.close()
 
     @property
     def sent(self) -> list[bytes]:
@@ -156,8 +166,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     world = World()
     yield world
-    await world.services.background.close(1)
-    world.services.threads.close()
+    await world.close()
 
 
 def chat(result: str = "", *, more: bool = False, **members: Any) -> bytes:

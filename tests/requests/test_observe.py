@@ -52,8 +52,7 @@ async def world() -> AsyncIterator[World]:
     world.policy = observing()
     world.fail_store()
     yield world
-    await world.services.background.close(1)
-    world.services.threads.close()
+    await world.close()
     assert not world.store.records
 
 
@@ -89,8 +88,7 @@ async def test_it_reports_what_offloading_then_does(world: World, body: bytes) -
     _, foreseen = await world.ask(body, ScriptedReply(REPLY))
     real = World()
     _, done = await real.ask(body, ScriptedReply(REPLY))
-    await real.services.background.close(1)
-    real.services.threads.close()
+    await real.close()
     assert (foreseen.tokens_before, foreseen.tokens_after) == (done.tokens_before, done.tokens_after)
     assert (foreseen.compacted, foreseen.compressed, foreseen.events) == (done.compacted, done.compressed, done.events)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from proxy.policy import Inject, Mode, Policy, Tools
 from proxy.requests.cache import MessageCache
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered, plan
 from proxy.requests.summaries import summary_on_prefix
-from tests import written
 from tests.requests.planning import (
     ALWAYS,
     CUT,
@@ -28,12 +25,9 @@ from tests.requests.planning import (
     OFFLOAD,
     POLICY,
     SHORT,
-    SYSTEM,
-    USER,
     Counting,
     Json,
     planned,
-    step,
 )
 
 
@@ -97,10 +91,6 @@ async def test_arguments_count_in_canonical_form(arguments: str) -> None:
     assert history.tokens == other.tokens
 
 
-def said(call: Json) -> tuple[str, str]:
-    return call["function"]["name"], call["function"]["arguments"]
-
-
 async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
     history, reader = await planned(CUT)
     without = Rendered.of(history, None, {}, reader)
@@ -144,12 +134,6 @@ async def test_a_summary_call_continues_what_was_sent_before_the_event() -> None
     assert json.loads(summary_on_prefix(always, boundary, None, {}, 700, "t"))["tool_choice"] == "none"
 
 
-# -- the room for the reply --------------------------------------------------------------------------------------------
-
-
-# -- leading system messages ------------------------------------------------------------------------------------------
-
-
 # -- the limit upstream -----------------------------------------------------------------------------------------------
 
 
@@ -183,36 +167,3 @@ async def test_a_request_that_is_not_changed_is_lowered_only_if_upstream_would_r
     assert await exceeds(9_700, refused=True), "our count may be a little low"
     assert not await exceeds(9_000, refused=True)
     assert not await exceeds(0, refused=True)
-
-
-# -- windows with hardly any room --------------------------------------------------------------------------------------
-
-TURNS = 60
-
-
-def hidden(number: int, size: int) -> Hidden:
-    """A call of our tool with an answer of `size` characters, which shrinks to a line once it was used."""
-    function = {"name": "read_file", "arguments": json.dumps({"path": f"/store/look-{number}"})}
-    call = {"role": "assistant", "tool_calls": [{"id": f"h{number}", "type": "function", "function": function}]}
-    answer = {"role": "tool", "tool_call_id": f"h{number}", "content": "y" * size}
-    before = (json.dumps(call).encode(), json.dumps(answer).encode())
-    sizes = tuple(map(len, before))
-    return Hidden(before, None, (), sum(sizes), sizes)
-
-
-async def turns(seed: int) -> AsyncIterator[Rendered]:
-    """The requests of a conversation in which most replies hid a round, as they are sent."""
-    chance = random.Random(seed)
-    offload = written.offload(mode=chance.choice([Mode.AUTO, Mode.COMPACT]), store_dir="/store")
-    policy, window = Policy(offload=offload, tools=Tools(inject=Inject.ALWAYS)), chance.choice([16_000, 32_000, 64_000])
-    messages, found = [SYSTEM, USER], dict[int, Hidden]()
-    for number in range(TURNS):
-        if chance.random() < 0.7:
-            found[len(messages)] = hidden(number, chance.choice([100, 300, 900, 3000]))
-        results = [chance.choice([50, 300, 1500]) for _ in range(chance.choice([1, 1, 2]))]
-        messages += step(number, chance.choice([10, 200, 800]), *results)
-        history, reader = await planned(messages, policy, window)
-        boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
-        shown = ActiveSnapshot(boundary, "the record", history.originals_path(boundary)) if boundary else None
-        whole = Rendered.of(history, shown, dict(found), reader)
-        yield whole if history.room.holds(whole.tokens) else whole.fitting(reader)

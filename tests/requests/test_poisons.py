@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.policies.tenants import Tenant
-from tests.asgi import ScriptedClient
 from tests.requests.scripted import JSON, ScriptedReply
 from tests.requests.test_handler import LONG, POLICY, World, chat
 
@@ -39,12 +37,10 @@ class Poisoned(World):
         whole = {"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop"}]}
         return ScriptedReply(json.dumps(whole | {"usage": usage}).encode())
 
-    async def send(self, namespace: str, body: bytes) -> tuple[int, list[bytes]]:
+    async def say(self, namespace: str, body: bytes) -> tuple[int, list[bytes]]:
         """Return the reply's status, and what went upstream."""
         self.bodies.clear()
-        client = ScriptedClient(body, b"", path="/v1/chat/completions")
-        client.scope["raw_path"] = b"/v1/chat/completions"
-        await self.chat(client.client(), Tenant(POLICY, namespace))
+        client = await self.send(body, namespace)
         return client.status, list(self.bodies)
 
 
@@ -91,8 +87,7 @@ async def poisoned(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Poison
     marks = (b'"file"', b"reasoning_effort", b'"poison"')
     world = Poisoned(lambda sent: (status, error) if any(mark in sent for mark in marks) else None)
     yield world, body
-    await world.services.background.close(1)
-    world.services.threads.close()
+    await world.close()
 
 
 NEXT = (LONG, chat("word " * 1_500, more=True), chat("word " * 300, more=True))
@@ -101,12 +96,12 @@ NEXT = (LONG, chat("word " * 1_500, more=True), chat("word " * 300, more=True))
 
 async def test_a_poison_changes_no_other_request(poisoned: tuple[Poisoned, bytes]) -> None:
     world, poison = poisoned
-    before = [await world.send(OTHER, body) for body in NEXT]
+    before = [await world.say(OTHER, body) for body in NEXT]
     for _ in range(3):
-        status, _ = await world.send(ME, poison)
+        status, _ = await world.say(ME, poison)
         assert status in (400, 422), "upstream refuses the client's own bytes"
     for namespace in (OTHER, ME):
-        assert [await world.send(namespace, body) for body in NEXT] == before
+        assert [await world.say(namespace, body) for body in NEXT] == before
     assert world.services.known.window(OTHER, POLICY, "m") is None
 
 
@@ -114,11 +109,10 @@ async def test_a_poison_does_not_harm_its_sender(poisoned: tuple[Poisoned, bytes
     """Also where no accepted prompt says yet what is plausible."""
     world, poison = poisoned
     fresh = Poisoned(lambda sent: None)
-    expected = [await fresh.send(ME, body) for body in NEXT]
-    await fresh.services.background.close(1)
-    fresh.services.threads.close()
-    await world.send(ME, poison)
-    assert [await world.send(ME, body) for body in NEXT] == expected
+    expected = [await fresh.say(ME, body) for body in NEXT]
+    await fresh.close()
+    await world.say(ME, poison)
+    assert [await world.say(ME, body) for body in NEXT] == expected
 
 
 async def test_a_learned_window_is_its_callers_own() -> None:
@@ -127,12 +121,11 @@ async def test_a_learned_window_is_its_callers_own() -> None:
 
     world = Poisoned(refusal)
     large = chat("word " * 3_000, more=True)
-    status, sent = await world.send(ME, large)
+    status, sent = await world.say(ME, large)
     assert status == 200 and len(sent) > 1
     window = world.services.known.window(ME, POLICY, "m")
     assert window is not None and window < len(large)
-    assert (await world.send(ME, large))[1] == sent[-1:], "the window is remembered"
+    assert (await world.say(ME, large))[1] == sent[-1:], "the window is remembered"
     assert world.services.known.window(OTHER, POLICY, "m") is None
     assert world.services.known.window(ME, POLICY, CHAT.name) is None
-    await world.services.background.close(1)
-    world.services.threads.close()
+    await world.close()

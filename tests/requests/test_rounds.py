@@ -122,10 +122,6 @@ def _request(body: bytes) -> UpstreamRequest:
     )
 
 
-def names(request: UpstreamRequest) -> set[bytes]:
-    return {name for name, _ in request.headers}
-
-
 def test_a_rewritten_request_has_the_headers_of_its_new_body() -> None:
     request = _request(b"old")
     made = rewritten(request, b"new body", ANOTHER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Verdict
-from proxy.policies.tenants import Tenant
 from proxy.requests import relay
 from proxy.requests.handler import Chat
 from tests.asgi import ScriptedClient
@@ -23,6 +21,7 @@ from tests.clock import Clock, turns
 from tests.dialects.chat.turns import ANSWER, DONE, folded, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
+from tests.requests.test_handler import world as world
 
 STREAMED = LONG[:-1] + b', "stream": true}'
 NO_USAGE = b'{"error": {"message": "Unknown parameter: \'stream_options\'.", "param": "stream_options"}}'
@@ -30,14 +29,6 @@ ODD = b'{"error": {"message": "The model expects a single text element per messa
 FAILED = b'{"error": {"message": "Failed to call a function.", "code": "tool_use_failed", "failed_generation": "x"}}'
 FILTERED = b'{"error": {"message": "The prompt was filtered.", "code": "content_filter"}}'
 UNKNOWN = b'{"error": {"message": "The model `m` does not exist.", "code": "model_not_found"}}'
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    world = World()
-    yield world
-    await world.services.background.close(1)
-    world.services.threads.close()
 
 
 def changed(body: bytes) -> bool:
@@ -133,21 +124,9 @@ async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: Worl
     assert (client.status, client.body) == (400, OVERFLOW) and len(world.sent) == 2
 
 
-@pytest.mark.parametrize("kind", ["stream", "whole"])
-async def test_error_in_the_place_of_a_reply_is_a_refusal(world: World, kind: str) -> None:
-    error = json.loads(NO_TOOLS)
-    if kind == "stream":
-        replies = [ScriptedReply(b": keep-alive\n\n", stream(error, DONE)), ScriptedReply(ANSWER)]
-        client, outcome = await world.ask(STREAMED, *replies)
-        assert world.sent[1] == STREAMED and client.body == ANSWER
-    else:
-        client, outcome = await world.ask(LONG, ScriptedReply(NO_TOOLS), ScriptedReply(HELLO))
-        assert world.sent[1] == LONG and client.body == HELLO
-    assert outcome.refused == ("any",)
-
-
 TOOLS_SAID = "this model does not support tools"
 ODD_ERRORS: dict[str, Any] = {
+    "OpenAI": json.loads(NO_TOOLS),
     "a text": {"error": TOOLS_SAID},
     "vLLM's own object": {"object": "error", "message": TOOLS_SAID, "code": 400},
     "a status and a message": {"code": 400, "message": TOOLS_SAID},
@@ -163,13 +142,13 @@ ODD_ERRORS: dict[str, Any] = {
 @pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS.keys())
 async def test_error_in_the_place_of_a_reply_may_have_any_shape(world: World, error: Any) -> None:
     role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-    for events in (stream(error, DONE), stream(role) + stream(error, DONE)):
-        client, _ = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
-        assert world.sent[-1] == STREAMED and client.body == ANSWER
+    for events in (b": keep-alive\n\n" + stream(error, DONE), stream(role) + stream(error, DONE)):
+        client, outcome = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
+        assert world.sent[-1] == STREAMED and client.body == ANSWER and outcome.refused == ("any",)
         world = World()
     whole = json.dumps(error).replace("delta", "message").encode()
-    client, _ = await world.ask(LONG, ScriptedReply(whole, headers=[JSON]), ScriptedReply(HELLO))
-    assert world.sent[-1] == LONG and client.body == HELLO
+    client, outcome = await world.ask(LONG, ScriptedReply(whole, headers=[JSON]), ScriptedReply(HELLO))
+    assert world.sent[-1] == LONG and client.body == HELLO and outcome.refused == ("any",)
 
 
 async def test_event_that_is_named_an_error_is_a_refusal_whatever_its_data_says(world: World) -> None:
@@ -269,9 +248,7 @@ async def test_whatever_upstream_says_the_client_gets_a_reply_or_a_refusal_of_it
     world.upstream = Choosing(body, own, status, said)  # type: ignore[assignment]
     world.services = world._services(world.services.settings)
     world.chat = type(world.chat)(world.services, CHAT)
-    client = ScriptedClient(body, b"", path="/v1/chat/completions")
-    client.scope["raw_path"] = b"/v1/chat/completions"
-    await world.chat(client.client(), Tenant(world.policy, "acme-1"))
+    client = await world.send(body)
     world.services.threads.close()
     if CHAT.complaint(status, said) is Verdict.FINAL:
         assert (client.status, client.body) == (status, said)
@@ -346,15 +323,11 @@ POISONS: dict[str, tuple[dict[str, Any], bytes, int]] = {
 async def test_poison_touches_nobody_else_and_not_the_callers_next_conversation(
     world: World, members: dict[str, Any], said: bytes, status: int
 ) -> None:
-    victim = Tenant(world.policy, "victim-1")
-    ours = Tenant(world.policy, "acme-1")
+    victim, ours = "victim-1", "acme-1"
 
-    async def ask(body: bytes, tenant: Tenant, *replies: ScriptedReply) -> ScriptedClient:
-        client = ScriptedClient(body, b"", path="/v1/chat/completions")
-        client.scope["raw_path"] = b"/v1/chat/completions"
+    async def ask(body: bytes, namespace: str, *replies: ScriptedReply) -> ScriptedClient:
         world.upstream.replies = [*world.upstream.replies[: len(world.upstream.requests)], *replies]
-        await world.chat(client.client(), tenant)
-        return client
+        return await world.send(body, namespace)
 
     answer = ANSWER if members.get("stream") else HELLO
     poisonous = chat("word " * 5_000, **members)

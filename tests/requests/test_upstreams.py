@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.policies.tenants import Tenant
 from proxy.policy import Compress, Mode, Offload, Wait
 from tests import written
-from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import DONE, chunk, folded, read, stream, text, usage, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import POLICY, World
@@ -44,9 +42,9 @@ class Conversing(World):
         self.reply = ""
         self.refusals = 0
         sender: Any = self.upstream
-        sender.send = self.send
+        sender.send = self.answer
 
-    async def send(self, request: Any) -> Any:
+    async def answer(self, request: Any) -> Any:
         body, streams = request.content, b'"stream":true' in request.content.replace(b" ", b"")
         if refused := self.character.answer(body):
             self.refusals += 1
@@ -67,9 +65,7 @@ class Conversing(World):
         self.reply = reply
         body = json.dumps({"model": "m", "messages": messages, **members}).encode()
         assert self.character.answer(body) is None, "upstream takes the client's own request"
-        client = ScriptedClient(body, b"", path="/v1/chat/completions")
-        client.scope["raw_path"] = b"/v1/chat/completions"
-        await self.chat(client.client(), Tenant(self.policy, "acme-1"))
+        client = await self.send(body)
         return client.status, folded(client.body) if members.get("stream") else read(client.body)
 
 
@@ -104,8 +100,7 @@ async def converse(name: str, mode: Mode, streams: bool, requests: Any, offload:
         # What is refused again and again is soon left out, so that few requests are sent twice.
         assert world.refusals <= len(world.outcomes), world.refusals
     finally:
-        await world.services.background.close(1)
-        world.services.threads.close()
+        await world.close()
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
@@ -132,5 +127,4 @@ async def test_snapshot_moves_to_a_user_message_where_its_place_is_refused() -> 
         assert all(outcome.kind == "offloaded" for outcome in compressed)
         assert world.refusals == 2, "it is left out once two requests were refused with it"
     finally:
-        await world.services.background.close(1)
-        world.services.threads.close()
+        await world.close()
