@@ -204,6 +204,23 @@ def test_a_listed_key_tells_its_users_apart(monkeypatch: pytest.MonkeyPatch, tmp
                 assert (FACT in checked.seen[-1].texts[-1]) is (user == "alice")
 
 
+def test_a_window_is_remembered_for_the_user_of_a_listed_key_alone(tmp_path: Path) -> None:
+    said = {"message": "This model's maximum context length is 4096 tokens.", "code": "context_length_exceeded"}
+
+    def narrow(request: Recorded) -> Reply:
+        return error(400, {"error": said}) if len(request.body) > 12_000 else text("Done.")
+
+    with StrictUpstream() as up:
+        offload = {"max_total_tokens": 100_000}
+        listed = tight(up.url, offload=offload, api_keys=[{"env": "GATEWAY"}], identity={"header": "x-user"})
+        with served({"team": listed}, store=tmp_path, environment={"GATEWAY": "good-gateway"}) as proxy:
+            up.respond(narrow)
+            for user, tries in (("alice", 2), ("alice", 1), ("bob", 2)):
+                before = len(asked(up))
+                assert post(proxy, "chat", 8, "Look.", "good-gateway", **{"x-user": user}).status_code == 200
+                assert len(asked(up)) - before == tries
+
+
 def test_a_request_that_does_not_say_who_it_is_counts_by_its_key(tmp_path: Path) -> None:
     with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
         up.respond(Checked("chat"))
