@@ -1,13 +1,18 @@
-"""Old history → one snapshot: the file of originals, the task for the model, and the snapshot as it is shown.
+"""Old history → one snapshot: the file of originals, the task for the model, and the record that its answer holds.
 
-All functions here turn text into text. `record` checks the model's answer.
+All functions here turn text into text. A model's answer is hostile input, because the model has read tool results, so
+all work on it is linear. Models round numbers, misspell ids and leave out paths. So we find these *details* in the old
+history, in one pass over its lines, and add those that the model left out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice, pairwise, zip_longest
 
 import msgspec
 
@@ -16,28 +21,19 @@ from proxy.plan.preview import DIGITS
 
 PROMPT_VERSION = "2"
 """Part of a record's key, so that a changed prompt makes new summaries."""
-
 HEADER = "\n### "
 """What stands before the title of each message in a file of originals."""
 OPEN, CLOSE = "<state_snapshot>", "</state_snapshot>"
-
 TASK_TOKENS = 500
 """Tokens of the task with the fences and the fault that it may name. The task itself takes 300."""
 WINDOW_SHARE = 0.9
-"""The share of a window that a call may use, because other vocabularies need more tokens than ours for the same
-text."""
-LEAST_HISTORY = 500
-"""The fewest tokens of history that are worth a call."""
+"""The share of a window that a call may use: other vocabularies need more tokens than ours for the same text."""
 SCRATCHPAD_TOKENS = 8_000
-"""Tokens that a reply may take besides the record, for the scratchpad and the model's reasoning. Every call
-states the limit."""
-
-LEAST_TURN = 100
-"""The fewest tokens of a shortened text with its title. Any shorter, and it would hold little but the note that it was
-shortened."""
+"""Tokens that a reply may take besides the record, for scratchpad and reasoning. Every call states the limit."""
+LEAST_HISTORY, LEAST_TURN = 500, 100
+"""The fewest tokens of history that are worth a call, and of a shortened text with its title."""
 SHARES = {Role.TOOL: 1, Role.ASSISTANT: 2, Role.USER: 4}
 """How much longer a text may be than a tool's before it is shortened."""
-
 EARLIER = 6
 """The most files of earlier originals that a snapshot names. `grep` finds the others."""
 
@@ -108,54 +104,41 @@ def originals(turns: Iterable[Section]) -> str:
     return "".join(f"{HEADER}{turn.title}\n{turn.text}" for turn in turns)[1:]
 
 
-def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:
-    """Return the last message of a summary call.
+def file_name(link: bytes) -> str:
+    """Return the name of the file of originals for a boundary whose history has this digest."""
+    return f"compressed_group_{link.hex()[:DIGITS]}.txt"
 
-    It states the size in words, three for every four tokens, because models cannot count tokens. The model gets two
-    thirds of the tokens, and the exact details that we add get the rest.
-    """
+
+def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:
+    """Return the last message of a summary call. It states the size in words, three for every four tokens, as models
+    cannot count tokens. The model gets two thirds of them, and the exact details that we add get the rest."""
     text = TASK.format(words=snapshot_tokens // 2, store_dir=store_dir)
     return text + (RETRY.format(fault=fault) if fault else "")
 
 
 def fenced(history: str, earlier: str, instruction: str) -> str:
     """Return the history in a fence that no text in it can close. The task is last, because models follow that best."""
-    fence = _fence(history, earlier)
+    fence = "==="
+    if fence in history or fence in earlier:  # a line with the texts' own digest, which no text can contain
+        digest = hashlib.sha256(history.encode("utf-8", "surrogatepass"))
+        digest.update(earlier.encode("utf-8", "surrogatepass"))
+        fence = f"=== {digest.hexdigest()[:32]} ==="
     before = f"The record so far:\n{fence}\n{earlier}\n{fence}\n\n" if earlier else ""
     return f"{before}A conversation to record:\n{fence}\n{history}\n{fence}\n\n{instruction}"
 
 
-def _fence(*texts: str) -> str:
-    """Return `===`, or if a text contains that, a line with the texts' own digest, which no text can contain."""
-    if not any("===" in text for text in texts):
-        return "==="
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode("utf-8", "surrogatepass"))
-    return f"=== {digest.hexdigest()[:32]} ==="
-
-
 def block(text: str, messages: int, path: str, earlier: Sequence[str] = ()) -> str:
     """Return the snapshot as it appears in the context. It replaces the `messages` messages that are stored at `path`,
-    and those of the snapshots before it, which are stored at `earlier`."""
-    before = f"(The messages before those: {_listed(earlier)})\n" if earlier else ""
+    and those of the snapshots before it, which are stored at `earlier`: the newest are named, newest first."""
+    listed = ", ".join(earlier[: -EARLIER - 1 : -1])
+    more = f" and {len(earlier) - EARLIER} older files beside them" if len(earlier) > EARLIER else ""
+    before = f"(The messages before those: {listed}{more})\n" if earlier else ""
     return f"{NOTICE}\n\n{framed(text, messages, path, before)}"
 
 
 def framed(text: str, messages: int, path: str, before: str = "") -> str:
     """Return the same as `block`, without the notice before it."""
     return f"{OPEN}\n{text}\n{CLOSE}\n{before}(Original {messages} messages are stored in: {path})"
-
-
-def _listed(paths: Sequence[str]) -> str:
-    """Return the newest paths, newest first, and the number of the others."""
-    more = f" and {len(paths) - EARLIER} older files beside them" if len(paths) > EARLIER else ""
-    return ", ".join(paths[: -EARLIER - 1 : -1]) + more
-
-
-def file_name(link: bytes) -> str:
-    """Return the name of the file of originals for a boundary whose history has this digest."""
-    return f"compressed_group_{link.hex()[:DIGITS]}.txt"
 
 
 def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
@@ -169,7 +152,7 @@ def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
     return max(room - reply, LEAST_HISTORY), reply
 
 
-# -- a history in few calls ------------------------------------------------------------------------------------------
+# -- a history in few calls --------------------------------------------------------------------------------------------
 
 
 def fitted(
@@ -180,33 +163,22 @@ def fitted(
     `whole` is the path where everything can be read. The longest texts lose the most, and each loses its middle. If the
     turns are so many that little is left of each, the oldest are left out.
     """
-    sizes = [_size(turn, count) for turn in turns]
+    sizes = [count(turn.text) + count(turn.title) for turn in turns]
     room = limit * calls
     while room:
-        kept = _shortened(turns, sizes, room, limit, count, whole)
-        groups = _grouped(kept, limit, count)
-        if len(groups) <= calls:
+        groups: list[list[Section]] = [[]]
+        left = limit
+        for turn in _shortened(turns, sizes, room, limit, count, whole):
+            size = count(turn.text) + count(turn.title)
+            if size > left and groups[-1]:
+                groups.append([])
+                left = limit
+            groups[-1].append(turn)
+            left -= size
+        if left >= 0 and len(groups) <= calls:
             return groups
         room = room * 9 // 10  # the notes about omitted text take room, too, and so do the ends of groups
     return [[]]
-
-
-def _size(turn: Section, count: Callable[[str], int]) -> int:
-    return count(turn.text) + count(turn.title)
-
-
-def _grouped(turns: Sequence[Section], limit: int, count: Callable[[str], int]) -> list[list[Section]]:
-    """Group consecutive turns, as many as fit into `limit` tokens."""
-    groups: list[list[Section]] = [[]]
-    left = limit
-    for turn in turns:
-        size = _size(turn, count)
-        if size > left and groups[-1]:
-            groups.append([])
-            left = limit
-        groups[-1].append(turn)
-        left -= size
-    return groups if left >= 0 else [*groups, []]
 
 
 def _shortened(
@@ -224,7 +196,11 @@ def _shortened(
     while needed > room:
         needed -= tokens[first]
         first += 1
-    kept = _note(turns[:first], whole)
+    kept: list[Section] = []
+    if first:
+        missing = sum(turn.missing + len(turn.text) for turn in turns[:first])
+        text = f"[… from here on {missing:,} characters are left out; they are in {whole} …]"
+        kept.append(Section(turns[0].title, text, Role.TOOL, missing))
     for turn, size, most in zip(turns[first:], sizes[first:], tokens[first:], strict=True):
         kept += [turn] if size <= most else _without_middle(turn, size, most, count, whole)
     return kept
@@ -245,10 +221,229 @@ def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str]
     return []
 
 
-def _note(gone: Sequence[Section], whole: str) -> list[Section]:
-    """Return a note that replaces the omitted turns, if there are any."""
-    if not gone:
-        return []
-    missing = sum(turn.missing + len(turn.text) for turn in gone)
-    text = f"[… from here on {missing:,} characters are left out; they are in {whole} …]"
-    return [Section(gone[0].title, text, Role.TOOL, missing)]
+# -- the record in an answer -------------------------------------------------------------------------------------------
+
+THOUGHT_TOKENS, TOKEN_CHARS = 64_000, 8
+"""The most tokens that a model may think aloud before its record, and the characters assumed for a token: twice as many
+as English has. A longer answer comes from a model that repeats itself without end, and is rejected unread."""
+KEPT_WHOLE, SHORTENED = 2, 8
+"""A record may take so many times the tokens that it was given: up to the first it is taken as it is, up to the second
+its longest sections are shortened. A longer one repeats itself more than it records."""
+REFERENCES = 40
+"""The most stored results that a record names. `grep` finds the others."""
+
+_ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)
+"""What the task wants to be replaced. Weak models copy it."""
+_thought = re.compile(r"<(scratchpad|think)>")
+_ours = re.compile(r"<(exact_details|stored_results)>")
+_our_tag = re.compile(r"<(?=/?\s*(?:exact_details|stored_results)\b)", re.IGNORECASE)
+_section = re.compile(r"<(overall_goal|key_knowledge|files_and_references|progress|open_questions|next_steps)>")
+_markup = re.compile(r"<[^<>]*>")
+_tag = re.compile(r"<(?=/?\s*(?:state_snapshot|system|developer)\b)", re.IGNORECASE)
+_reference = re.compile(r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE)
+
+
+class Unusable(ValueError):
+    """The model's answer cannot be used as a snapshot. The text gives the reason, for the retry and the log."""
+
+
+def accept(
+    answer: str,
+    snapshot_tokens: int,
+    replaced_tokens: int,
+    count: Callable[[str], int],
+    *,
+    finished: bool = False,
+    originals: str = "",
+) -> str:
+    """Return the neutralised record in a usable answer. Raises Unusable.
+
+    `finished`: the model ended its answer by itself, so that a missing closing tag means no missing text. A record that
+    is too long says where it was shortened, and that everything is in the file of `originals`.
+    """
+    most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
+    if len(answer) > most:
+        raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
+    text = written(neutral(_inside(_without(answer, _thought), finished)))
+    if not _markup.sub("", text).strip():
+        raise Unusable("the record is empty")
+    if sum(line in text for line in _ASKED_FOR) > 1:
+        raise Unusable("it repeats the task and does not record the conversation")
+    tokens = count(text)
+    if tokens > SHORTENED * snapshot_tokens:
+        raise Unusable(f"it is {tokens} tokens long and must stay below {snapshot_tokens}")
+    if tokens > KEPT_WHOLE * snapshot_tokens or tokens >= replaced_tokens:
+        # Weak models copy what they should record, and do so again if they are told that it is too long.
+        starts = [0, *(match.start() for match in _section.finditer(text) if match.start()), len(text)]
+        sections = [Section("", text[start:end].strip(), Role.ASSISTANT) for start, end in pairwise(starts)]
+        [kept] = fitted(sections, min(snapshot_tokens, replaced_tokens // 2), 1, count, originals)
+        text = "\n".join(section.text for section in kept)
+        if not text or count(text) >= replaced_tokens:
+            raise Unusable(f"it is not smaller than the {replaced_tokens} tokens that it replaces")
+    return text
+
+
+def _inside(answer: str, finished: bool) -> str:
+    """Return the text of the last record in an answer: it is between a closing tag and the first opening tag before it.
+    Weaker models forget the closing tag or both, and write a fence. Raises Unusable if there is none."""
+    records = [part.partition(OPEN)[2] for part in answer.split(CLOSE)[:-1] if OPEN in part]
+    if records:
+        return records[-1].strip()
+    sections = list(_section.finditer(answer)) if finished else []
+    if finished and OPEN in answer:
+        text = answer.rpartition(OPEN)[2]
+    elif len({match[1] for match in sections}) > 1:
+        text = answer[sections[0].start() :].removesuffix(CLOSE)
+    else:
+        raise Unusable(f"it has no closed {OPEN} … {CLOSE}")
+    return text.partition("\n```")[0].strip()
+
+
+def _without(text: str, tag: re.Pattern[str]) -> str:
+    """Return the text without what is between these tags. A tag that is never closed hides nothing."""
+    kept, end, unclosed = list[str](), 0, set[str]()
+    for opening in tag.finditer(text):
+        name = opening[1]
+        if opening.start() < end or name in unclosed:
+            continue
+        closing = text.find(f"</{name}>", opening.end())
+        if closing < 0:
+            unclosed.add(name)
+            continue
+        kept.append(text[end : opening.start()])
+        end = closing + len(f"</{name}>")
+    return "".join([*kept, text[end:]])
+
+
+def neutral(text: str) -> str:
+    """Disarm tags and reference lines, so that text from tools cannot pass for our own."""
+    return _reference.sub("[", _tag.sub("&lt;", text))
+
+
+def written(text: str) -> str:
+    """Return the part of a record that a model wrote."""
+    return _without(text, _ours).strip()
+
+
+def completed(text: str, details: str, references: Iterable[str]) -> str:
+    """Return the record with exact details, which are lines, and with a line for each stored result."""
+    listed = "\n".join(f"- {line}" for line in references)
+    added = [
+        f"<{name}>\n{_our_tag.sub('&lt;', neutral(lines))}\n</{name}>"
+        for name, lines in (("exact_details", details), ("stored_results", listed))
+        if lines
+    ]
+    return "\n".join([text, *added])
+
+
+def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> list[str]:
+    """Return as many lines as fit into `room` tokens, at most `REFERENCES`."""
+    kept: list[str] = []
+    for line in lines:
+        room -= count(f"- {line}\n")
+        if room < 0 or len(kept) == REFERENCES:
+            break
+        kept.append(line)
+    return kept
+
+
+# -- exact details -----------------------------------------------------------------------------------------------------
+
+READ_CHARS = 4 << 20
+"""Characters of the newest texts that are read, in a second or two."""
+ERROR_CHARS, DETAIL_CHARS = 400, 160
+"""Characters of a line that may as a whole be an error, and of a detail."""
+CONTEXT_WORDS, CONTEXT_CHARS = 3, 48
+"""The most words, and characters, before a detail that are shown with it."""
+PER_TEXT, TRIED = 12, 200
+"""The most new details that one text adds, so that a log does not push out all others, and the most of the newest
+details, and of the most frequent ones, that are measured for one snapshot."""
+
+_break = re.compile(r"\n|\\n(?![a-z])")
+"""The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that may be a path."""
+_error = re.compile(
+    r"error|exception|fail(?:ed|ure)|fatal|panic|denied|refused|timed out|traceback|cannot |not found|abort", re.I
+)
+_word = re.compile(r"[^\s\"'`<>(){}\[\],;|]+")
+_time = re.compile(r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}|[0-9]{1,2}:[0-9]{2}(:|$)")
+_number = re.compile(r"[-+~]?[$€£]?[0-9][0-9.,_]*")
+_unit = re.compile(
+    r"[kmgt]?i?b|bytes?|[nuµm]?s|sec(?:ond)?s?|min(?:ute)?s?|h|hours?|days?|weeks?|[rq]ps|[kmg]?hz|px|rows?|lines?|files?"
+    r"|items?|requests?|tokens?|errors?|times|percent|usd|eur|k?[vw]|[kcm]?m|k?g|°c|users?|tests?|passed|failed",
+    re.I,
+)
+_file = re.compile(
+    r"[\w@+-][\w.@+/-]*\.(?:py|js|ts|tsx|jsx|go|rs|c|h|cc|cpp|java|kt|rb|php|sh|sql|md|txt|json|ya?ml|toml|ini|cfg|conf|env"
+    r"|log|csv|html|css|xml|lock|pem|service)(?::[0-9]+)*"
+)
+_path = re.compile(r"(?:[/~.\\]|[A-Za-z]:\\).*[/\\].*\w")
+_divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")
+
+
+def details(texts: Sequence[Section], known: str, room: int, count: Callable[[str], int]) -> str:
+    """Return lines with the newest and the most frequent details of these texts, which are ordered from old to new, in
+    at most `room` tokens. What the text `known` has is left out."""
+    newest, seen = found(texts)
+    frequent = [exact for exact, times in seen.most_common(TRIED) if times > 1]
+    chosen: list[str] = []
+    both = chain.from_iterable(zip_longest(list(newest)[:TRIED], frequent, fillvalue=""))
+    for exact in dict.fromkeys(filter(None, both)):
+        line = f"- {newest[exact]}"
+        cost = count(f"{line}\n")
+        if cost <= room and exact not in known:
+            room -= cost
+            known += f"\n{line}"
+            chosen.append(line)
+    return "\n".join(chosen)
+
+
+def found(texts: Sequence[Section]) -> tuple[dict[str, str], Counter[str]]:
+    """Return the details of these texts, the newest first, as they are shown, and how often somebody mentions each.
+
+    What the user or the model says counts three times as much as what a tool printed.
+    """
+    shown: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    left = READ_CHARS
+    for text in reversed(texts):
+        here: dict[str, str] = {}
+        for line in reversed(_break.split(text.text[-left:])) if left > 0 else ():
+            here |= _in_line(line)
+            if len(here) >= PER_TEXT:
+                break
+        for exact, words in islice(here.items(), PER_TEXT):
+            shown.setdefault(exact, words)
+            seen[exact] += 1 if text.role is Role.TOOL else 3
+        left -= len(text.text)
+    return shown, seen
+
+
+def _in_line(line: str) -> dict[str, str]:
+    """Return the details in a line, each with the text to show."""
+    if len(line) <= ERROR_CHARS and _error.search(line) and any(map(str.isalnum, line)):
+        said = " ".join(line.split())[:DETAIL_CHARS]
+        return {said: said}
+    here: dict[str, str] = {}
+    words = [(match.start(), match[0].rstrip(".:!?*。")) for match in _word.finditer(line)]
+    for (start, word), (_, following) in pairwise([*words, (0, "")]):
+        if not word or len(word) > DETAIL_CHARS or _time.match(word):
+            continue
+        if _number.fullmatch(word):
+            if _unit.fullmatch(following):
+                here[f"{word} {following}"] = f"{_before(line, start)}{word} {following}"
+            elif len(word) > 1 and line[max(start - 4, 0) : start].rstrip(" \"'").endswith((":", "=")):
+                here[f"{_before(line, start)}{word}"] = f"{_before(line, start)}{word}"
+        elif _path.fullmatch(word) or _file.fullmatch(word) or "://" in word:
+            here[word] = word
+        elif len(word) > 2 and any(map(str.isdigit, word)) and any(one.isalpha() or one == "%" for one in word):
+            here[word] = f"{_before(line, start)}{word}"
+        if len(here) >= PER_TEXT:
+            break
+    return here
+
+
+def _before(line: str, start: int) -> str:
+    """Return the words of the line just before `start`, which say what the detail is."""
+    before = _divider.split(line[max(start - CONTEXT_CHARS, 0) : start])[-1]
+    words = " ".join(before.replace('"', "").replace("'", "").split()[-CONTEXT_WORDS:]).lstrip(" -*#")
+    return f"{words} " if words and line[start - 1].isspace() else words

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, refusals
 from proxy.errors import OffloadError
-from proxy.plan import record, summary
-from proxy.plan.record import Unusable
-from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan import summary
+from proxy.plan.summary import Section, SummaryAnswer, Unusable
 from proxy.plan.turn import Verdict
 from proxy.policy import Offload
 from proxy.rawjson import encodable
@@ -148,7 +147,7 @@ class _Writing:
 
         A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
         """
-        job, made_so_far = self._job, record.written(self._job.earlier)
+        job, made_so_far = self._job, summary.written(self._job.earlier)
         rest = await self.run(job.history)
 
         def body(task: str) -> bytes:
@@ -191,7 +190,7 @@ class _Writing:
         if answer.status != 200 or answer.refused:
             raise (Refused if answer.refused else Failed)(f"upstream answered {answer.status}")
         accept = partial(
-            record.accept,
+            summary.accept,
             answer.text,
             job.snapshot_tokens,
             job.replaced_tokens,
@@ -219,11 +218,11 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snaps
     used = count(text)
     room = job.replaced_tokens - used - ADDED_TOKENS
     about = job.references()
-    lines = record.fitting((f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count)
+    lines = summary.fitting((f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count)
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
     said = [turn for turn in job.taken() if not turn.part]
-    whole = encodable(record.completed(text, record.details(said, text, room, count), lines))
+    whole = encodable(summary.completed(text, summary.details(said, text, room, count), lines))
     return Snapshot(whole, count(whole), encodable(job.model))
 
 
