@@ -57,12 +57,9 @@ class Block:
     """A piece of a reply."""
 
     def __init__(self, shown: bool | None = None) -> None:
-        self.shown = shown
-        """Whether the client sees it; None while it is held."""
-        self.ours: str | None = ""
-        """Which of our tools it calls; empty for none, None while its name is not known."""
-        self.place: int | None = None
-        """Its place among the blocks that the client sees."""
+        self.shown = shown  # whether the client sees it; None while it is held
+        self.ours: str | None = ""  # which of our tools it calls; empty for none, None while its name is not known
+        self.place: int | None = None  # its place among the blocks that the client sees
 
 
 class Call(Block, ABC):
@@ -79,6 +76,10 @@ class Call(Block, ABC):
     @abstractmethod
     def identify(self, id: str) -> None:
         """Give the call this id."""
+
+    @abstractmethod
+    def result(self, text: str, part: str) -> bytes:
+        """Return the entry with its result: a text, and an image or a file behind it if there is one."""
 
 
 Part = tuple[Any, Block]
@@ -118,20 +119,15 @@ class Round(ABC):
 
     def __init__(self, asked: RoundRequest, names: ToolNames, reply: ClientReply) -> None:
         self.blocks: list[Any] = []
-        self.finish = ""
-        """How upstream said that the reply ends; empty until it is known."""
-        self.failed = False
-        """Whether upstream reports an error."""
-        self.over = False
-        """Whether upstream has said that nothing more comes."""
-        self.hides = reply.hides
-        """Whether this turn has anything that the client does not see."""
+        self.finish = ""  # how upstream said that the reply ends; empty until it is known
+        self.failed = False  # whether upstream reports an error
+        self.over = False  # whether upstream has said that nothing more comes
         self.usage: Raw | None = None
         self.id = ""
         self.names = names
-        self.closing = Block(None if names else True)
-        """What upstream says at the reply's end."""
+        self.closing = Block(None if names else True)  # what upstream says at the reply's end
         self.held: deque[Part] = deque()
+        self._reply = reply
         self._later = reply.begun
         self._holds_text = bool(names) and asked.wants_json  # because two JSON texts are not JSON
         self._loose = Block(True)  # what belongs to no block
@@ -151,11 +147,6 @@ class Round(ABC):
 
     @property
     @abstractmethod
-    def theirs(self) -> list[Any]:
-        """The calls that the client answers."""
-
-    @property
-    @abstractmethod
     def empty(self) -> bool:
         """Whether the model said nothing and called nothing but our tools."""
 
@@ -163,6 +154,11 @@ class Round(ABC):
     def ours(self) -> list[Any]:
         """The calls of our tools."""
         return [block for block in self.blocks if block.ours]
+
+    @property
+    def theirs(self) -> list[Any]:
+        """The calls that the client answers."""
+        return [block for block in self.blocks if block.ours == ""]
 
     @property
     def unfinished(self) -> bool:
@@ -188,7 +184,7 @@ class Round(ABC):
     def decide(self, block: Block, *, shown: bool) -> None:
         """Decide about a block that is held. `flow` then returns what no longer waits."""
         block.shown = shown
-        self.hides |= not shown
+        self._reply.hides |= not shown
 
     def flow(self) -> list[Part]:
         """Return the parts that no longer wait."""
@@ -224,25 +220,16 @@ class ClientReply(ABC):
 
     def __init__(self, asked: RoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
         self.streamed = streamed
-        self.blocks: list[Any] = []
-        """The blocks that the client sees."""
-        self.begun = False
-        """Whether it has a beginning, so that no other one may follow."""
-        self.hides = False
-        """Whether upstream sent more than the client sees."""
-        self.body = b""
-        """The last round's body, if it was no stream: the reply, if nothing in it had to change."""
-        self.altered = False
-        """Whether it may not be sent as it came, even if nothing is hidden."""
+        self.blocks: list[Any] = []  # the blocks that the client sees
+        self.seen = False  # whether the client has seen anything but the reply's beginning
+        self.begun = False  # whether it has a beginning, so that no other one may follow
+        self.hides = False  # whether upstream sent more than the client sees
+        self.body = b""  # the last round's body, if it was no stream: the reply, if nothing in it had to change
+        self.altered = False  # whether it may not be sent as it came, even if nothing is hidden
         self._asked: Any = asked
         self._ledger = ledger
         self._names = asked.names if asked.tools else ()
         self._frame: Members = {}  # what all rounds share: members of the first one
-
-    @property
-    def seen(self) -> bool:
-        """Whether the client has seen anything but the reply's beginning."""
-        return bool(self.blocks)
 
     @property
     @abstractmethod
@@ -263,7 +250,7 @@ class ClientReply(ABC):
 
     def _adopt(self, block: Any) -> None:
         """Give a block that is shown for the first time its place in the reply."""
-        block.place = len(self.blocks)
+        block.place, self.seen = len(self.blocks), True
         self.blocks.append(block)
 
 

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from proxy import sse
+from proxy import rawjson, sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import RoundRequest
@@ -26,7 +26,7 @@ from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken, Continuation, Hidden, State, WrongState
-from proxy.rawjson import NotJson
+from proxy.rawjson import Members, NotJson
 from proxy.tools.answer import REPEATED
 
 MAX_CIRCLES = 2
@@ -42,6 +42,8 @@ class Turn(ABC):
     usage: ClassVar[UsageFields]
     rounds_as: ClassVar[type[Round]]
     replies_as: ClassVar[type[ClientReply]]
+    last_event: ClassVar[bytes] = b""
+    """What follows the events of a whole reply."""
     call_ids: ClassVar[str] = "call"
     """How ids begin that we give to calls."""
 
@@ -49,18 +51,14 @@ class Turn(ABC):
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
-        self.rounds = 0
-        """Hidden rounds so far."""
-        self.streams = asked.streams
-        """Whether the client asked for a stream."""
-        self.asks_usage = asked.asks_usage
-        """Whether the request asks for usage that the client did not ask for."""
+        self.rounds = 0  # hidden rounds so far
+        self.streams = asked.streams  # whether the client asked for a stream
+        self.asks_usage = asked.asks_usage  # whether the request asks for usage that the client did not ask for
         self.refusal: bytes | None = None
         """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
         self._asked = asked
         self._ledger = UsageLedger(self.usage)
-        self.spent = self._ledger.spent
-        """Tokens over all rounds."""
+        self.spent = self._ledger.spent  # tokens over all rounds
         self._shown = self.replies_as(asked, self._ledger, streamed=True)
         self._circles = 0  # the newest rounds that only repeated calls
         self._before: list[bytes] = []
@@ -75,21 +73,19 @@ class Turn(ABC):
 
     # -- what the dialect knows --
 
+    @staticmethod
     @abstractmethod
-    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Any:
+    def read(data: bytes, raw: bytes, name: bytes | None, /) -> Any:
         """Return an event as the round reads it. Raises NotJson for anything else, which must be left unchanged."""
+
+    @staticmethod
+    @abstractmethod
+    def events_of(members: Members, /) -> Iterable[Any]:
+        """Return a whole reply as the round reads it. Raises NotJson or KeyError for anything else."""
 
     @abstractmethod
     def _error_in(self, parsed: Any, data: bytes) -> bytes | None:
         """Return the error that an event with this data is, if it is nothing else."""
-
-    @abstractmethod
-    def _events_of(self, body: bytes) -> Iterable[Any]:
-        """Return a whole reply as the round reads it. Raises NotJson or KeyError for a body that is none."""
-
-    @abstractmethod
-    def _result(self, call: Any, text: str, part: str) -> bytes:
-        """Return the entry with the result of a call: a text, and an image or a file behind it if there is one."""
 
     @abstractmethod
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
@@ -124,9 +120,9 @@ class Turn(ABC):
                 self._done = event.raw
                 return b""
             try:
-                parsed = self._parsed(event, event.data)
+                parsed = self.read(event.data, event.raw, event.name)
             except NotJson:
-                if self._may_refuse and (event.name == b"error" or is_error(event.data)):
+                if event.name == b"error" or is_error(event.data):
                     self._refuse(event.data)
             else:
                 return self._read(parsed, event.data)
@@ -139,9 +135,10 @@ class Turn(ABC):
         """
         self._require(State.READING)
         if not (self.rounds or self._bare):
-            self._shown = self.replies_as(self._asked, self._ledger, streamed=False)
+            self._shown.streamed = False
         try:
-            events = list(self._events_of(body))
+            rawjson.check_utf8(body)
+            events = list(self.events_of(rawjson.members(body)))
         except (NotJson, KeyError):  # the client gets it unchanged, if that is still possible
             self._round.failed = True
             if is_error(body):
@@ -150,7 +147,7 @@ class Turn(ABC):
                 raise Broken("neither a stream nor a whole reply of this API") from None
             self._unknown = body
             return b""
-        self._shown.body = body
+        self._shown.body, self._done = body, self.last_event
         return b"".join([self._read(event, body) for event in events])
 
     @property
@@ -184,7 +181,7 @@ class Turn(ABC):
         parts += ending.release(visible=True)
         if self._spoke:
             self._instead = self._as_one(ending.written(()))
-        return self._show(parts if ending.hides else parts + ending.close(visible=True))
+        return self._show(parts if self._shown.hides else parts + ending.close(visible=True))
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -265,12 +262,11 @@ class Turn(ABC):
             raise WrongState(f"{self.state.name} instead of {state.name}")
 
     def _read(self, parsed: Any, data: bytes) -> bytes:
-        if self._may_refuse and (error := self._error_in(parsed, data)) is not None:
+        if (error := self._error_in(parsed, data)) is not None:
             self._refuse(error)
         return self._show(self._round.read(parsed))
 
     def _show(self, parts: Sequence[Part]) -> bytes:
-        self._shown.hides |= self._round.hides
         return b"".join([self._shown.put(event, block) for event, block in parts])
 
     @property
@@ -278,12 +274,9 @@ class Turn(ABC):
         """Whether the client has seen nothing of the reply. A whole reply is sent at the end."""
         return not (self._shown.streamed and self._shown.seen)
 
-    @property
-    def _may_refuse(self) -> bool:
-        return self.refusal is None and self._unseen
-
     def _refuse(self, error: bytes) -> None:
-        self.refusal, self._round.failed = error, True
+        if self.refusal is None and self._unseen:
+            self.refusal, self._round.failed = error, True
 
     # -- the end of a round --
 
@@ -329,8 +322,8 @@ class Turn(ABC):
         return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
 
     def _results(self, answers: Sequence[str], parts: Sequence[str] = ()) -> list[bytes]:
-        parts = parts or [""] * len(answers)
-        return [self._result(*one) for one in zip(self._answering, answers, parts, strict=True)]
+        made = zip(self._answering, answers, parts or [""] * len(answers), strict=True)
+        return [call.result(text, part) for call, text, part in made]
 
     def _identify(self) -> None:
         """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""

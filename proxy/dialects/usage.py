@@ -25,6 +25,7 @@ CACHED = ("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens")
 WRITTEN = ("cache_write_tokens", "cache_creation_input_tokens", "cache_creation_tokens")
 """OpenAI's (from GPT-5.6), Anthropic's and LiteLLM's name for input that was written to the cache."""
 
+_CACHE = (CACHED, WRITTEN)
 _NAMES = (_PROMPT, _INPUT, *_COMPLETION, *CACHED, *WRITTEN)
 _COUNT = re.compile(rb'(?<!\\)"(%b)"\s*:\s*(\d{1,11})(?![\d.eE])' % "|".join(_NAMES).encode())
 """A member of the usage. Within a string of the reply, the quotation marks would be escaped."""
@@ -51,13 +52,9 @@ def reported(end: bytes) -> Reported | None:
         prompt += sum(said.get(part, 0) for part in _APART)
     if not prompt or _SEARCHES.search(end):
         return None
-    cached, written = (_largest(said, names) for names in (CACHED, WRITTEN))
-    completion = _largest(said, _COMPLETION) or 0
-    return Reported(prompt, completion, None if cached is None else min(cached, prompt), written)
-
-
-def _largest(said: dict[str, int], names: tuple[str, ...]) -> int | None:
-    return max((said[name] for name in names if name in said), default=None)
+    groups = (_COMPLETION, *_CACHE)
+    completion, cached, written = (max((said[one] for one in names if one in said), default=None) for names in groups)
+    return Reported(prompt, completion or 0, None if cached is None else min(cached, prompt), written)
 
 
 class UsageFields(msgspec.Struct, frozen=True):
@@ -89,7 +86,6 @@ class UsageLedger:
     def __init__(self, fields: UsageFields) -> None:
         self._fields = fields
         self.spent = Usage()
-        self._earlier = 0
         self._carried: Members = {}
 
     def add(self, raw: Raw | None) -> None:
@@ -100,21 +96,22 @@ class UsageLedger:
         self.spent.prompt += prompt
         self.spent.largest = max(self.spent.largest, prompt)
         self.spent.completion += whole(usage.get(self._fields.completion))
-        self.spent.cached += _cache(usage, CACHED)
-        self.spent.written += _cache(usage, WRITTEN)
-        self.spent.cache_told |= any(name in place for place in _places(usage) for name in CACHED)
+        places = [usage, *(object_of(usage.get(details)) for details in _DETAILS)]
+        cached, written = ([place[name] for place in places for name in names if name in place] for names in _CACHE)
+        self.spent.cached += next(filter(None, map(whole, cached)), 0)
+        self.spent.written += next(filter(None, map(whole, written)), 0)
+        self.spent.cache_told |= bool(cached)
 
     def carry(self, raw: Raw | None) -> None:
         """Carry this usage over, because another round follows."""
         usage = object_of(raw)
-        self._earlier += whole(usage.get(self._fields.completion))
-        self.spent.hidden = self._earlier
+        self.spent.hidden += whole(usage.get(self._fields.completion))
         self._carried = added(self._carried, _summed(usage))
 
     def total(self, raw: Raw) -> Raw:
         """Return the newest round's usage with the completion tokens of the earlier rounds added."""
         usage = object_of(raw)
-        completion = whole(usage.get(self._fields.completion)) + self._earlier
+        completion = whole(usage.get(self._fields.completion)) + self.spent.hidden
         total = whole(usage.get(self._fields.prompt)) + completion
         sums = {self._fields.completion: completion, self._fields.total: total}
         told = usage | {key: Raw(b"%d" % tokens) for key, tokens in sums.items() if key in usage}
@@ -123,16 +120,6 @@ class UsageLedger:
 
 def _summed(usage: Members) -> Members:
     return {key: usage[key] for key in _SUMMED if key in usage}
-
-
-def _cache(usage: Members, names: tuple[str, ...]) -> int:
-    """Return the first of these counts that is not 0, of the usage or of its details."""
-    return next((count for place in _places(usage) for name in names if (count := whole(place.get(name)))), 0)
-
-
-def _places(usage: Members) -> list[Members]:
-    """Return the usage and its details."""
-    return [usage, *(object_of(usage.get(details)) for details in _DETAILS)]
 
 
 def added(earlier: Members, later: Members, depth: int = 3) -> Members:

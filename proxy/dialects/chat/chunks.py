@@ -143,11 +143,16 @@ class Chunk(msgspec.Struct, eq=False):
         return rawjson.encode(self.members | {"choices": Raw(choices)})
 
 
-def parse(data: bytes, key: str = "delta") -> Chunk:
-    """Parse an event's data, or a whole reply if `key` is `message`. Raises NotJson for any unknown shape, which must
-    be left unchanged."""
+def parse(data: bytes, raw: bytes, name: bytes | None) -> Chunk:
+    """Parse an event. Raises NotJson for any unknown shape, which must be left unchanged."""
     rawjson.check_utf8(data)
-    members = rawjson.members(data)
+    chunk = _chunk(rawjson.members(data), "delta")
+    chunk.raw, chunk.name = raw, name
+    return chunk
+
+
+def _chunk(members: Members, key: str) -> Chunk:
+    """Return the event with these members, whose choice has this `key`. Raises NotJson."""
     choices = [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
     if len(choices) > 1:
         raise NotJson("several choices, where one was asked for")
@@ -160,9 +165,9 @@ def parse(data: bytes, key: str = "delta") -> Chunk:
     return chunk
 
 
-def as_events(body: bytes) -> list[Chunk]:
-    """Return a whole reply as the events of a stream. Raises NotJson for a body that is none."""
-    whole = parse(body, "message")
+def as_events(members: Members) -> list[Chunk]:
+    """Return a whole reply as the events of a stream. Raises NotJson for anything else."""
+    whole = _chunk(members, "message")
     if whole.choice is None or "message" not in whole.choice or (whole.failed and not whole.says):
         raise NotJson("no chat completion")
     whole.members = whole.members | {"object": Raw(b'"chat.completion.chunk"')}
@@ -171,9 +176,8 @@ def as_events(body: bytes) -> list[Chunk]:
         call.members = {"index": Raw(b"%d" % number)} | call.members | {"index": Raw(b"%d" % number)}
     if whole.calls:
         whole.delta["tool_calls"] = Raw(rawjson.array([rawjson.encode(call.members) for call in whole.calls]))
-    spent = whole.usage
     end = whole.take_end()
-    if spent is None:
+    if (spent := end.usage) is None:
         return [whole, end]
     end.members = whole.members
     return [whole, end, Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent})]
@@ -204,11 +208,9 @@ class PartialCall(Call):
         super().__init__()
         self.ours = None
         self.id = ""
-        self.lent: Members = {}
-        """A signature that another call carried."""
+        self.lent: Members = {}  # A signature that another call carried
         self.kind = "function"
-        self.size = 0
-        """The approximate number of bytes in its arguments."""
+        self.size = 0  # the approximate number of bytes in its arguments
         self._name: list[str] = []
         self._name_size = 0
         self._arguments: list[str] = []
@@ -235,13 +237,10 @@ class PartialCall(Call):
 
     @property
     def name(self) -> str:
+        """The name as the model wrote it, or that of our tool."""
         if len(self._name) > 1:
             self._name = ["".join(self._name)]
-        return self._name[0] if self._name else ""
-
-    def rename(self, name: str) -> None:
-        """Use this name from now on, in place of the one that the model wrote."""
-        self._name, self._name_size = [name], len(name)
+        return self.ours or (self._name[0] if self._name else "")
 
     @property
     def arguments(self) -> str:
@@ -267,6 +266,9 @@ class PartialCall(Call):
 
     def call(self) -> ToolCall:
         return ToolCall(self.id, self.name, self.arguments)
+
+    def result(self, text: str, part: str) -> bytes:
+        return rawjson.encode({"role": "tool", "tool_call_id": self.id, "content": text})
 
     def raw(self) -> Raw:
         """The call as the model made it, for the message that goes back upstream."""
@@ -338,7 +340,7 @@ class ReplyMessage:
     """
 
     def __init__(self) -> None:
-        self._members: dict[str, Raw | list[str | Raw]] = {}
+        self.parts: dict[str, Raw | list[str | Raw]] = {}
         self._size = 0
 
     def add(self, delta: Members) -> None:
@@ -346,53 +348,37 @@ class ReplyMessage:
             if key == "tool_calls":
                 continue
             if key == "role" or rawjson.is_null(raw):
-                self._members.setdefault(key, raw)
+                self.parts.setdefault(key, raw)
             elif rawjson.is_string(raw):
                 self.add_text(key, text_of(raw))
             else:
                 try:
                     self._extend(key, rawjson.elements(raw), len(memoryview(raw)))
                 except NotJson:
-                    self._members[key] = raw
+                    self.parts[key] = raw
 
     def add_text(self, key: str, text: str) -> None:
         self._extend(key, [text], len(text))
 
     def _extend(self, key: str, pieces: Sequence[str | Raw], size: int) -> None:
-        known = self._members.get(key)
+        known = self.parts.get(key)
         if isinstance(known, list):
             known += pieces
         else:
-            self._members[key] = list(pieces)
+            self.parts[key] = list(pieces)
         self._size += size
         if self._size > MAX_REPLY:
             raise Broken(f"a reply of more than {MAX_REPLY} bytes")
 
     def text(self, key: str = "content") -> str:
         """Return a member's text: the string, or the joined texts of its text parts."""
-        known = self._members.get(key)
+        known = self.parts.get(key)
         pieces = known if isinstance(known, list) else []
         return join(piece if isinstance(piece, str) else text_of(object_of(piece).get("text")) for piece in pieces)
 
-    def has(self, key: str) -> bool:
-        return key in self._members
-
-    def forget(self, key: str) -> None:
-        """Remove a member that turned out to be something else."""
-        self._members.pop(key, None)
-
-    @property
-    def silent(self) -> bool:
-        """Whether the message has nothing but a role, if anything."""
-        return not any(
-            any(piece != "" for piece in known) if isinstance(known, list) else bytes(known) not in _NOTHING
-            for key, known in self._members.items()
-            if key != "role"
-        )
-
     def members(self) -> Members:
         """Return the message as the client sees it, including null and empty members."""
-        return {key: _joined(known) if isinstance(known, list) else known for key, known in self._members.items()}
+        return {key: _joined(known) if isinstance(known, list) else known for key, known in self.parts.items()}
 
     def history(self, calls: Sequence[Raw]) -> bytes | None:
         """Return the message for upstream, or None if it is empty, because upstreams refuse empty messages."""

@@ -14,23 +14,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.chat.chunks import (
-    TEXTS,
-    Chunk,
-    PartialCall,
-    ReplyMessage,
-    ToolCalls,
-    as_events,
-    held,
-    parse,
-    plain_delta,
-)
+from proxy.dialects.chat import chunks
+from proxy.dialects.chat.chunks import TEXTS, Chunk, PartialCall, ReplyMessage, ToolCalls
 from proxy.dialects.chat.request import ChatRoundRequest
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
@@ -57,18 +48,13 @@ class ChatRound(Round):
     def __init__(self, asked: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
         super().__init__(asked, names, reply)
         self.message = ReplyMessage()
-        self.undecided = bool(names)
-        """Whether the text may still turn out to be a call of ours."""
+        self.undecided = bool(names)  # whether the text may still turn out to be a call of ours
         self._text = Block(None if names else True)
         self._beginning = ""
         self._calls = ToolCalls()
         self.blocks = self._calls.all
         self._signed: list[Part] = []
         self._called = False  # whether there is a call of the client's
-
-    @property
-    def theirs(self) -> list[PartialCall]:
-        return [call for call in self.blocks if call.ours == ""]
 
     @property
     def empty(self) -> bool:
@@ -80,12 +66,12 @@ class ChatRound(Round):
         if chunk.choice is None:
             if chunk.failed:
                 return self.fail(chunk, size)
-            ends = chunk.usage is not None and (self.finish or self.hides)
+            ends = chunk.usage is not None and (self.finish or self._reply.hides)
             return self.put(chunk, self.closing if ends else self._loose, size)
         self.failed |= chunk.failed
         self.message.add(chunk.delta)
         split = [*self._split_text(chunk), *self._split_calls(chunk)]
-        if self.names and (signed := held(chunk.delta)):
+        if self.names and (signed := chunks.held(chunk.delta)):
             self._signed.append((chunk.take(signed), self._loose))
             self.grow(size)
         parts: list[Part] = []
@@ -106,7 +92,7 @@ class ChatRound(Round):
             found = calls_in(self.message.text(), self.names)
             self._show_text()
             if found:
-                self.message.forget("content")
+                self.message.parts.pop("content", None)
                 self.decide(self._text, shown=False)
             for name, arguments in found:
                 self._calls.adopt(name, arguments)
@@ -168,9 +154,7 @@ class ChatRound(Round):
         if call.ours is not None or not (sure or call.named or self.names.excludes(call.name)):
             return
         call.ours = self.names.recognised(call.name) if call.kind == "function" else ""
-        if call.ours:
-            call.rename(call.ours)
-        elif self.hides and not (self._called or call.signature):
+        if not call.ours and self._reply.hides and not (self._called or call.signature):
             call.lent = next((one.signature for one in self.ours if one.signature), {})
         self._called |= not call.ours
         self.decide(call, shown=not call.ours)
@@ -184,8 +168,6 @@ class ChatReply(ClientReply):
     def __init__(self, asked: ChatRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
         super().__init__(asked, ledger, streamed=streamed)
         self.message = ReplyMessage()
-        self._shows_usage = not streamed or asked.wants_usage
-        self._numbered = streamed and bool(self._names)  # a call of a whole reply has no number
         self._joints: set[str] = set()  # the texts that go on in another round
         self._finish: Raw = NULL
         self._usage: Raw | None = None
@@ -193,11 +175,7 @@ class ChatReply(ClientReply):
     @property
     def started(self) -> bool:
         """Whether an id and a role were sent, so that the next events may hold only text."""
-        return bool(self._frame) and self.message.has("role")
-
-    @property
-    def seen(self) -> bool:
-        return bool(self.blocks) or not self.message.silent
+        return bool(self._frame) and "role" in self.message.parts
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
@@ -208,7 +186,7 @@ class ChatReply(ClientReply):
         self._joints = {key for key in TEXTS if self.message.text(key)}
 
     def put(self, chunk: Chunk, block: Block) -> bytes:
-        if chunk.choice is None and chunk.usage is not None and not self._shows_usage:
+        if chunk.choice is None and chunk.usage is not None and self.streamed and not self._asked.wants_usage:
             return b""
         if chunk.choice is not None and not self._frame:
             self._frame = {key: chunk.members[key] for key in FRAME if key in chunk.members}
@@ -219,6 +197,7 @@ class ChatReply(ClientReply):
         if chunk.raw is None and chunk.choice and not (chunk.finish or chunk.says or "role" in chunk.delta):
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
+        self.seen |= chunk.says
         if self.streamed:
             return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
         if chunk.choice is not None:
@@ -233,7 +212,7 @@ class ChatReply(ClientReply):
             chunk.put(frame)
         if chunk.usage is not None:
             chunk.put({"usage": self._ledger.total(chunk.usage)})
-        if "role" in chunk.delta and self.message.has("role"):
+        if "role" in chunk.delta and "role" in self.message.parts:
             chunk.take(["role"])
         for key in tuple(self._joints):
             if text := text_of(chunk.delta.get(key)):
@@ -244,7 +223,8 @@ class ChatReply(ClientReply):
             chunk.put_choice("finish_reason", string(reason))
 
     def _number(self, chunk: Chunk) -> None:
-        """Give the calls of an event the numbers that the client sees. Where no tool is ours, nothing is touched."""
+        """Give the calls of an event the numbers that the client sees; in whole replies they have none. Where no tool
+        is ours, nothing is touched."""
         changed: dict[int, Members] = {}
         for place, (delta, call) in enumerate(zip(chunk.calls, chunk.called, strict=True)):
             entry = delta.members
@@ -253,7 +233,7 @@ class ChatReply(ClientReply):
                 if call.lent:
                     entry = changed[place] = entry | call.lent
             number = Raw(b"%d" % (call.place or 0))
-            if self._numbered and entry.get("index") != number:
+            if self.streamed and self._names and entry.get("index") != number:
                 changed[place] = {"index": number} | entry | {"index": number}
         if changed:
             entries = [changed.get(place, delta.members) for place, delta in enumerate(chunk.calls)]
@@ -282,6 +262,9 @@ class ChatTurn(Turn):
     usage = CHAT
     rounds_as = ChatRound
     replies_as = ChatReply
+    read = staticmethod(chunks.parse)
+    events_of = staticmethod(chunks.as_events)
+    last_event = sse.encode(sse.DONE)
     error_event = staticmethod(error_event)
     _round: ChatRound
     _shown: ChatReply
@@ -289,33 +272,21 @@ class ChatTurn(Turn):
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         quick = self._quick and not self._shown.hides and self.state is State.READING
-        if quick and event.data is not None and (delta := plain_delta(event.data)) is not None:
+        if quick and event.data is not None and (delta := chunks.plain_delta(event.data)) is not None:
             for key, text in delta.items():
                 if text and key in TEXTS:
                     self._round.message.add_text(key, text)
                     self._shown.message.add_text(key, text)
+                    self._shown.seen = True
             return event.raw
         out = super().receive(event)
         waits = self._round.held or self._round.undecided or self._asked.wants_json
         self._quick = self._shown.started and not (waits or self._done)
         return out
 
-    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Chunk:
-        chunk = parse(data)
-        chunk.raw, chunk.name = event.raw, event.name
-        return chunk
-
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
         failed = parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
         return None if parsed.says or not failed else data
-
-    def _events_of(self, body: bytes) -> Iterable[Chunk]:
-        events = as_events(body)
-        self._done = sse.encode(sse.DONE)
-        return events
-
-    def _result(self, call: PartialCall, text: str, part: str) -> bytes:
-        return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
 
 
 # -- calls as text: some servers do not parse all calls (llama.cpp ignores `tool_choice: none`) -----------------------

@@ -9,7 +9,7 @@ The end says why the last round stopped, and its usage covers all rounds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 from msgspec import Raw
@@ -19,7 +19,7 @@ from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments, is_object
 from proxy.dialects.turn import Turn
-from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
+from proxy.dialects.usage import MESSAGES, merged, with_prompt
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.rawjson import EMPTY, NULL, Members, elements_of, join, object_of, on_one_line, place, string, text_of
@@ -57,10 +57,6 @@ class ReplyEvent(Event):
 
     decoder = msgspec.json.Decoder(_Head)
 
-    @property
-    def index(self) -> int | None:
-        return place(self.head.index)
-
 
 class ReplyBlock(Call):
     """One block of a reply, put together from its events."""
@@ -71,8 +67,7 @@ class ReplyBlock(Call):
         self.type = text_of(self.members.get("type"))
         self.ours = names.recognised(text_of(self.members.get("name"))) if self.type == CALLED else ""
         self.ended = self.void = False
-        self.size = 0
-        """The characters that came in events."""
+        self.size = 0  # the characters that came in events
         self._pieces: defaultdict[str, list[str]] = defaultdict(list)
         self._cited: list[Raw] = []
 
@@ -100,6 +95,9 @@ class ReplyBlock(Call):
 
     def identify(self, id: str) -> None:
         self.members["id"] = string(id)
+
+    def result(self, text: str, part: str) -> bytes:
+        return result(text_of(self.members.get("id")), text, part)
 
     def final(self) -> Members:
         """Return the complete block as it goes back upstream: a call of our tools has the tool's own name."""
@@ -134,12 +132,8 @@ class MessagesRound(Round):
         self._by_index: dict[int | None, ReplyBlock] = {}
 
     @property
-    def ours(self) -> list[ReplyBlock]:
-        return [block for block in self.blocks if block.ours and not block.void]
-
-    @property
     def theirs(self) -> list[ReplyBlock]:
-        return [block for block in self.blocks if block.type == CALLED and not (block.ours or block.void)]
+        return [block for block in self.blocks if block.type == CALLED and not block.ours]
 
     @property
     def empty(self) -> bool:
@@ -164,10 +158,8 @@ class MessagesRound(Round):
         self.over |= event.type == END
         if event.type in (CLOSING, END):
             return self.put(event, self.closing, size)
-        if event.type == START:
-            block: ReplyBlock | None = self._begun(event)
-        else:
-            block = self._by_index.get(-1 if event.index is None else event.index)
+        index = place(head.index)
+        block = self._begun(head, index) if event.type == START else self._by_index.get(-1 if index is None else index)
         if block is None:
             return self.put(event, self._loose, size)
         if event.type == DELTA:
@@ -182,8 +174,8 @@ class MessagesRound(Round):
         self._usage = merged(self._usage, usage)
         self.usage = with_prompt(self._usage)
 
-    def _begun(self, event: ReplyEvent) -> ReplyBlock:
-        block = self._by_index[event.index] = ReplyBlock(event.head.content_block, self.names)
+    def _begun(self, head: _Head, index: int | None) -> ReplyBlock:
+        block = self._by_index[index] = ReplyBlock(head.content_block, self.names)
         if block.type == FALLBACK:
             self._fallback = len(self.blocks)
         self.blocks.append(block)
@@ -194,10 +186,11 @@ class MessagesRound(Round):
     def settle(self) -> list[Part]:
         for block in self.blocks[: self._fallback]:
             block.void = block.type == CALLED
+        self.blocks = [block for block in self.blocks if not block.void]
         return []  # a call has its name from its beginning
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
-        kept = [block for block in self.blocks if not block.void and (not block.ours or block in answered)]
+        kept = [block for block in self.blocks if not block.ours or block in answered]
         content = [block.final() for block in kept if block.says]
         return [rawjson.encode({"role": "assistant", "content": content})] if content else []
 
@@ -206,11 +199,8 @@ class MessageReply(ClientReply):
     """The message that the client gets."""
 
     blocks: list[ReplyBlock]
-
-    def __init__(self, asked: MessagesRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
-        super().__init__(asked, ledger, streamed=streamed)
-        self._container: Raw = NULL
-        self._end: Members = {}
+    _container: Raw = NULL
+    _end: Members | None = None
 
     def go_on(self, ending: MessagesRound) -> None:
         super().go_on(ending)
@@ -226,7 +216,7 @@ class MessageReply(ClientReply):
         if isinstance(block, ReplyBlock):
             if block.place is None:
                 self._adopt(block)
-            if event.index != block.place:
+            if place(event.head.index) != block.place:
                 changed["index"] = Raw(b"%d" % (block.place or 0))
         elif event.type == BEGIN:
             message = object_of(event.head.message)
@@ -252,60 +242,8 @@ class MessageReply(ClientReply):
     def assembled(self) -> bytes:
         last = object_of(Raw(self.body))
         content = Raw(rawjson.array(rawjson.encode(block.final()) for block in self.blocks))
-        ended = {key: value for key, value in self._end.items() if key in last or value is not NULL}
+        ended = {key: value for key, value in (self._end or {}).items() if key in last or value is not NULL}
         return rawjson.encode(last | self._frame | {"content": content} | ended)
-
-
-# -- errors of our own ------------------------------------------------------------------------------------------------
-
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_body(fault: ProxyError) -> bytes:
-    """`code` is ours, as in the other APIs."""
-    kind = TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "api_error")
-    code = {} if fault.code is None else {"code": fault.code}
-    return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
-
-
-def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
-    """The event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
-    members = on_one_line(said)
-    return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
-
-
-# -- the turn ---------------------------------------------------------------------------------------------------------
-
-
-class MessagesTurn(Turn):
-    """The turn of the Messages API: see `proxy.dialects.turn`."""
-
-    usage = MESSAGES
-    rounds_as = MessagesRound
-    replies_as = MessageReply
-    call_ids = "toolu"
-    error_event = staticmethod(error_event)
-
-    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ReplyEvent:
-        return ReplyEvent(data, event.raw, event.name)
-
-    def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
-        return data if parsed.type == "error" else None
-
-    def _events_of(self, body: bytes) -> Iterable[ReplyEvent]:
-        return as_events(rawjson.members(body))
-
-    def _result(self, call: ReplyBlock, text: str, part: str) -> bytes:
-        return result(call.call().id, text, part)
 
 
 _GROWING = ("text", "thinking", "signature")
@@ -336,3 +274,45 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
     ended = {"stop_reason": NULL, "stop_sequence": NULL} | {key: members[key] for key in STOPPED if key in members}
     yield ReplyEvent.made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
     yield ReplyEvent.made(END)
+
+
+# -- errors of our own ------------------------------------------------------------------------------------------------
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(fault: ProxyError) -> bytes:
+    """`code` is ours, as in the other APIs."""
+    kind = TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "api_error")
+    code = {} if fault.code is None else {"code": fault.code}
+    return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
+
+
+def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
+    """The event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
+    members = on_one_line(said)
+    return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
+
+
+class MessagesTurn(Turn):
+    """The turn of the Messages API: see `proxy.dialects.turn`."""
+
+    usage = MESSAGES
+    rounds_as = MessagesRound
+    replies_as = MessageReply
+    read = staticmethod(ReplyEvent)
+    events_of = staticmethod(as_events)
+    call_ids = "toolu"
+    error_event = staticmethod(error_event)
+
+    def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
+        return data if parsed.type == "error" else None

@@ -10,7 +10,7 @@ on over all rounds. The end lists exactly the items that were shown, and its usa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -65,12 +65,9 @@ class OutputItem(Call):
         super().__init__()
         self.members = object_of(raw)
         self.ours = None
-        self.final: Raw | None = None
-        """The complete item."""
-        self.size = 0
-        """About how many bytes of it came in pieces."""
-        self.before: list[OutputItem] = []
-        """The reasoning that belongs to it."""
+        self.final: Raw | None = None  # the complete item
+        self.size = 0  # about how many bytes of it came in pieces
+        self.before: list[OutputItem] = []  # the reasoning that belongs to it
 
     @property
     def type(self) -> str:
@@ -236,13 +233,13 @@ class ResponsesReply(ClientReply):
         if event is None:
             return b""
         head, changed = event.head, Members()
-        at, said = bytes(head.output_index), whole(head.sequence_number)
-        if block.place is not None and at.isdigit() and whole(head.output_index) != block.place:
-            changed["output_index"] = Raw(b"%d" % block.place)
+        if None not in (block.place, place(head.output_index)) and place(head.output_index) != block.place:
+            changed["output_index"] = Raw(b"%d" % (block.place or 0))
         response = object_of(head.response)
         if not rawjson.is_null(head.response) and (others := self._response(event.type, response)):
             changed["response"] = Raw(rawjson.encode(response | others))
         if not rawjson.is_null(head.sequence_number):
+            said = whole(head.sequence_number)
             number = self.next_number if self.hides else max(said, self.next_number)
             self.next_number = number + 1
             if number != said or not event.raw:
@@ -307,6 +304,8 @@ class ResponsesTurn(Turn):
     usage = RESPONSES
     rounds_as = ResponsesRound
     replies_as = ResponsesReply
+    read = staticmethod(ItemEvent)
+    events_of = staticmethod(as_events)
     _asked: ResponsesRoundRequest
     _shown: ResponsesReply
 
@@ -314,20 +313,11 @@ class ResponsesTurn(Turn):
         super().__init__(asked)
         self._earlier: list[str] = []  # the ids of the rounds before this one
 
-    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ItemEvent:
-        return ItemEvent(data, event.raw, event.name)
-
     def _error_in(self, parsed: ItemEvent, data: bytes) -> bytes | None:
         if parsed.type not in ("error", "response.failed"):
             return None
         error = object_of(parsed.head.response).get("error")
         return data if rawjson.is_null(error) else rawjson.encode({"error": error})
-
-    def _events_of(self, body: bytes) -> Iterable[ItemEvent]:
-        return as_events(rawjson.members(body))
-
-    def _result(self, call: OutputItem, text: str, part: str) -> bytes:
-        return call.result(text, part)
 
     def _as_one(self, entries: list[bytes]) -> bytes:
         return rawjson.array(entries)

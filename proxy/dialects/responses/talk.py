@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.errors import ClientFault
-from proxy.rawjson import NotJson
+from proxy.rawjson import NULL, NotJson, text_of
 
 _ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
 _FINAL = frozenset(("response.completed", "response.incomplete"))
@@ -25,18 +25,13 @@ _LAST = _FINAL | {"response.failed", "error"}
 class Talk:
     """What a client and upstream have said on one connection."""
 
-    def __init__(self) -> None:
-        self._id = ""
-        """The id of the last response."""
-        self._history: Sequence[bytes | Raw] = ()
-        """The items up to its end."""
-        self._asked: Sequence[bytes | Raw] = ()
-        """The items of the request that is being answered."""
-        self._model: Raw = rawjson.NULL
-        self._lane: Raw | None = None
-        """The client's mark for the events of this request."""
-        self.ended = False
-        """Whether the client knows how the request ended."""
+    _id = ""  # of the last response
+    _history: Sequence[bytes | Raw] = ()  # the items up to its end
+    _asked: Sequence[bytes | Raw] = ()  # the items of the request that is being answered
+    _model: Raw = NULL
+    _lane: Raw | None = None  # the client's mark for the events of this request
+    ended = False
+    """Whether the client knows how the request ended."""
 
     @property
     def size(self) -> int:
@@ -50,11 +45,16 @@ class Talk:
     def take(self, message: bytes) -> bytes | None:
         """Return the body of the request over HTTP, None if the client wants no reply. Raises ClientFault."""
         self._lane, self.ended = None, False
-        members = _created(message)
-        self._lane, self._model = members.get("stream_id"), members.get("model", rawjson.NULL)
-        self._asked = _items(members.get("input"))
-        previous = members.get("previous_response_id")
-        if self._id and rawjson.is_string(previous) and rawjson.text(previous) == self._id:
+        try:
+            rawjson.check_utf8(message)
+            members = rawjson.members(message)
+        except NotJson as error:
+            raise ClientFault(f"The message is not a JSON object: {error}") from error
+        if (name := text_of(members.get("type"))) != "response.create":
+            raise ClientFault(f"This proxy takes `response.create` over WebSocket, not {name[:100]!r}")
+        self._lane, self._model = members.get("stream_id"), members.get("model", NULL)
+        self._asked = _items(members.get("input", NULL))
+        if self._id and text_of(members.get("previous_response_id")) == self._id:
             self._asked = [*self._history, *self._asked]
             del members["previous_response_id"]
             members["input"] = Raw(rawjson.array(self._asked))
@@ -76,7 +76,7 @@ class Talk:
         goes to the client as it came."""
         try:
             members = rawjson.members(event)
-            name = rawjson.text_of(members.get("type"))
+            name = text_of(members.get("type"))
             self.ended = self.ended or name in _LAST
             if name in _FINAL:
                 response = rawjson.members(members["response"])
@@ -89,7 +89,7 @@ class Talk:
     def refuse(self, status: int, body: bytes) -> str:
         """Return the message for a refusal over HTTP."""
         try:
-            error: Any = rawjson.members(body).get("error", rawjson.NULL)
+            error: Any = rawjson.members(body).get("error", NULL)
         except NotJson:
             error = {"type": "server_error", "message": body.decode("utf-8", "replace")[:1_000]}
         self.ended = True
@@ -100,20 +100,8 @@ class Talk:
         return marked.decode("utf-8", "replace")
 
 
-def _created(message: bytes) -> dict[str, Raw]:
-    try:
-        rawjson.check_utf8(message)
-        members = rawjson.members(message)
-        name = rawjson.text_of(members.get("type"))
-    except NotJson as error:
-        raise ClientFault(f"The message is not a JSON object: {error}") from error
-    if name != "response.create":
-        raise ClientFault(f"This proxy takes `response.create` over WebSocket, not {name[:100]!r}")
-    return members
-
-
-def _items(given: Raw | None) -> Sequence[bytes | Raw]:
-    if given is None or rawjson.is_null(given):
+def _items(given: Raw) -> Sequence[bytes | Raw]:
+    if rawjson.is_null(given):
         return []
     if rawjson.is_string(given):
         return [rawjson.encode({"role": "user", "content": given})]

@@ -404,6 +404,16 @@ def test_one_frame_and_one_role() -> None:
     assert text(folded(out)) == "ab"
 
 
+def test_a_stream_that_starts_over_has_one_frame_and_one_role() -> None:
+    turn = ChatTurn(asked(injected=False))
+    turn.request()
+    out, _ = map(turn.receive, sse.EventDecoder().feed(stream(ROLE, {"error": {"message": "overloaded"}})))
+    assert turn.refusal and turn.start_over()
+    turn.request()
+    got = [one for one in events(out + feed(turn, ANSWER) + turn.close()) if one != DONE]
+    assert [(one["id"], "role" in one["choices"][0]["delta"]) for one in got] == [("c1", True), *[("c1", False)] * 3]
+
+
 def test_names_of_events_stay() -> None:
     """In events that had to be written anew: of a call with another index, or of a later round."""
     renumbered = stream(chunk(calls(called("search", "{}", "a", 1), role="assistant"))).replace(
