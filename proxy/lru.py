@@ -31,10 +31,9 @@ class Lru(Generic[K, V]):
         """Return the value of this key, or None, and make it the most recently used."""
         with self._lock:
             item = self._items.get(key)
-            if item is None:
-                return None
-            self._items.move_to_end(key)
-        return item[0]
+            if item is not None:
+                self._items.move_to_end(key)
+        return item[0] if item else None
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
         """Store a value, replacing any earlier one of this key."""

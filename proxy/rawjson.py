@@ -80,7 +80,8 @@ def members(raw: bytes | Raw, *, checked: bool = False) -> Members:
         return _members.decode(raw)
     except _REFUSED:
         found, _ = decode(_members, raw)
-        return {_unmasked_key(key): unmasked(value) for key, value in found.items()}
+    keys = (text(msgspec.json.encode(key).replace(_DEL, b"\\")) for key in found)
+    return dict(zip(keys, map(unmasked, found.values()), strict=True))
 
 
 def elements(raw: bytes | Raw) -> list[Raw]:
@@ -118,21 +119,19 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
         raise TooManyElements(f"more than {MAX_COMMAS} commas")
     try:
         return decoder.decode(raw), False
-    except _REFUSED as strict:
-        _raise_if_too_many(strict)
-        whole = bytes(raw)
-        if b"\\u" not in whole or _DEL in whole:
-            raise NotJson(str(strict)) from strict
-    try:
-        return decoder.decode(_masked(whole)), True
     except _REFUSED as error:
-        _raise_if_too_many(error)
-        raise NotJson(str(error)) from error
-
-
-def _masked(whole: bytes) -> bytes:
-    """Mask escaped backslashes, in pairs, and then the backslash of each surrogate's escape. `whole` has no DEL."""
-    return whole.replace(rb"\\", 2 * _DEL).replace(rb"\ud", _DEL + b"ud").replace(rb"\uD", _DEL + b"uD")
+        refused: Exception = error
+    whole = bytes(raw)
+    if b"\\u" in whole and _DEL not in whole:
+        # Escaped backslashes are masked in pairs, and then the backslash of each surrogate's escape.
+        whole = whole.replace(rb"\\", 2 * _DEL).replace(rb"\ud", _DEL + b"ud").replace(rb"\uD", _DEL + b"uD")
+        try:
+            return decoder.decode(whole), True
+        except _REFUSED as error:
+            refused = error
+    if "of at most length" in str(refused):
+        raise TooManyElements(f"more than {MAX_ELEMENTS} elements in one place") from refused
+    raise NotJson(str(refused)) from refused
 
 
 def unmasked(raw: Raw) -> Raw:
@@ -145,11 +144,6 @@ def _bounded_elements(most: int) -> msgspec.json.Decoder[Any]:
     """Return a decoder that stops at the element after the last of `most`; making it takes 40 ms once."""
     fields = [(f"_{place}", Raw, NULL) for place in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True))
-
-
-def _raise_if_too_many(error: Exception) -> None:
-    if "of at most length" in str(error):
-        raise TooManyElements(f"more than {MAX_ELEMENTS} elements in one place") from error
 
 
 def encode(value: Any) -> bytes:
@@ -204,10 +198,6 @@ def strings(raw: bytes | Raw) -> int:
         return 0
     whole = bytes(raw)
     return whole.count(b'"') - whole.count(rb"\"")
-
-
-def _unmasked_key(key: str) -> str:
-    return text(msgspec.json.encode(key).replace(_DEL, b"\\"))
 
 
 def encodable(text: str) -> str:

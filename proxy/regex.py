@@ -99,10 +99,18 @@ def compile(pattern: str, budget: Budget | None = None, *, quote: Callable[[str]
         raise ValueError(f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are allowed")
     budget = budget or Budget(math.inf)
     budget.check()
+    options = re2.Options()
+    options.max_mem = MAX_MEM
+    options.log_errors = False
+    options.case_sensitive = False
+    options.never_capture = True  # groups would cost a second, slower pass over each match
+    options.never_nl = True  # else `(?s)e.*q|e` reads the whole text anew for every match
     try:
-        return _Matcher(re2.compile("(?m)" + quote(pattern), _options()), budget)
-    except (re2.error, UnicodeEncodeError) as error:
-        raise ValueError(_reason(error)) from error
+        return _Matcher(re2.compile("(?m)" + quote(pattern), options), budget)
+    except UnicodeEncodeError as error:
+        raise ValueError("the pattern is not valid Unicode") from error
+    except re2.error as error:
+        raise ValueError(error.args[0].decode("utf-8", "replace").replace("(?m)", "", 1)) from error
     finally:
         re2.purge()  # its cache would keep the automata of 128 patterns that are never asked for again
 
@@ -136,21 +144,3 @@ class _Matcher:
         if stop - start > self._longest:
             raise LineTooLong(f"the pattern is too large for a line of {stop - start} bytes; make it shorter")
         return stop
-
-
-def _options() -> re2.Options:
-    options = re2.Options()
-    options.max_mem = MAX_MEM
-    options.log_errors = False
-    options.case_sensitive = False
-    options.never_capture = True  # groups would cost a second, slower pass over each match
-    options.never_nl = True  # else `(?s)e.*q|e` reads the whole text anew for every match
-    return options
-
-
-def _reason(error: Exception) -> str:
-    """RE2's reason for refusing a pattern, decoded from bytes and without the prefix that we added."""
-    said = error.args[0]
-    if not isinstance(said, bytes):
-        return "the pattern is not valid Unicode"
-    return said.decode("utf-8", "replace").replace("(?m)", "", 1)

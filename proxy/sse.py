@@ -54,8 +54,15 @@ class EventDecoder:
         if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
             return [self._event(chunk)]  # the usual case: the server wrote one event at once
         self._rest += chunk
-        events = [self._event(raw) for raw in self._complete()]
-        if len(self._rest) > LIMIT:
+        events, rest, start = [], self._rest, 0
+        while match := _end.search(rest, max(start, self._searched)):
+            if match.end() == len(rest) and rest.endswith(b"\r"):
+                break  # the line feed of this CRLF may come with the next bytes
+            events.append(self._event(bytes(rest[start : match.end()])))
+            start = self._searched = match.end()
+        del rest[:start]
+        self._searched = max(len(rest) - _longest_end + 1, 0)
+        if len(rest) > LIMIT:
             raise TooLarge(f"an event of more than {LIMIT} bytes")
         return events
 
@@ -64,40 +71,24 @@ class EventDecoder:
         rest, self._rest, self._searched = bytes(self._rest), bytearray(), 0
         return [self._event(rest)] if rest else []
 
-    def _complete(self) -> list[bytes]:
-        raws: list[bytes] = []
-        rest, start = self._rest, 0
-        while match := _end.search(rest, max(start, self._searched)):
-            if match.end() == len(rest) and rest.endswith(b"\r"):
-                break  # the line feed of this CRLF may come with the next bytes
-            raws.append(bytes(rest[start : match.end()]))
-            start = self._searched = match.end()
-        del rest[:start]
-        self._searched = max(len(rest) - _longest_end + 1, 0)
-        return raws
-
     def _event(self, raw: bytes) -> ServerSentEvent:
         text = raw
         if not self._begun:
             self._begun, text = True, raw.removeprefix(BOM)
         if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
             return ServerSentEvent(raw, text[6:-2])
-        return _parsed(raw, text)
-
-
-def _parsed(raw: bytes, text: bytes) -> ServerSentEvent:
-    if text.count(b"\n") + text.count(b"\r") > 2 * MAX_LINES:
-        return ServerSentEvent(raw, None)
-    data: list[bytes] = []
-    name = None
-    for line in _lines.split(text):
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"data":
-            data.append(value)
-        elif field == b"event":
-            name = value
-    return ServerSentEvent(raw, b"\n".join(data) if data else None, name)
+        if text.count(b"\n") + text.count(b"\r") > 2 * MAX_LINES:
+            return ServerSentEvent(raw, None)
+        data: list[bytes] = []
+        name = None
+        for line in _lines.split(text):
+            field, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"data":
+                data.append(value)
+            elif field == b"event":
+                name = value
+        return ServerSentEvent(raw, b"\n".join(data) if data else None, name)
 
 
 def encode(data: bytes, name: bytes | None = None) -> bytes:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"errors", "rawjson", "sse", "policy", "plan", "tools"},
     {"dialects"},
-    {"lru", "regex", "regular_files", "settings", "threads", "tokens", "policies", "stores", "telemetry", "upstream"},
+    {"lru", "regex", "settings", "threads", "tokens", "policies", "stores", "telemetry", "upstream"},
     {"requests"},
     {"operations", "dashboard"},
     {"server"},

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -27,9 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from proxy import regular_files
 from proxy.errors import Overloaded, StoreBusy, StoreFault
-from proxy.regular_files import NotRegular
 from proxy.stores import Damaged, Entry, checked, checked_prefix, is_part, namespace_of
 from proxy.threads import WorkPool, comes_later
 
@@ -51,6 +50,10 @@ BATCH = 500
 THREADS, WAITING = 8, 10_000
 """Threads for calls into the operating system, and the most calls of one caller that may wait for one. If there are
 more, the disk cannot keep up, and they would only fill memory."""
+
+
+class _NotRegular(OSError):
+    """The path is a folder, a pipe, a socket, a device or a link."""
 
 
 class Folder:
@@ -83,14 +86,14 @@ class Folder:
         """
         path = self._root / key
         try:
-            return regular_files.read(path)
+            return _read(path)
         except FileNotFoundError:
             vanished = self._made and not self._root.exists()
             self._prepare()
             if vanished:
                 raise
             self._root.stat()
-        except NotRegular:
+        except _NotRegular:
             self._damaged(key)
         except PermissionError:
             path.lstat()  # raises the error again if it is the folder that may not be entered
@@ -183,6 +186,24 @@ def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> bytes:
+    """Read a regular file. Raises _NotRegular for anything else, or another OSError."""
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:  # a link (EMLINK on FreeBSD), a socket, or a device without a driver
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV):
+            raise _NotRegular(error.errno, "Not a regular file") from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _NotRegular(errno.EINVAL, "Not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
     finally:
         os.close(descriptor)
 

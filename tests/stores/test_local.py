@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy import regular_files
 from proxy.errors import Overloaded, StoreBusy, StoreFault
 from proxy.stores import Store, local, open_store
 from proxy.stores.guarded import Guarded, Missing
@@ -259,14 +258,14 @@ async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypa
     store = open_store(str(tmp_path), damaged=damaged.append)
     await store.put(KEY, b"0")
     await store.put("acme-1/original/b", b"1")
-    read, lstat = regular_files.read, Path.lstat
+    read, lstat = local._read, Path.lstat
 
     def denied(path: Path) -> bytes:
         if path.name == "a.txt":
             raise PermissionError(errno.EACCES, "Permission denied")
         return read(path)
 
-    monkeypatch.setattr(regular_files, "read", denied)
+    monkeypatch.setattr(local, "_read", denied)
     assert list(await store.get_many([KEY, "acme-1/original/b"])) == [None, b"1"]
     assert damaged == [KEY]
 
