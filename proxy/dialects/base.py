@@ -24,8 +24,8 @@ from proxy.dialects.entries import (
     Contents,
     Entry,
     Mark,
+    appended,
     last_in,
-    left_out,
     marked,
     meaning,
     measured,
@@ -45,10 +45,12 @@ from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Complaint, Continuation, Hidden, Request, Unplannable
 from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, NotJson, elements_of, string, whole
-from proxy.tools.definitions import NAMES, Names
+from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
+LEFT_OUT = "(this answer was shown before and is left out now; to have it again call {} with {})"
+"""The line in the place of an answer of our tools that was read long ago."""
 POINTER_BYTES = 4
-"""Bytes of a token of the line that replaces an answer of our tools, about."""
+"""Bytes of a token of that line, about."""
 
 ANSWER_BYTES = 4 << 20
 """The most bytes of a reply to a summary call that are parsed. A record takes a few thousand, and parsing more would
@@ -80,6 +82,8 @@ class Dialect(ABC):
     head: ClassVar[Mapping[str, Raw | None]] = {}
     """What a summary call that continues the history has of the request, besides the tools, and what that is by
     default."""
+    system = "system"
+    """The role of a message that instructs the model."""
     carriers: ClassVar[tuple[str, ...]]
     """The parts of a content that can carry a cache breakpoint. A single text becomes one of the first kind."""
 
@@ -186,24 +190,6 @@ class Dialect(ABC):
         """Return an entry's content, or that of the `result` in it, and what returns the entry with another one. All
         other members keep their bytes. Raises NotJson."""
 
-    @staticmethod
-    @abstractmethod
-    def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole, /) -> list[Entry]:
-        """Return the entries with the snapshot's text `block` added at the place for `role`. As an entry of its own it
-        stands directly after the `leading` system messages."""
-
-    @staticmethod
-    def joined(entries: list[Entry], /) -> list[Entry]:
-        """Return the entries with each run of user messages as one, if the API may refuse user messages in a row.
-
-        Messages of users with different names stay apart, and so does everything else.
-        """
-        return entries
-
-    def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
-        """Return the entries followed by a task of the user's, joined with what the user said last."""
-        return [*entries[:-1], *self.joined([*entries[-1:], task])]
-
     # -- an entry, as all APIs have it --
 
     def read(self, entry: Entry, reading: Reading, count: Count) -> Message:
@@ -261,6 +247,35 @@ class Dialect(ABC):
         made = marked(content, mark, self.carriers)
         return entry if made is None else put(made)
 
+    def known_as(self, role: Role, entry: Entry) -> bool:
+        """Whether it is an entry of this role, in which we know everything."""
+        try:
+            own, parts = self.opened(entry)
+            return own is role and self.knows(self.contents(role, parts), parts)
+        except NotJson:
+            return False
+
+    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
+        """Return the entries with the snapshot's text `block` added at the place for `role`: at the end of the first
+        system message, unless it might mean what nobody knows, or as an entry directly after the `leading` ones."""
+        if role is not SnapshotRole.USER and leading and self.known_as(Role.SYSTEM, entries[0]):
+            content, put = self.content(entries[0], False)
+            return [put(appended(content, "\n\n" + block, self.carriers[0])), *entries[1:]]
+        system = rawjson.encode({"role": self.system, "content": block})
+        added = self.task(block) if role is SnapshotRole.USER else system
+        return [*entries[:leading], added, *entries[leading:]]
+
+    def joined(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries with each run of user messages as one, if the API may refuse user messages in a row.
+
+        Messages of users with different names stay apart, and so does everything else.
+        """
+        return entries
+
+    def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
+        """Return the entries followed by a task of the user's, joined with what the user said last."""
+        return [*entries[:-1], *self.joined([*entries[-1:], task])]
+
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""
         return meaning(self.name, Role.ASSISTANT, text, calls)
@@ -296,8 +311,10 @@ class Dialect(ABC):
         made = [*entries, *(self.written(hidden.instead) if hidden.instead is not None else ())]
         calls = {call.id: call for entry in made for call in self.said(entry)[1] if call.id}
         for place, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-            call = calls.get(self.answered(entry)) if size > least else None
-            pointer = self.replace(entry, {None: left_out(call, names)}) if call else entry
+            if size <= least or not (call := calls.get(self.answered(entry))):
+                continue
+            name = next((names[own.index(call.name)] for own in (NAMES, OTHER_NAMES) if call.name in own), call.name)
+            pointer = self.replace(entry, {None: LEFT_OUT.format(name, call.arguments)})
             if len(pointer) < len(entry):
                 entries[place], sizes[place] = pointer, len(pointer) // POINTER_BYTES
         first = len(hidden.before)

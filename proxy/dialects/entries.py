@@ -22,7 +22,6 @@ from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error
 from proxy.rawjson import Members, NotJson, elements_of, string, text_of
-from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""
@@ -271,12 +270,6 @@ def appended(content: Raw | None, text: str, type: str) -> Raw:
     if rawjson.is_string(content):
         return Raw(bytes(content)[:-1] + rawjson.encode(text)[1:])
     return Raw(rawjson.array([*rawjson.elements(content), rawjson.encode({"type": type, "text": text})]))
-
-
-def left_out(call: ToolCall, names: Names) -> str:
-    """Return the line for an answer of our tools that was read long ago."""
-    name = next((names[known.index(call.name)] for known in (NAMES, OTHER_NAMES) if call.name in known), call.name)
-    return f"(this answer was shown before and is left out now; to have it again call {name} with {call.arguments})"
 
 
 # -- cache breakpoints: no meaning contains one ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 from msgspec import Raw
 
@@ -13,6 +14,7 @@ from proxy.dialects.chat.reply import ChatTurn, error_event
 from proxy.dialects.entries import Entry
 from proxy.plan.plan import Role
 from proxy.plan.summary import SummaryAnswer
+from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, text_of
 
 
@@ -31,13 +33,32 @@ class ChatDialect(Dialect):
     contents = staticmethod(request.contents)
     knows = staticmethod(request.knows)
     content = staticmethod(request.content)
-    with_snapshot = staticmethod(request.with_snapshot)
-    joined = staticmethod(request.joined)
     error_event = staticmethod(error_event)
+
+    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
+        """A user message gets the name in the one that it stands before, so that the two can be joined."""
+        if role is SnapshotRole.SYSTEM or (role is SnapshotRole.AUTO and leading):
+            return super().with_snapshot(entries, leading, block, role)
+        first = rawjson.members(entries[leading]) if leading < len(entries) else {}
+        named = {"name": first["name"]} if "name" in first and text_of(first.get("role")) == "user" else {}
+        added = rawjson.encode({"role": "user", **named, "content": block})
+        return [*entries[:leading], added, *entries[leading:]]
+
+    def joined(self, entries: list[Entry]) -> list[Entry]:
+        """Many chat templates refuse user messages in a row, so a cut must not create them."""
+        found: list[Entry] = []
+        for name, run in groupby(entries, key=self._speaker):
+            first, *others = run
+            found += [first, *others] if name is None or not others else [request.merged(first, *others)]
+        return found
+
+    def _speaker(self, entry: Entry) -> str | None:
+        """Return the name in a user message in which we know everything; None for everything else."""
+        return text_of(rawjson.members(entry).get("name")) if self.known_as(Role.USER, entry) else None
 
     def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
         """The task goes on with the last message if that is the user's, whatever the name in it."""
-        if entries and request.speaker(entries[-1]) is not None:
+        if entries and self._speaker(entries[-1]) is not None:
             return [*entries[:-1], request.merged(entries[-1], task)]
         return [*entries, task]
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, entries
 from proxy.dialects.attachments import KINDS
-from proxy.dialects.entries import Contents, Entry, appended, known
+from proxy.dialects.entries import Contents, Entry, known
 from proxy.dialects.request import ALLOWED, RoundRequest, bounded, parsed
 from proxy.plan.message import ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.turn import Reason, Request
-from proxy.policy import SnapshotRole
 from proxy.rawjson import NULL, Members, NotJson, object_of, text_of
 
 ROLES = {
@@ -241,45 +239,9 @@ def _text(raw: Raw | None) -> str:
 # -- several messages --------------------------------------------------------------------------------------------------
 
 
-def with_snapshot(messages: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-    if role is SnapshotRole.USER or (role is SnapshotRole.AUTO and not leading):
-        # With the name of the message that it stands before, so that the two can be joined.
-        first = rawjson.members(messages[leading]) if leading < len(messages) else {}
-        named = {"name": first["name"]} if "name" in first and text_of(first.get("role")) == "user" else {}
-        added = rawjson.encode({"role": "user", **named, "content": block})
-        return [*messages[:leading], added, *messages[leading:]]
-    if leading and _is_known(messages[0]):  # otherwise our text might mean what nobody knows
-        given, put = content(messages[0], False)
-        return [put(appended(given, "\n\n" + block, "text")), *messages[1:]]
-    return [rawjson.encode({"role": "system", "content": block}), *messages]
-
-
 def is_system(message: Entry) -> bool:
     """Whether the message is a system message, by either name."""
     return text_of(rawjson.members(message).get("role")) in ("system", "developer")
-
-
-def joined(messages: Sequence[Entry]) -> list[Entry]:
-    """Many chat templates refuse user messages in a row, so a cut must not create them."""
-    found: list[Entry] = []
-    for name, run in groupby(messages, key=speaker):
-        first, *others = run
-        found += [first, *others] if name is None or not others else [merged(first, *others)]
-    return found
-
-
-def _is_known(message: Entry) -> bool:
-    try:
-        role, members = opened(message)
-        return knows(contents(role, members), members)
-    except NotJson:
-        return False
-
-
-def speaker(message: Entry) -> str | None:
-    """Return the name in a user message in which we know everything; None for everything else."""
-    members = rawjson.members(message)
-    return text_of(members.get("name")) if text_of(members.get("role")) == "user" and _is_known(message) else None
 
 
 def merged(*messages: Entry) -> bytes:

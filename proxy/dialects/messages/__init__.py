@@ -18,6 +18,7 @@ from proxy.dialects.messages.reply import DELTA, START, STOP, ReplyEvent, as_eve
 from proxy.dialects.messages.request import thinking_edits
 from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.turn import Request
+from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, elements_of, object_of, string, text_of, whole
 
 PATH = rb"(?:(?:/[^/]+)*/v1|)/messages"
@@ -60,13 +61,33 @@ class MessagesDialect(Dialect):
     knows = staticmethod(blocks.knows)
     content = staticmethod(blocks.content)
     written = staticmethod(blocks.written)
-    with_snapshot = staticmethod(blocks.with_snapshot)
-    joined = staticmethod(blocks.joined)
     error_body = staticmethod(reply.error_body)
     error_event = staticmethod(reply.error_event)
 
     counting: Dialect
     """The one of requests that only ask how many tokens they have."""
+
+    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
+        """It goes to the system prompt's end, or in front of everything said. The prompt's own blocks and breakpoints
+        stay in front of it, so that upstream's cache still has them."""
+        if role is SnapshotRole.USER:
+            return super().with_snapshot(entries, leading, block, role)
+        return [rawjson.encode(block), *entries]
+
+    def joined(self, entries: list[Entry]) -> list[Entry]:
+        """Anthropic takes them in a row, but other servers of this API fill them into chat templates that refuse
+        that."""
+        made: list[Entry] = []
+        run: list[Raw] = []
+        for entry in entries:
+            said = blocks.said_by_user(entry)
+            if said is not None and run:
+                run += said
+                made[-1] = request.user_message(run)
+            else:
+                run = said or []
+                made.append(entry)
+        return made
 
     def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
         """The task goes on with the last blocks, if they are a part of the user's message."""

@@ -18,11 +18,9 @@ from proxy.dialects.messages.request import (
     is_reminder,
     is_text,
     parts_of,
-    user_message,
 )
 from proxy.plan.message import ToolCall
 from proxy.plan.plan import Role
-from proxy.policy import SnapshotRole
 from proxy.rawjson import NULL, Members, NotJson, object_of, text_of
 
 THINKING = ("thinking", "redacted_thinking")
@@ -218,32 +216,7 @@ def written(instead: bytes) -> list[Entry]:
 # -- several entries ---------------------------------------------------------------------------------------------------
 
 
-def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-    """It goes to the system prompt's end, or in front of everything said.
-
-    The system prompt's own blocks and breakpoints stay in front of it, so that upstream's cache still has them.
-    """
-    if role is SnapshotRole.USER:
-        return [*entries[:leading], rawjson.encode({"role": "user", "content": block}), *entries[leading:]]
-    return [rawjson.encode(block), *entries]
-
-
-def joined(entries: list[Entry]) -> list[Entry]:
-    """Anthropic takes them in a row, but other servers of this API fill them into chat templates that refuse that."""
-    made: list[Entry] = []
-    run: list[Raw] = []
-    for entry in entries:
-        said = _said_by_user(entry)
-        if said is not None and run:
-            run += said
-            made[-1] = user_message(run)
-        else:
-            run = said or []
-            made.append(entry)
-    return made
-
-
-def _said_by_user(entry: Entry) -> list[Raw] | None:
+def said_by_user(entry: Entry) -> list[Raw] | None:
     """Return the blocks of what the user said; None for anything else, also for results, which wait for the others of
     their message."""
     if is_text(entry):

@@ -19,6 +19,7 @@ from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, kind, members
 from proxy.dialects.responses.talk import Talk
 from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.turn import Request
+from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, elements_of, string, text_of
 
 _KEPT = re.compile(rb".*/responses/([^/]+)")
@@ -42,6 +43,7 @@ class ResponsesDialect(Dialect):
     head: ClassVar[Mapping[str, Raw | None]] = {"instructions": None, "store": Raw(b"true")}
     """Upstream keeps such a call as it keeps the client's requests, because only then it finds what entries name by an
     id."""
+    system = "developer"
     carriers = ("input_text", "input_image", "input_file")
 
     parsed = staticmethod(request.parse)
@@ -51,13 +53,19 @@ class ResponsesDialect(Dialect):
     knows = staticmethod(items.knows)
     content = staticmethod(items.content)
     written = staticmethod(items.written)
-    with_snapshot = staticmethod(items.with_snapshot)
     error_event = staticmethod(reply.error_event)
 
     def kept(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""
         found = _KEPT.fullmatch(path) if method in ("GET", "DELETE") else None
         return unquote(found[1].decode("latin-1")) if found else ""
+
+    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
+        """`instructions` are not touched: they come before all entries, so an item at their beginning is just as good.
+        What upstream itself has summarised at the beginning is older than the snapshot, and precedes it."""
+        while leading < len(entries) and kind(entries[leading]).type in COMPACTIONS:
+            leading += 1
+        return super().with_snapshot(entries, leading, block, role)
 
     @staticmethod
     def task(text: str) -> Entry:

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, entries
-from proxy.dialects.entries import Contents, Entry, appended, known
+from proxy.dialects.entries import Contents, Entry, known
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
@@ -24,7 +24,6 @@ from proxy.dialects.responses.request import (
 )
 from proxy.plan.message import ToolCall
 from proxy.plan.plan import Role
-from proxy.policy import SnapshotRole
 from proxy.rawjson import NULL, Members, NotJson, object_of, string, text_of
 
 APPROVAL = "mcp_approval_request"
@@ -290,16 +289,3 @@ def content(entry: Entry, result: bool) -> tuple[Raw | None, Callable[[Raw], byt
         streams = [{"text": part.get(key, NULL)} for part in parts for key in _STREAMS]
         return Raw(rawjson.encode(streams)), put_streams
     return (given if result or (len(items) == 1 and type in MARKED) else None), put
-
-
-def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-    """`instructions` are not touched: they come before all entries, so an item at their beginning is just as good. What
-    upstream itself has summarised at the beginning is older than the snapshot, and precedes it.
-    """
-    while leading < len(entries) and kind(entries[leading]).type in COMPACTIONS:
-        leading += 1
-    if role is not SnapshotRole.USER and leading and _known(members_of(Raw(entries[0])), kind(entries[0])):
-        given, put = content(entries[0], False)
-        return [put(appended(given, "\n\n" + block, "input_text")), *entries[1:]]
-    named = "user" if role is SnapshotRole.USER else "developer"
-    return [*entries[:leading], rawjson.encode({"role": named, "content": block}), *entries[leading:]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.request import joined
+from proxy.dialects.chat import CHAT
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -35,34 +35,34 @@ def part(text: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_contents_follow_one_another_with_a_blank_line_between_texts(contents: list[Any], together: Any) -> None:
-    [one] = joined([user(content) for content in contents])
+    [one] = CHAT.joined([user(content) for content in contents])
     assert json.loads(one) == {"role": "user", "content": together}
 
 
 def test_texts_keep_the_spelling_of_their_characters() -> None:
-    [one] = joined([b'{"role":"user","content":"caf\\u00e9 \\ud83d"}', b'{"role":"user","content":"\\/"}'])
+    [one] = CHAT.joined([b'{"role":"user","content":"caf\\u00e9 \\ud83d"}', b'{"role":"user","content":"\\/"}'])
     assert one == b'{"role":"user","content":"caf\\u00e9 \\ud83d\\n\\n\\/"}'
 
 
 def test_members_of_all_are_kept() -> None:
-    [one] = joined([user("a", **MARK), user("b")])
+    [one] = CHAT.joined([user("a", **MARK), user("b")])
     assert json.loads(one) == {"role": "user", "content": "a\n\nb", **MARK}
 
 
 @pytest.mark.parametrize("odd", [user("a", expires=1), user([part("a", new=1)]), user([{"type": "new"}])])
 def test_what_we_do_not_know_is_not_joined(odd: bytes) -> None:
-    assert joined([odd, user("b"), odd]) == [odd, user("b"), odd]
+    assert CHAT.joined([odd, user("b"), odd]) == [odd, user("b"), odd]
 
 
 def test_different_names_and_roles_stay_apart() -> None:
     ann, bob, nobody = user("a", name="ann"), user("b", name="bob"), user("c")
-    assert joined([ann, bob, nobody]) == [ann, bob, nobody]
+    assert CHAT.joined([ann, bob, nobody]) == [ann, bob, nobody]
     reply, odd = b'{"role":"assistant","content":"x"}', user({"text": "?"})
-    assert joined([ann, reply, ann, odd, ann]) == [ann, reply, ann, odd, ann]
-    first, second = joined([reply, ann, ann])
+    assert CHAT.joined([ann, reply, ann, odd, ann]) == [ann, reply, ann, odd, ann]
+    first, second = CHAT.joined([reply, ann, ann])
     assert first == reply and json.loads(second)["content"] == "a\n\na"
 
 
 @pytest.mark.parametrize("messages", [[], [user("a")], [b'{ "role" : "user" }']])
 def test_one_message_keeps_its_bytes(messages: list[bytes]) -> None:
-    assert joined(messages) == messages
+    assert CHAT.joined(messages) == messages
