@@ -212,13 +212,14 @@ def test_a_window_is_remembered_for_the_user_of_a_listed_key_alone(tmp_path: Pat
 
     with StrictUpstream() as up:
         offload = {"max_total_tokens": 100_000}
-        listed = tight(up.url, offload=offload, api_keys=[{"env": "GATEWAY"}], identity={"header": "x-user"})
+        listed = tight(up.url, offload=offload, api_keys=[{"env": "GATEWAY"}], identity={"body": "user"})
         with served({"team": listed}, store=tmp_path, environment={"GATEWAY": "good-gateway"}) as proxy:
             up.respond(narrow)
+            made, headers = body("chat", LOGS[:8], "Look.")[1], {"authorization": "Bearer good-gateway"}
             for user, tries in (("alice", 2), ("alice", 1), ("bob", 2)):
-                before = len(asked(up))
-                assert post(proxy, "chat", 8, "Look.", "good-gateway", **{"x-user": user}).status_code == 200
-                assert len(asked(up)) - before == tries
+                before, url = len(asked(up)), f"{proxy.url}/chat/completions"
+                reply = httpx.post(url, json={**made, "user": user}, headers=headers, verify=PLAIN)
+                assert (reply.status_code, len(asked(up)) - before) == (200, tries)
 
 
 def test_a_request_that_does_not_say_who_it_is_counts_by_its_key(tmp_path: Path) -> None:
