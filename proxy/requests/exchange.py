@@ -63,11 +63,7 @@ class ClientGone(OffloadError):
 
 
 class Exchange:
-    """One request and the reply to it.
-
-    `body` can stream a large body as it arrives, so that it is never held here whole. `write` waits while the client is
-    slower than upstream.
-    """
+    """One request and the reply to it. `write` waits while the client is slower than upstream."""
 
     dialect = ""
     """The name of the request's dialect. The application sets it; empty: it is passed through."""
@@ -134,11 +130,8 @@ class Exchange:
         self.scope.pop("extensions")  # what it holds refers to the scope
 
     async def gather(self, limit: int) -> bool:
-        """Wait for the body, up to `limit` bytes, and return whether it is whole.
-
-        Does not wait for a body that is announced as larger. Raises ClientGone if the client hangs up, and ProxyError
-        if the body will never be whole.
-        """
+        """Wait for the body, unless it is larger than `limit` bytes, and return whether it is whole. Raises ClientGone,
+        and ProxyError if the body will never be whole."""
         if self._more and self._announced > limit:
             return False
         while self._more and self._size <= limit:
@@ -159,10 +152,8 @@ class Exchange:
         return _Streamed(self, first)
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body. It can be read repeatedly.
-
-        Raises BodyTooLarge as soon as the body is known to exceed `limit` bytes, and what `gather` raises.
-        """
+        """Return the whole body, repeatedly. Raises what `gather` raises, and BodyTooLarge as soon as it is known to
+        exceed `limit` bytes."""
         if self._more:
             await self.gather(limit)
         if max(self._announced, self._size) > limit:
@@ -236,11 +227,8 @@ class Exchange:
         self.replied = not self.gone  # set at once, so that a hang-up from now on does not cancel what follows
 
     async def fail(self, error: ProxyError) -> None:
-        """Reply with an error of our own. Call it only before any other reply.
-
-        A caller on this machine, if nothing says that it forwards somebody else's request, also learns upstream's
-        address and what went wrong with it.
-        """
+        """Reply with an error of our own. Call it only before any other reply. A caller on this machine that does not
+        seem to forward somebody else's request also learns upstream's address and what went wrong with it."""
         if isinstance(error, UpstreamFault) and error.detail:
             client = self.scope.get("client")
             forwarded = any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in self.fields)

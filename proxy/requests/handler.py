@@ -155,10 +155,8 @@ class _Request:
         return replace(prepared, continued=self._dialect.continued(request, going_on)) if going_on else prepared
 
     def _identify(self, request: Request) -> Tenant:
-        """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind.
-
-        Before upstream has accepted it, that is the key's: anybody can say to be the client.
-        """
+        """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind:
+        the key's until upstream has accepted it, because anybody can say to be the client."""
         tenant, client = self._tenant, self._client
         if not tenant.policy.identity.given:
             return tenant
@@ -211,7 +209,7 @@ class _Request:
         return found | await self._records.keep_pause(planned.last_asked[-1], model, pause) if pause else found
 
     async def _render(self, prepared: Prepared) -> Prepared:
-        """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""
+        """Return the request rendered to its plan; as it came if there is no plan or it changes nothing."""
         planned, without = prepared.planned, prepared.form.without
         if planned is None or prepared.reason:
             return prepared
@@ -247,8 +245,7 @@ class _Request:
         return await self._records.rounds(replies, planned.request.model)
 
     async def _summarised(self, prepared: Prepared, rendered: Rendered, waits: bool | None = None) -> Rendered:
-        """Return the request with the snapshot that its plan needs, if it waits for it. Its call has the request's own
-        upstream and credentials."""
+        """Return the request with the snapshot that its plan needs, if it waits for it."""
         tenant, form, relay = prepared.tenant, prepared.form, self._services.relay
 
         async def summarise(body: bytes) -> SummaryAnswer:
@@ -298,8 +295,7 @@ class _Request:
     # -- sending it --
 
     async def _send(self, prepared: Prepared) -> Refusal | None:
-        """Have upstream answer the client. Returns a refusal if another form may succeed; the client has then seen
-        nothing."""
+        """Have upstream answer the client. Returns a refusal, of which the client has seen nothing."""
         turn, rendered = prepared.turn, prepared.rendered
         if turn is None or rendered is None:
             return await self._send_untouched(prepared)
@@ -354,10 +350,7 @@ class _Request:
             return None
 
     async def _observe(self) -> None:
-        """Send the client's bytes upstream and upstream's bytes back, and only record what the plan would have done.
-
-        Nothing is stored, asked for or learned on the way.
-        """
+        """Record what the plan would have done to what passes through. Nothing is stored, asked for or learned."""
         await self._foresee()
         await self._send_untouched(self.prepared)
         if self.prepared.reported is not None and self.prepared.foreseen is not None:
@@ -368,10 +361,9 @@ class _Request:
         planned, said = self.prepared.planned, self.prepared.reported
         if planned is None:
             return
-        threads, forecast = self._services.threads, partial(foreseen, planned, said)
+        run, forecast = self._services.threads.run, partial(foreseen, planned, said)
         try:
-            size, begun = planned.request.size, said is not None
-            found = await threads.run(self._tenant.namespace, forecast, size, begun=begun)
+            found = await run(self._tenant.namespace, forecast, planned.request.size, begun=said is not None)
             self.prepared = replace(self.prepared, foreseen=found)
         except Overloaded:
             self.prepared = self.prepared.again(unplanned=Reason.BUSY)

@@ -143,11 +143,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def holdout(self) -> Holdout:
-        """The group of this conversation, if its policy leaves a share of them as they come.
-
-        The digest of its beginning decides, so that all of its requests are in one group. A history that upstream keeps
-        does not show its beginning.
-        """
+        """The group of this conversation, by its beginning, if its policy leaves a share of them as they come. Where
+        upstream keeps the history, no request shows its beginning."""
         share = self.policy.offload.holdout
         if not share or self.request.continues:
             return Holdout.NONE
@@ -164,8 +161,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return tokens + self.room.aside - self.room.reply + self.room.preamble
 
     def whole(self, tokens: int, *, ours: bool = False) -> int:
-        """Return the tokens of the whole prompt with `tokens` of history: instructions, the client's tools, and ours if
-        they are added."""
+        """Return the tokens of the whole prompt with `tokens` of history, and with `ours` or without our tools."""
         return self.prompt(tokens) - (0 if ours else OUR_TOOLS_TOKENS)
 
     def reply_left(self, tokens: int) -> int | None:
@@ -173,8 +169,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return None if self.room.window is None else self.room.left(tokens) + self.room.reply
 
     def reply_limit(self, tokens: int) -> int | None:
-        """Return the limit that the reply gets beside `tokens` of messages, or None if the client's own fits or there
-        is none."""
+        """Return the limit of the reply beside `tokens` of messages; None if the client's own fits or there is none."""
         left = self.reply_left(tokens)
         fits = left is None or self.request.reply_tokens <= left
         return None if fits or left is None else self.dialect.reply_limit(self.request, left)
@@ -262,10 +257,7 @@ async def plan(
     pauses: Pauses | None = None,
 ) -> Planned | None:
     """Read the history and plan for a window of so many of our tokens. Returns None if the request must not be changed.
-
-    `refused`: whether upstream has refused this request as too long; `pauses` gives those of a history that may
-    have any. Raises Unplannable.
-    """
+    `refused`: whether upstream has refused this request as too long. Raises Unplannable."""
     names = request.names
     if policy.offload.mode is Mode.OFF or names is None or request.obstacle_beside(policy.upstream.members):
         return None
@@ -357,11 +349,8 @@ class Rendered(msgspec.Struct, frozen=True):
 
     @property
     def injecting(self) -> bool:
-        """Whether our tools are added. Once added, they stay, because decisions are final.
-
-        Hidden rounds alone are a reason to add them: an event that was shown while the request was too large may be
-        waiting again, and the history still has the calls of our tools from that time.
-        """
+        """Whether our tools are added. Hidden rounds alone are a reason: an event that was shown while the request was
+        too large may be waiting again, and the history still has the calls of our tools from that time."""
         inject = self.planned.policy.tools.inject
         offloading = not self.plan.empty or bool(self.rounds) or self.planned.recalls
         return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and offloading)
@@ -381,10 +370,7 @@ class Rendered(msgspec.Struct, frozen=True):
         return planned.dialect.turn(planned.request, self.entries, definitions, rounds, usage, left)
 
     def files(self) -> Files:
-        """Return the files that our tools can read. A waiting event's files are included: it may have been shown.
-
-        Beside these, they can read `planned.quoted` where the caller's records have it.
-        """
+        """Return the files that our tools can read, those of a waiting event included: it may have been shown."""
         planned, boundary = self.planned, self.shown.boundary if self.shown else None
         store_dir = planned.policy.offload.store_dir
         return moved_files(planned.dialect, planned.transcript, planned.plan, store_dir, boundary, planned.chain)

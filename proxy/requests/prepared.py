@@ -196,34 +196,22 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def words(self) -> str:
         """What the plan did at this request, or what it waits for; empty if there is no plan."""
-        return " ".join(filter(None, (self._advice, self._told, UNFOLLOWED if self.unfollowed else "")))
-
-    @property
-    def _advice(self) -> str:
-        """What the operator of a client should know that compacts a history of which results have moved."""
-        planned = self.planned
-        if planned is None or planned.summary_asked is None:
-            return ""
-        sent = self.rendered.tokens if self.rendered else planned.plan.standing.total
-        limit = compacting.limit(planned.tokens, sent)
-        whole = "The history was sent whole for it. " if self.reason is Reason.SUMMARY else ""
-        return f"{whole}Your client compacts itself; raise its limit to {limit:,} tokens."
-
-    @property
-    def _told(self) -> str:
-        planned, rendered = self.in_force, self.rendered
-        if planned is None:
-            return ""
-        plan, answers, offload, window = planned.plan, self.pointed, planned.policy.offload, planned.room.window
-        late = self.foreseen is None and not plan.empty
-        if rendered is not None:
-            late = len(rendered.plan.events) < len(plan.events)
-        if plan.empty and not answers:
-            return waiting(plan, offload)
-        said = told(planned.history.items, plan, offload, window, late=late, answers=answers)
-        if not planned.relearned or window is None:
-            return said
-        return f"Planned again for a context window of {window:,}, which was learned. {said}"
+        words, planned, rendered = list[str](), self.planned, self.rendered
+        if planned is not None and planned.summary_asked is not None:  # its operator should know
+            if self.reason is Reason.SUMMARY:
+                words.append("The history was sent whole for it.")
+            limit = compacting.limit(planned.tokens, rendered.tokens if rendered else planned.plan.standing.total)
+            words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
+        if planned is not None and not self.reason:
+            plan, offload, window = planned.plan, planned.policy.offload, planned.room.window
+            if plan.empty and not self.pointed:
+                words.append(waiting(plan, offload))
+            else:
+                late = len(rendered.plan.events) < len(plan.events) if rendered else not (self.foreseen or plan.empty)
+                if planned.relearned and window is not None:
+                    words.append(f"Planned again for a context window of {window:,}, which was learned.")
+                words.append(told(planned.history.items, plan, offload, window, late=late, answers=self.pointed))
+        return " ".join(filter(None, (*words, UNFOLLOWED if self.unfollowed else "")))
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
@@ -364,11 +352,8 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
 
 
 class Ladder:
-    """The forms of one request, with what upstream's replies teach and what earlier ones have taught.
-
-    The forms themselves are in `plan.turn`. A request that is too long is first planned again, for the window that
-    upstream named or that we guess.
-    """
+    """The forms of one request (`plan.turn`), with what upstream's replies teach and what earlier ones have taught. One
+    that is too long is first planned again, for the window that upstream named or that we guess."""
 
     def __init__(self, known: Known, dialect: Dialect, namespace: str, own: str) -> None:
         """Refusals teach only what is kept under the namespace `own`, until the request is `accepted`."""

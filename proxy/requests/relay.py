@@ -129,11 +129,8 @@ def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes] 
 
 
 async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:
-    """Await `work`, which replies to the client, and give the sink one outcome whatever happens.
-
-    If `work` raises ProxyError before its reply has begun, a client that is still there gets the error. The outcome is
-    what `outcome` returns at the end, completed with status, times and fault.
-    """
+    """Await `work`, which replies to the client, and give the sink one outcome whatever happens: what `outcome` returns
+    at the end, with status, times and fault. A client that is still there gets an error before the reply began."""
     fault, detail = Fault.NONE, ""
     try:
         await work
@@ -187,10 +184,8 @@ async def pass_on(
 
 class ReplyEnds:
     """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
-    upstream says what the request cost. Some streams say at their beginning what the prompt cost.
-
-    Both are kept decompressed; they are empty if that is not possible.
-    """
+    upstream says what the request cost; some streams say at their beginning what the prompt cost. Both are
+    decompressed, or empty if that is not possible."""
 
     def __init__(self, reply: UpstreamReply) -> None:
         self.first = self.last = b""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from proxy import regex
 from proxy.plan.history import extend
 from proxy.plan.recognise import Visible
-from proxy.plan.turn import Hidden, Verdict
+from proxy.plan.turn import Verdict
 from proxy.policy import ArchiveUse
 from proxy.regex import Budget, sliced
 from proxy.requests.archive import Archive
@@ -77,8 +77,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Services:
-    """The parts of a process that all of its requests share: `known` is what upstreams have shown, `sink` gets all
-    outcomes."""
+    """What all requests of a process share: `known` is what upstreams have shown, `sink` gets all outcomes."""
 
     settings: Settings
     upstream: UpstreamClient
@@ -166,18 +165,18 @@ class Rounds:
             visible_reply = partial(self.aside, lambda: Visible.of(*turn.visible), self.size)
             await self._records.contest(planned.chain[-1], model, visible_reply)
             return
-        new = NEW * sum(len(memoryview(raw)) for raw in (*hidden.before, *hidden.after))
-        link, visible, sizes = await self.aside(partial(self._measured, turn, hidden), max(new, self.size))
+        raws = (*hidden.before, *hidden.after)
+
+        def measured() -> tuple[bytes, Visible, tuple[int, ...]]:
+            said, read = turn.visible, planned.dialect.read
+            sizes = tuple(read(raw, planned.reading, self._count).tokens for raw in raws)
+            return extend(planned.chain[-1], planned.dialect.reply_meaning(*said)), Visible.of(*said), sizes
+
+        new = NEW * sum(len(memoryview(raw)) for raw in raws)
+        link, visible, sizes = await self.aside(measured, max(new, self.size))
         counted = replace(hidden, tokens=sum(sizes), sizes=sizes)
         places = {*planned.befores(), *planned.coming(visible).anchors()}
         await self._records.remember(link, model, counted, places, visible)
-
-    def _measured(self, turn: Turn, hidden: Hidden) -> tuple[bytes, Visible, tuple[int, ...]]:
-        """Return the digest of the history that ends with the reply, the reply, and the tokens of what it hid."""
-        visible, planned, dialect = turn.visible, self._planned, self._planned.dialect
-        raws = (*hidden.before, *hidden.after)
-        sizes = tuple(dialect.read(raw, planned.reading, self._count).tokens for raw in raws)
-        return extend(planned.chain[-1], dialect.reply_meaning(*visible)), Visible.of(*visible), sizes
 
     # -- calls of our tools --
 
@@ -249,29 +248,20 @@ class Rounds:
         """Return the files that a call for this path is about; None if what it names is not kept.
 
         These are this request's. A call that names a file which the request quotes in full and does not have is about
-        one of the caller's earlier conversations, and a search without a path may go through the last of them. Callers
-        without a key are many, so they have none.
+        one of the caller's earlier conversations, and a search without a path may go through the last of them, if the
+        policy says so. Callers without a key are many, so they have none, and an identity for which no listed key
+        vouches opens only what the request names.
         """
-        tenant, store_dir = self._prepared.tenant, self._planned.policy.offload.store_dir
-        kept = await self._kept_of_others()
+        tenant, store_dir, records = self._prepared.tenant, self._planned.policy.offload.store_dir, self._records
+        searched = self._planned.policy.tools.archive is ArchiveUse.SEARCH and tenant.namespace == records.namespace
+        if searched and not tenant.anonymous and self._kept is None:
+            self._kept = await Archive(self._services.store.visit(), records.namespace, self.aside).last()
+        kept = self._kept or {}
         if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
             return files.beside(kept, store_dir)
         earlier = sorted(name for name in (*self._planned.quoted, *kept) if f"{store_dir}/{name}" not in files)
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:
             return files
-        text = None if tenant.anonymous else await self._records.original(name)
+        text = None if tenant.anonymous else await records.original(name)
         return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
-
-    async def _kept_of_others(self) -> Mapping[str, tuple[str, bytes]]:
-        """Return what the caller's last conversations moved, if the policy lets the model search it.
-
-        An identity for which no listed key vouches opens only what the request names.
-        """
-        tenant, namespace = self._prepared.tenant, self._records.namespace
-        searched = self._planned.policy.tools.archive is ArchiveUse.SEARCH
-        if not searched or tenant.anonymous or tenant.namespace != namespace:
-            return {}
-        if self._kept is None:
-            self._kept = await Archive(self._services.store.visit(), namespace, self.aside).last()
-        return self._kept
