@@ -83,7 +83,7 @@ def main(rows: int) -> None:
 
 def pages(reader: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
     """Return what each page reads, for the operator and for one caller."""
-    own, session = first.outcome.namespace, first.session or 0
+    own, session = first.outcome.namespace, f"{first.session or 0:016x}"
     [newest] = [row["id"] for row in reader.requests(None, Wanted(limit=1))]
     return {
         "live": reader.requests,
@@ -91,7 +91,7 @@ def pages(reader: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
         "live, older": lambda: reader.requests(None, Wanted(offset=1_000)),
         "live, a word": lambda: reader.requests(None, Wanted(text="nowhere")),
         "live, latency": reader.latency,
-        "live, what came": lambda: reader.requests(after=newest - 20),
+        "live, what came": lambda: reader.requests(None, Wanted(after=newest - 20)),
         "savings": lambda: savings_page("month", time.time(), None, lambda tenant, model: None, reader),
         "savings, one caller": lambda: savings_page("month", time.time(), own, lambda tenant, model: None, reader),
         "sessions": reader.sessions,

@@ -6,6 +6,7 @@ Whoever calls these has passed the check of `Host` and `Origin`, which the appli
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,9 +24,9 @@ from starlette.routing import Route
 from proxy import __version__
 from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
-from proxy.dashboard.queries import PAGE, Reader, Wanted
-from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, Row
-from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
+from proxy.dashboard.queries import PERIODS, Reader, Wanted
+from proxy.dashboard.rows import DAY, Row
+from proxy.errors import BodyTooLarge, ClientFault, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 from proxy.telemetry.outcome import Basis, Holdout, Kind
 
 if TYPE_CHECKING:
@@ -33,14 +34,8 @@ if TYPE_CHECKING:
 
     from proxy.dashboard import Dashboard
 
-MOST = 500
-"""Most rows of one answer. To encode them takes some milliseconds, which no request should notice."""
-
 LARGEST_FORM = 4_096
 """Most bytes of a login."""
-
-PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), "month": (30 * DAY, DAY)}
-"""What pages show: so many seconds, of which the sums are kept by this span."""
 
 TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
          "svg": "image/svg+xml"}  # fmt: skip
@@ -199,8 +194,8 @@ def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
 
     def request(reader: Reader, own: str | None, asked: Request) -> Row:
         """Return one request with its messages, and with their texts where that is still allowed."""
-        id = _number(asked.path_params["id"])
-        found = None if id is None else reader.request(id, own)
+        id = asked.path_params["id"]
+        found = reader.request(int(id), own) if re.fullmatch("[0-9]{1,18}", id) else None
         if found is None:
             raise NotThere("Nothing is kept of this request")
         if found["detail"] and not dashboard.shows_content(found["tenant"]):
@@ -208,21 +203,18 @@ def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
             found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
         return found
 
-    def requests(reader: Reader, own: str | None, asked: Request) -> Sequence[Row]:
-        return reader.requests(own, _wanted(asked), after=_number(asked.query_params.get("after", "")) or 0)
-
     def savings(reader: Reader, own: str | None, asked: Request) -> Row:
         period = asked.query_params.get("period", "")
         return savings_page(period if period in PERIODS else "month", time.time(), own, price, reader)
 
     return {
-        "requests": requests,
+        "requests": lambda reader, own, asked: reader.requests(own, _wanted(asked)),
         "requests/{id}": request,
         "latency": lambda reader, own, asked: reader.latency(own, _wanted(asked)),
         "names": lambda reader, own, asked: reader.names(own),
         "savings": savings,
         "sessions": lambda reader, own, asked: _priced(reader.sessions(own, _wanted(asked)), price),
-        "sessions/{session}": lambda reader, own, asked: reader.session(_session(asked.path_params["session"]), own),
+        "sessions/{session}": lambda reader, own, asked: reader.session(asked.path_params["session"], own),
     }
 
 
@@ -332,33 +324,11 @@ def _priced(rows: Sequence[Row], price: Price) -> list[Row]:
 
 
 def _wanted(request: Request) -> Wanted:
-    """Return which rows a page asks for."""
-    asked = request.query_params
-    seconds = PERIODS.get(asked.get("period", ""), (0, 0))[0]
-    limit = _number(asked.get("limit", ""))
-    return Wanted(
-        since=time.time() - seconds if seconds else 0.0,
-        tenant=asked.get("tenant", ""),
-        model=asked.get("model", ""),
-        outcome=asked.get("outcome", ""),
-        text=asked.get("text", "")[:LONGEST_TEXT],
-        session=_session(asked["session"]) if asked.get("session") else None,
-        sort=asked.get("sort", ""),
-        offset=_number(asked.get("offset", "")) or 0,
-        limit=min(PAGE if limit is None else limit, MOST),
-    )
-
-
-def _session(name: str) -> int:
-    """Return a session's number: that of no session, if this is no name of one."""
-    with suppress(ValueError):
-        return int(name[:16], 16) % (1 << 63)
-    return -1
-
-
-def _number(text: str) -> int | None:
-    """Return the number that up to 18 digits say, which SQLite can hold; None for any other text."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+    """Return which rows a page asks for. Raises ClientFault."""
+    try:
+        return msgspec.convert(dict(request.query_params), Wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise ClientFault(str(error)) from error
 
 
 def _json(answer: Any) -> bytes:

@@ -8,11 +8,12 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from proxy.dashboard.describe import detail
-from proxy.dashboard.rows import DAY, FLEET_SESSIONS, HOUR, KEYS, NESTED, SUMS, SUMS_KEYS, Row
+from proxy.dashboard.rows import DAY, FLEET_SESSIONS, HOUR, KEYS, LONGEST_TEXT, MINUTE, NESTED, SUMS, SUMS_KEYS, Row
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -22,8 +23,11 @@ SECONDS = 5.0
 STEPS = 100_000
 """Instructions of SQLite between two looks at the clock; some milliseconds."""
 
-PAGE = 200
-"""Rows on one page."""
+PAGE, MOST = 200, 500
+"""Rows on one page, and in one answer. To encode so many takes some milliseconds, which no request should notice."""
+
+PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), "month": (30 * DAY, DAY)}
+"""What pages show: so many seconds, of which the sums are kept by this span."""
 
 REQUESTS = 2_000
 """Requests of one session that are shown, the newest."""
@@ -62,35 +66,39 @@ ALL_SESSIONS = f"""(SELECT namespace, tenant, model, holdout, kind, began, last,
 """The sessions of this replica, and the sums of others'."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """Which requests or sessions are asked for."""
+Number = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 
-    since: float = 0.0
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which requests or sessions are asked for, as it stands in an address. Empty: all of them."""
+
+    period: str = ""
     tenant: str = ""
     model: str = ""
     outcome: str = ""
-    """One of `OUTCOMES`, or empty for all."""
     text: str = ""
     """A part of what the client or upstream worded, of the plan's words, or of the request's id."""
-    session: int | None = None
+    session: str = ""
     sort: str = "time"
-    offset: int = 0
-    limit: int = PAGE
+    after: Number = 0
+    """The id of a request that is known already."""
+    offset: Number = 0
+    limit: Number = PAGE
 
-    def conditions(self, namespace: str | None, words: Sequence[str], time: str) -> tuple[str, Sequence[object]]:
+    def conditions(self, namespace: str | None, words: Sequence[str], at: str) -> tuple[str, Sequence[object]]:
         """Return conditions on the rows of a namespace and their values. `words` are the columns that are searched, and
-        `time` is the one of the time."""
-        found: list[tuple[str, object]] = [
-            (f"{name} = ?", value)
-            for name, value in (("tenant", self.tenant), ("model", self.model), ("session", self.session))
-            if value not in ("", None)
-        ]
+        `at` is the one of the time."""
+        found: list[tuple[str, object]] = []
         if namespace is not None:
             found.append(("namespace = ?", namespace))
-        if self.since:
-            found.append((f"{time} >= ?", self.since))
+        found += [(f"{name} = ?", value) for name, value in (("tenant", self.tenant), ("model", self.model)) if value]
+        if self.session:
+            found.append(("session = ?", _number(self.session)))
+        if self.period in PERIODS:
+            found.append((f"{at} >= ?", time.time() - PERIODS[self.period][0]))
         if self.text:
-            found.append((f"instr(lower({' || char(10) || '.join(words)}), ?)", self.text.lower()))
+            text = self.text[:LONGEST_TEXT].lower()
+            found.append((f"instr(lower({' || char(10) || '.join(words)}), ?)", text))
         conditions = [condition for condition, _ in found]
         conditions += [OUTCOMES[self.outcome]] if self.outcome in OUTCOMES else []
         return "".join(f" AND {one}" for one in conditions), [value for _, value in found]
@@ -150,12 +158,12 @@ class Reader:
 
     # -- requests and sessions --
 
-    def requests(self, namespace: str | None = None, wanted: Wanted = ANY, *, after: int = 0) -> list[Row]:
+    def requests(self, namespace: str | None = None, wanted: Wanted = ANY) -> list[Row]:
         """Return rows with larger ids, the newest or largest first."""
         conditions, values = wanted.conditions(namespace, REQUEST_WORDS, "time")
         query = f"""SELECT * FROM requests WHERE id > ? {conditions}
             ORDER BY {SORTS.get(wanted.sort, "id")} DESC, id DESC LIMIT ? OFFSET ?"""
-        return [*map(_shown, self._rows(query, after, *values, wanted.limit, wanted.offset))]
+        return [*map(_shown, self._rows(query, wanted.after, *values, min(wanted.limit, MOST), wanted.offset))]
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
         """Return one request with its neighbours in the session, or None if there is none. Its `detail` is None if its
@@ -189,13 +197,13 @@ class Reader:
         """Return the sessions with the newest requests."""
         conditions, values = wanted.conditions(namespace, SESSION_WORDS, "last")
         query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE true {conditions} ORDER BY last DESC LIMIT ? OFFSET ?"
-        return [*map(_named, self._rows(query, *values, wanted.limit, wanted.offset))]
+        return [*map(_named, self._rows(query, *values, min(wanted.limit, MOST), wanted.offset))]
 
-    def session(self, session: int, namespace: str | None = None) -> list[Row]:
+    def session(self, session: str, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
         own, values = _own(namespace)
         query = f"SELECT * FROM requests WHERE session = ? {own} ORDER BY id DESC LIMIT {REQUESTS}"
-        return [*map(_shown, self._rows(query, session, *values))][::-1]
+        return [*map(_shown, self._rows(query, _number(session), *values))][::-1]
 
     # -- sums --
 
@@ -251,6 +259,13 @@ def _unreadable(error: Exception) -> DashboardFault:
 def _own(namespace: str | None) -> tuple[str, Sequence[str]]:
     """Return a condition on the namespace, and its value."""
     return ("", ()) if namespace is None else ("AND namespace = ?", (namespace,))
+
+
+def _number(session: str) -> int:
+    """Return the number of a session with this name in addresses: that of no session, if it is no name."""
+    with suppress(ValueError):
+        return int(session[:16], 16) % (1 << 63)
+    return -1
 
 
 def _named(row: Row) -> Row:

@@ -6,10 +6,10 @@ body ──parameters──> operation (offload, search, compress) over the call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -41,40 +41,25 @@ MCP = b"/_offload/mcp"
 """The path of the MCP server."""
 
 
-class Operation(NamedTuple):
-    """What it does in a few words, what carries it out, and the parameters that this takes. Where there are two kinds,
-    calls with a `file_path` are of the first."""
+Run = Callable[[OperationCall, Any], Awaitable[bytes]]
 
-    about: str
-    run: Callable[[OperationCall, Any], Awaitable[bytes]]
-    takes: tuple[type[msgspec.Struct], ...]
-
-
-PATHS: Mapping[bytes, Operation] = {
-    b"/context_offload": Operation(
-        "Move old content out of a conversation", offload.offload, (schema.OffloadParameters,)
-    ),
-    b"/context_compact": Operation("The same in compact mode", offload.offload, (schema.CompactParameters,)),
-    b"/context_compress": Operation(
-        "The same in compress mode; keeps 5 messages by default", offload.offload, (schema.CompressParameters,)
-    ),
-    b"/grep": Operation(
-        "Search files: a regular expression below a directory, or a text in one file",
-        search.grep,
-        (schema.Find, schema.Search),
-    ),
-    b"/read_file": Operation("Read a file, or some of its lines", search.read_file, (schema.ReadFile,)),
-    b"/recall_sessions": Operation(
-        "List your conversations that moved something", search.recall_sessions, (schema.RecallSessions,)
-    ),
-    b"/recall_search": Operation("Search what your conversations moved", search.recall_search, (schema.RecallSearch,)),
-    b"/recall_read": Operation("Read what one of your conversations moved", search.recall_read, (schema.RecallRead,)),
-    b"/v1/compress": Operation(
-        "The messages as the proxy would send them, in Headroom's shape of reply",
-        compress.compress,
-        (schema.CompressMessages,),
-    ),
-}
+PATHS: Mapping[bytes, tuple[str, Run, Sequence[type[msgspec.Struct]]]] = {
+    b"/context_offload": ("Move old content out of a conversation", offload.offload, [schema.OffloadParameters]),
+    b"/context_compact": ("The same in compact mode", offload.offload, [schema.CompactParameters]),
+    b"/context_compress":
+        ("The same in compress mode; keeps 5 messages by default", offload.offload, [schema.CompressParameters]),
+    b"/grep": ("Search files: a regular expression below a directory, or a text in one file",
+               search.grep, [schema.Find, schema.Search]),
+    b"/read_file": ("Read a file, or some of its lines", search.read_file, [schema.ReadFile]),
+    b"/recall_sessions":
+        ("List your conversations that moved something", search.recall_sessions, [schema.RecallSessions]),
+    b"/recall_search": ("Search what your conversations moved", search.recall_search, [schema.RecallSearch]),
+    b"/recall_read": ("Read what one of your conversations moved", search.recall_read, [schema.RecallRead]),
+    b"/v1/compress": ("The messages as the proxy would send them, in Headroom's shape of reply",
+                      compress.compress, [schema.CompressMessages]),
+}  # fmt: skip
+"""What each path does, in a few words and in code, and the parameters that it takes. Of two kinds, calls with a
+`file_path` are of the first."""
 
 
 def serves(path: bytes) -> bool:
@@ -91,7 +76,7 @@ def check_caller(tenant: Tenant) -> None:
 @cache
 def description() -> bytes:
     """Return the OpenAPI document as JSON."""
-    return schema.document({path.decode(): (one.about, one.takes) for path, one in PATHS.items()})
+    return schema.document({path.decode(): (about, kinds) for path, (about, _, kinds) in PATHS.items()})
 
 
 class Operations:
@@ -114,7 +99,7 @@ class Operations:
                 kind=Kind.OPERATION,
                 method=client.method,
                 path=client.shown_path,
-                store_errors=shelf.errors,
+                store_errors=visit.errors,
                 **call.noted,
             )
 
@@ -135,13 +120,13 @@ class Operations:
         with client.present():
             clear = await decoded(body, client.headers, limit, threads, caller, client.hold)
             given, call.messages = await threads.run(caller, partial(schema.body, clear))
-            operation = PATHS[client.path]
-            if operation.run is offload.offload:  # whose replies always hold messages
+            _, run, kinds = PATHS[client.path]
+            if run is offload.offload:  # whose replies always hold messages
                 client.fault_body = refusal(call.messages)
-            kind = operation.takes[0 if "file_path" in given else -1]
+            kind = kinds[0 if "file_path" in given else -1]
             try:
                 async with asyncio.timeout(SECONDS):
-                    reply = await operation.run(call, await call.read(schema.taken, given, kind))
+                    reply = await run(call, await call.read(schema.taken, given, kind))
             except TimeoutError as error:
                 raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
             await client.reply(200, reply)

@@ -132,10 +132,6 @@ class CallerFiles:
         self.damaged: dict[str, None] = {}
         """The names of the damaged files that were met, in order."""
 
-    @property
-    def errors(self) -> Mapping[str, int]:
-        return self._visit.errors
-
     async def put_all(self, files: Mapping[str, bytes]) -> None:
         """Write files durably, by name. Raises StoreFault if one exists with other content."""
         waiting = asyncio.Semaphore(AT_ONCE)

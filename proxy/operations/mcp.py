@@ -49,8 +49,9 @@ def server(ask: Ask) -> Server[Any]:
 
     async def list_tools(context: Any, asked: Any) -> ListToolsResult:
         reads = ToolAnnotations(read_only_hint=True)
+        _, schemas = msgspec.json.schema_components(TOOLS.values())
         tools = [
-            Tool(name=name, description=kind.__doc__, input_schema=schema.parameters(kind), annotations=reads)
+            Tool(name=name, description=kind.__doc__, input_schema=schemas[kind.__name__], annotations=reads)
             for name, kind in TOOLS.items()
         ]
         return ListToolsResult(tools=tools)

@@ -314,13 +314,6 @@ _REPLIES = {
 }
 
 
-def parameters(kind: type[msgspec.Struct]) -> Json:
-    """Return the JSON Schema of an operation's parameters."""
-    _, components = msgspec.json.schema_components([kind])
-    schema: Json = components[kind.__name__]
-    return schema
-
-
 def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]]) -> bytes:
     """Return the OpenAPI document as JSON. Takes each path's summary, and what it takes."""
     types = [kind for _, taking in operations.values() for kind in taking]

@@ -8,9 +8,9 @@ else. `archive` says what is listed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import asdict
@@ -52,11 +52,8 @@ SEARCHED_BYTES = 64 << 20
 """About how many bytes of texts one search reads, those of the newest sessions first."""
 
 
-class Texts(Protocol):
-    """What can be searched."""
-
-    async def read_many(self, wanted: Sequence[str], /) -> Sequence[bytes | None]:
-        """Return the contents in the order of the names, with None for each that is missing."""
+ReadMany = Callable[[Sequence[str]], Awaitable[Sequence[bytes | None]]]
+"""Returns the contents in the order of the names, with None for each that is missing."""
 
 
 class Found(msgspec.Struct):
@@ -97,7 +94,7 @@ async def _below(call: OperationCall, given: Search) -> bytes:
     if given.glob:
         wanted = set(await call.read(fitting, given.glob, [file.name for file in files], directory))
         files = [file for file in files if file.name in wanted]
-    found = await searched(call, call.shelf, files, find, given.limit, budget)
+    found = await searched(call, call.shelf.read_many, files, find, given.limit, budget)
     return await call.read(_shown_below, given, directory, found, [*call.shelf.damaged])
 
 
@@ -144,7 +141,7 @@ async def _compiled(
 
 
 async def searched(
-    call: OperationCall, texts: Texts, files: Sequence[File], find: search.Find, limit: int | None, budget: Budget
+    call: OperationCall, read: ReadMany, files: Sequence[File], find: search.Find, limit: int | None, budget: Budget
 ) -> Found:
     """Return the matches in these files, in order. Raises StoreFault and ClientFault."""
     found, start = Found(min(limit or MATCHES, MATCHES)), 0
@@ -154,7 +151,7 @@ async def searched(
             size += files[stop].size
             stop += 1
         names = [file.name for file in files[start:stop]]
-        contents = await texts.read_many(names)
+        contents = await read(names)
         # A file's retention may have ended since it was listed.
         there = {name: content for name, content in zip(names, contents, strict=True) if content is not None}
         await _search(call, there, find, found, budget)
@@ -260,7 +257,7 @@ async def recall_search(call: OperationCall, given: RecallSearch) -> bytes:
     files = [File(text.name, text.bytes) for _, text in wanted]
     of = {text.name: (session, text) for session, text in wanted}
     find = await _compiled(call, regex.compile, given.pattern, budget)
-    found = await searched(call, archive, files, find, given.limit, budget)
+    found = await searched(call, archive.read_many, files, find, given.limit, budget)
     older = more or left_out
 
     def shown() -> bytes:

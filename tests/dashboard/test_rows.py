@@ -95,7 +95,7 @@ def test_a_session_adds_up_its_requests_and_shows_the_newest(rows: Rows, reader:
     assert (found["session"], found["requests"], found["events"], found["moved"]) == (f"{7:016x}", 2, 2, 1)
     assert (found["began"], found["last"], found["kind"]) == (NOW, NOW + 1, "offloaded")
     assert (found["tokens_before"], found["newest_before"], found["tokens_after"]) == (21, 11, 18)
-    assert [row["tokens_before"] for row in reader.session(7)] == [10, 11]
+    assert [row["tokens_before"] for row in reader.session("7")] == [10, 11]
 
 
 def test_ids_are_never_given_twice(rows: Rows, reader: Reader) -> None:
@@ -111,7 +111,7 @@ def test_a_name_that_a_client_chose_costs_no_row(name: str, rows: Rows, reader: 
     hostile = outcome(1, model=name, path="/" + name, detail=name)
     rows.write([Recorded(0.0, one, 1) for one in (outcome(), hostile, outcome())])
     shown = [row["model"] for row in reader.requests()]
-    assert [len(shown), shown[0], len(reader.session(1))] == [3, "gpt-4.1-mini", 3]
+    assert [len(shown), shown[0], len(reader.session("1"))] == [3, "gpt-4.1-mini", 3]
     assert len(shown[1]) <= LONGEST_TEXT and json.dumps(shown).encode()
     assert {row["model"] for row in reader.sums(0.0)} == set(shown)
 
@@ -234,9 +234,9 @@ def test_the_log_of_a_file_that_was_removed_is_not_taken_for_that_of_a_new_one(r
 
 def test_viewers_get_their_own_rows(rows: Rows, reader: Reader) -> None:
     rows.write([*ended(3, at=NOW, namespace="a-1", detail=9), *ended(3, 30, at=NOW, namespace="b-1", detail=9)])
-    theirs = [reader.requests("b-1"), reader.sessions("b-1"), reader.session(3, "b-1")]
+    theirs = [reader.requests("b-1"), reader.sessions("b-1"), reader.session("3", "b-1")]
     assert [{row["namespace"] for row in found} for found in theirs] == [{"b-1"}] * 3
-    assert reader.session(0, "b-1") == [] and reader.request(1, "b-1") is None and reader.request(4, "b-1")
+    assert reader.session("0", "b-1") == [] and reader.request(1, "b-1") is None and reader.request(4, "b-1")
     assert [row["requests"] for row in reader.sums(NOW, DAY, "b-1")] == [3]
 
 
@@ -253,7 +253,7 @@ def test_pages_go_on_where_the_last_one_ended(rows: Rows, reader: Reader) -> Non
     while page := reader.requests(None, Wanted(offset=len(found))):
         found += [row["id"] for row in page]
     assert found == [*range(500, 0, -1)]
-    assert [row["id"] for row in reader.requests(after=498)] == [500, 499]
+    assert [row["id"] for row in reader.requests(None, Wanted(after=498))] == [500, 499]
 
 
 @pytest.mark.parametrize("written", [b"", b"\xc1", b"\x90"], ids=repr)

@@ -103,7 +103,7 @@ async def test_a_failed_store_raises_store_faults(tmp_path: Path) -> None:
     for work in (shelf.put_all({"f": b"1"}), shelf.put_next("g_", ".json", b""), shelf.read("f"), shelf.below("s")):
         with pytest.raises(StoreFault, match="The store did not"):
             await work
-    assert shelf.errors
+    assert shelf._visit.errors
 
 
 # Damage.

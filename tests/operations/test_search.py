@@ -42,7 +42,7 @@ async def stored(call: OperationCall, contents: dict[str, bytes], sizes: int | N
 
 
 async def found_in(call: OperationCall, files: list[File], find: Find, limit: int | None) -> Found:
-    return await search.searched(call, call.shelf, files, find, limit, Budget(10))
+    return await search.searched(call, call.shelf.read_many, files, find, limit, Budget(10))
 
 
 async def test_batches_keep_the_files_order(call: OperationCall) -> None:
