@@ -31,7 +31,7 @@ from msgspec.structs import asdict
 
 from proxy.dashboard.fleet import Fleet
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.rows import Rows
+from proxy.dashboard.rows import Rows, digest
 from proxy.dashboard.writer import Writer, Writing
 from proxy.errors import DashboardFault, Overloaded, Unauthorized
 from proxy.plan.prices import price_of
@@ -252,21 +252,23 @@ def new_link(settings: Settings, address: str) -> str | None:
     """Return a link that opens the dashboard once, or None if there is no file, or a token to log in with. It replaces
     the last one."""
     code = secrets.token_urlsafe(24)
-    made = _on_links(settings, lambda rows: rows.set_link(code))
+    made = _on_links(settings, code, "DELETE FROM links", "INSERT INTO links VALUES (?)")
     return f"{address}/_offload/login?once={code}" if made else None
 
 
 def use_link(settings: Settings, code: str) -> bool:
     """Return whether this code was printed and never used. It cannot be used again."""
-    return _on_links(settings, lambda rows: rows.use_link(code))
+    return _on_links(settings, code, "", "DELETE FROM links WHERE digest = ?")
 
 
-def _on_links(settings: Settings, work: Callable[[Rows], bool]) -> bool:
-    """Return what `work` returns; False if links open nothing, or if the dashboard is off, which says why."""
+def _on_links(settings: Settings, code: str, first: str, change: str) -> bool:
+    """Return whether a statement changed a link with the code's digest; False if links open nothing, or if the
+    dashboard is off, which says why."""
     if settings.dashboard is None or settings.admin_token:
         return False
     try:
         with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
-            return work(rows)
+            rows.connection.execute(first)
+            return rows.connection.execute(change, (digest(code),)).rowcount == 1
     except (DashboardFault, sqlite3.Error):
         return False

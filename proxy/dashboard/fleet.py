@@ -94,9 +94,10 @@ class Fleet:
     async def exchange(self) -> None:
         """Put what has changed, and copy what others have put. Raises StoreFault, DashboardFault and sqlite3.Error."""
         now = self._clock()
-        if not await self._file(lambda rows: _turn(rows, now)):
+        replica = await self._file(lambda rows: _turn(rows, now))
+        if replica is None:
             return  # another worker of this replica does it
-        for record, marker in (await self._file(lambda rows: _changed(rows, now))).items():
+        for record, marker in (await self._file(lambda rows: _changed(rows, now, replica))).items():
             share = await self._file(partial(_share, day=int(record.split(".")[0]), name=self._name, url=self._url))
             await self._store.put(f"{SUMS}{record}", await asyncio.to_thread(_encoded, share))
             await self._file(partial(_note, record=record, share=share, at=now, marker=marker))
@@ -109,9 +110,10 @@ class Fleet:
             await self._store.delete(*old)
         told = [key.removeprefix(FORGOTTEN) for key in listed if key.startswith(FORGOTTEN)]
         await self._file(lambda rows: _forget(rows, told, now))
-        await self._collect({key.removeprefix(SUMS): at for key, at in listed.items() if key.startswith(SUMS)})
+        sums = {key.removeprefix(SUMS): at for key, at in listed.items() if key.startswith(SUMS)}
+        await self._collect(sums, replica)
 
-    async def _collect(self, listed: dict[str, float]) -> None:
+    async def _collect(self, listed: dict[str, float], replica: str) -> None:
         """Bring the file in line with the records that are listed, the newest days first."""
         newest: dict[tuple[int, str], tuple[int, str]] = {}
         for record in listed:
@@ -119,7 +121,7 @@ class Fleet:
                 place = int(found[1]), found[2]
                 newest[place] = max(newest.get(place, (0, "")), (int(found[3]), record))
         current = {record for _, record in newest.values()}
-        replica, known = await self._file(lambda rows: _known(rows, current))
+        known = await self._file(lambda rows: _known(rows, current))
         mine = {record for record in listed if f".{replica}." in record}
         if stale := (listed.keys() - current) | (mine - known):
             await self._store.delete(*(f"{SUMS}{record}" for record in stale))
@@ -160,26 +162,20 @@ def _decoded(value: bytes | None) -> Share | None:
 # -- on the file, each within a transaction --
 
 
-def _replica(rows: Rows) -> str:
-    """Return what all workers with this file call their replica."""
-    return sha256(rows.secret()).hexdigest()[:16]
-
-
-def _turn(rows: Rows, now: float) -> bool:
-    """Whether no other worker of this replica has exchanged sums just now."""
+def _turn(rows: Rows, now: float) -> str | None:
+    """Return what all workers with this file call their replica; None if another one has exchanged sums just now."""
     query = "UPDATE secret SET exchanged = ?1 WHERE exchanged NOT BETWEEN ?1 - ?2 AND ?1"
-    return rows.connection.execute(query, (now, EVERY / 2)).rowcount == 1
+    turn = rows.connection.execute(query, (now, EVERY / 2)).rowcount == 1
+    return sha256(rows.secret()).hexdigest()[:16] if turn else None
 
 
-def _changed(rows: Rows, now: float) -> dict[str, str]:
+def _changed(rows: Rows, now: float, replica: str) -> dict[str, str]:
     """Return the records to put, each with a marker that changes whenever its day's sums do."""
-    run, replica, since = rows.connection.execute, _replica(rows), now // DAY * DAY - KEPT
-    markers: dict[int, str] = {}
+    run, since, found, markers = rows.connection.execute, now // DAY * DAY - KEPT, dict[str, str](), dict[int, str]()
     for table, at in (("sums", "start"), ("sessions", "last")):
         query = f"SELECT CAST({at} / {DAY} AS INTEGER), count(*), sum(requests) FROM {table} WHERE {at} >= ? GROUP BY 1"
         for day, *amounts in run(query, (since,)):
             markers[day] = f"{markers.get(day, '')} {table} {amounts}"
-    found = {}
     put = dict(run("SELECT record, marker FROM fleet WHERE record GLOB ?", (f"*.{replica}.*",)))
     before = {int(record.split(".")[0]): record for record in put}
     for day, marker in markers.items():
@@ -215,23 +211,21 @@ def _note(rows: Rows, record: str, share: Share, at: float, marker: str = "") ->
         many(insert("fleet_sessions", FLEET["fleet_sessions"]), ((record, *row) for row in share.sessions))
 
 
-def _known(rows: Rows, current: Collection[str]) -> tuple[str, set[str]]:
-    """Drop the records that are gone. Returns this replica and the records that are left."""
+def _known(rows: Rows, current: Collection[str]) -> set[str]:
+    """Drop the records that are gone. Returns those that are left."""
     known = {record for (record,) in rows.connection.execute("SELECT record FROM fleet")}
     for table in FLEET:
         gone = ((record,) for record in known.difference(current))
         rows.connection.executemany(f"DELETE FROM {table} WHERE record = ?", gone)
-    return _replica(rows), known.intersection(current)
+    return known.intersection(current)
 
 
 def _forget(rows: Rows, told: Collection[str], now: float) -> None:
     """Forget namespaces that another replica was told to forget."""
     done = dict(rows.connection.execute("SELECT digest, time FROM forgotten"))
     for one in told:
-        name, _, since = one.partition(".")
-        if (
-            _TOLD.fullmatch(one)
-            and now - float(since) < REMEMBERED
-            and float(since) > done.get(bytes.fromhex(name), 0.0)
-        ):
-            rows.drop(bytes.fromhex(name), float(since))
+        if _TOLD.fullmatch(one):  # else it is not ours
+            name, _, since = one.partition(".")
+            known, at = bytes.fromhex(name), float(since)
+            if now - at < REMEMBERED and at > done.get(known, 0.0):
+                rows.drop(known, at)

@@ -267,15 +267,6 @@ class Rows:
         """Return random bytes that all processes with this file share."""
         return bytes(self.connection.execute("SELECT value FROM secret").fetchone()[0])
 
-    def set_link(self, code: str) -> bool:
-        """Let this code open the dashboard once, and no earlier one."""
-        self.connection.execute("DELETE FROM links")
-        return self.connection.execute("INSERT INTO links VALUES (?)", (digest(code),)).rowcount == 1
-
-    def use_link(self, code: str) -> bool:
-        """Return whether this code opens the dashboard. It does not open it again."""
-        return self.connection.execute("DELETE FROM links WHERE digest = ?", (digest(code),)).rowcount == 1
-
     # -- what comes --
 
     def write(self, recorded: Sequence[Recorded]) -> int:

@@ -115,6 +115,30 @@ def test_the_operator_sees_everything(proxy: Proxy) -> None:
     assert seen(proxy, headers={**STRANGER, "authorization": f"Bearer {ADMIN}"}) == ALL
 
 
+@pytest.mark.parametrize(
+    ("asked", "models"),
+    [
+        ("model=model-of-one", ["one"]),
+        ("tenant=acme&text=OF-TWO", ["two"]),
+        ("outcome=changed&period=hour", ["three"]),
+        ("outcome=errors", []),
+        ("sort=came&limit=1", ["three"]),
+        ("limit=3&offset=0&period=never", ["three"]),
+        ("after=999", []),
+        ("session=none", []),
+    ],
+)
+def test_an_address_says_which_requests_are_shown(proxy: Proxy, asked: str, models: list[str]) -> None:
+    found = {row["model"] for row in dashboard(proxy, f"requests?{asked}")}
+    assert found == {f"model-of-{name}" for name in models}
+
+
+@pytest.mark.parametrize("asked", ["limit=x", "offset=-1", f"after={10**18}", "limit="])
+def test_what_is_no_number_is_refused(proxy: Proxy, asked: str) -> None:
+    reply = httpx.get(f"{proxy.root}/_offload/api/requests?{asked}", headers=OPERATOR, verify=PLAIN)
+    assert (reply.status_code, "int" in reply.json()["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("path", ["", "api/me", "api/requests", "api/savings", "api/sessions", "api/health"])
 def test_others_see_nothing(proxy: Proxy, path: str) -> None:
     reply = httpx.get(f"{proxy.root}/_offload/{path}", headers=STRANGER, verify=PLAIN)
