@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -93,6 +93,8 @@ class App:
         shown = (self._dashboard.record,) if settings.dashboard else ()
         self._ledger = logs.Recorder(logs.requests, self._metrics.record, *shown)
         self._otel = _opentelemetry(settings, self._metrics)
+        self.flush = self._ledger.flush
+        """Writes the metrics and log lines of the requests so far."""
         self._record = self._otel.noting(self._ledger.record) if self._otel else self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))
@@ -185,29 +187,25 @@ class App:
             client.api, client.fault_body = CHAT.name, operations.refusal()
         elif owner := owner_of(path, client.fields):
             client.api, client.fault_body = owner.name, owner.error_body
+        # Whoever types the proxy's address wants the dashboard. Programs ask upstream for `/`.
+        typed = path == b"/" and client.method in ("GET", "HEAD") and b"text/html" in client.fields.get(b"accept", b"")
         try:
-            if path in _OURS or (path.startswith(_RESERVED) and path != operations.MCP) or _is_a_browsers(client):
-                await self._serve_own(client)
-            elif self._otel is None:
+            if typed or path in _OURS or (path.startswith(_RESERVED) and path != operations.MCP):
+                if path.startswith(_RESERVED):
+                    self._check_origin(client.headers, client.written_target)
+                await self._own(client.scope, client.receive, client.send)
+                return
+            shown, headers, known = client.shown_path, client.headers, dialect is not None
+            with self._otel.request(client.method, shown, headers, known=known) if self._otel else nullcontext():
                 await self._admit(client, dialect)
-            else:
-                with self._otel.request(client.method, client.shown_path, client.headers, known=dialect is not None):
-                    await self._admit(client, dialect)
+        except ForeignSite as error:
+            await client.fail(error)
         except asyncio.CancelledError:
             # Only the server cancels: the drain timeout is over, or a second signal came. No caller is left to see it.
             await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
         except Exception:
             logger.exception("a bug, at request %s", client.request_id)
             await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
-
-    async def _serve_own(self, client: Exchange) -> None:
-        try:
-            if client.path.startswith(_RESERVED):
-                self._check_origin(client.headers, client.written_target)
-        except ForeignSite as error:
-            await client.fail(error)
-        else:
-            await self._own(client.scope, client.receive, client.send)
 
     async def _admit(self, client: Exchange, dialect: Dialect | None) -> None:
         tenant = None
@@ -225,10 +223,9 @@ class App:
                 with self._place(tenant.policy, **shares):
                     await handler(client, tenant)
         except (ProxyError, ClientGone) as error:
-            fault = Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT
-            if isinstance(error, ClientGone):
-                fault = Fault.CLIENT_GONE
-            else:
+            fault = Fault.CLIENT_GONE
+            if isinstance(error, ProxyError):
+                fault = Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT
                 await _apologise(client, error)
             known = (tenant.name, tenant.namespace) if tenant else ()
             self._record(client.completed(client.outcome(Kind.REFUSED, *known), fault))
@@ -287,10 +284,6 @@ class App:
         for task in self._serving:
             task.cancel()
 
-    def flush(self) -> None:
-        """Write the metrics and log lines of the requests so far."""
-        self._ledger.flush()
-
     def _watch(self, outcome: Outcome, prepared: Prepared) -> None:
         """Keep what dashboard and captures show of a chat request, and what it says of prices."""
         policy = prepared.tenant.policy
@@ -314,10 +307,22 @@ class App:
         """Return the state of this process, with the windows that upstreams have shown to these namespaces."""
         _, page = await self._check_deeply()
         book = self._book
+        policies = [
+            {
+                "tenant": policy.tenant,
+                "upstream": policy.upstream.base_url,
+                "mode": policy.offload.mode,
+                "max_total_tokens": policy.offload.max_total_tokens,
+                "holdout": policy.offload.holdout,
+                "retention": policy.retention,
+                "rules": [rule.model for rule in policy.rules],
+            }
+            for policy in book.current.all()
+        ]
         return {
             **page,
             "caches": {name: size() for name, size in self._caches.items()},
-            "policies": [_described(policy) for policy in book.current.all()],
+            "policies": policies,
             "reload": book.last,
             "advice": sorted(set(self._adviser.given.values())),
             "windows": [(name, window) for name in namespaces for window in self._known.shown(name)],
@@ -369,26 +374,6 @@ def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None
         logger.warning("OTEL_… is set, and nothing is exported without: pip install 'offload-proxy[otel]'")
         return None
     return OpenTelemetry(variables, metrics.collect)
-
-
-def _is_a_browsers(client: Exchange) -> bool:
-    """Whether somebody typed the proxy's address, and wants the dashboard. Programs ask upstream for `/`."""
-    asks = client.path == b"/" and client.method in ("GET", "HEAD")
-    return asks and any(name.lower() == b"accept" and b"text/html" in value for name, value in client.headers)
-
-
-def _described(policy: Policy) -> Mapping[str, Any]:
-    """Return what the dashboard's page about health says of a policy: nothing secret."""
-    offload = policy.offload
-    return {
-        "tenant": policy.tenant,
-        "upstream": policy.upstream.base_url,
-        "mode": offload.mode,
-        "max_total_tokens": offload.max_total_tokens,
-        "holdout": offload.holdout,
-        "retention": policy.retention,
-        "rules": [rule.model for rule in policy.rules],
-    }
 
 
 async def _apologise(client: Exchange, error: ProxyError) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -23,7 +22,7 @@ from proxy.requests.exchange import RAW
 from proxy.server.bounds import Bounds, Inflow, Presence
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 _WHY = BadRequest("This is no WebSocket handshake: it has a body, over 128 fields, or a line over 8,192 bytes").body()
@@ -51,8 +50,6 @@ SOCKET = "offload_proxy.socket"
 _HOP = frozenset(
     (b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding", b"accept", b"accept-encoding")
 )
-
-Serve = Callable[["Scope", "Receive", "Send"], Coroutine[Any, Any, None]]
 
 
 class BoundedSocket(WebSocketsSansIOProtocol):
@@ -109,20 +106,18 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 class Connection:
     """One client's connection. `serve` is the application, which takes the requests."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, serve: Serve, tenant: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, serve: ASGIApp, tenant: str) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._serve = serve
         self._socket: BoundedSocket = scope["extensions"][SOCKET]
-        self._bounds = self._socket.bounds
         self._socket.arrived.charge(tenant)
-        self._tenant = tenant
         self._waiting: deque[Message] = deque()
         self._talk = RESPONSES.talk()
-        self._holding = Inflow(self._bounds)
-        self._holding.charge(tenant)
+        self._holding = Inflow(self._socket.bounds)
         """What the talk's history takes."""
+        self._holding.charge(tenant)
 
     async def run(self) -> None:
         """Serve the client until it leaves, or is silent for too long."""
@@ -131,7 +126,7 @@ class Connection:
         try:
             while (message := await self._next())["type"] == "websocket.receive":
                 try:
-                    await self._answer(message.get("text") or message.get("bytes", b""))
+                    await self._answer(_bytes(message))
                 except ProxyError as error:
                     await self._tell(self._talk.refuse(error.status, error.body()))
                 if self._socket.ending:
@@ -154,11 +149,10 @@ class Connection:
             await self._send({"type": "websocket.close", "code": 1001, "reason": "idle for too long"})
             return {"type": "websocket.disconnect"}
 
-    async def _answer(self, text: str | bytes) -> None:
+    async def _answer(self, raw: bytes) -> None:
         """Raises ProxyError."""
-        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         presence = Presence()
-        inflow = Inflow(self._bounds, presence, self._scope["raw_path"])
+        inflow = Inflow(self._socket.bounds, presence, self._scope["raw_path"])
         inflow.hold(len(raw))
         self._socket.busy = True
         try:
@@ -181,6 +175,9 @@ class Connection:
         """Serve the request, and send each event of its reply as a message."""
         status, pieces, events = 0, list[bytes](), sse.EventDecoder()
 
+        async def give() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
         async def take(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -193,8 +190,7 @@ class Connection:
                     if event.data is not None and event.data != sse.DONE:
                         await self._tell(self._talk.show(event.data))
 
-        scope = request_scope(self._scope, inflow, len(body))
-        request = asyncio.create_task(self._serve(scope, _once(body), take))
+        request = asyncio.ensure_future(self._serve(request_scope(self._scope, inflow, len(body)), give, take))
         leaving = asyncio.create_task(self._watch(inflow, presence))
         try:
             await request
@@ -210,20 +206,22 @@ class Connection:
 
     async def _watch(self, inflow: Inflow, presence: Presence) -> None:
         """Keep what the client sends while it is answered. End the request if the client leaves or sends too much."""
-        while (message := await self._receive())["type"] != "websocket.disconnect":
+        while (message := await self._receive())["type"] == "websocket.receive":
             try:
-                inflow.hold(len(message.get("text") or message.get("bytes", b"")))
+                inflow.hold(len(_bytes(message)))
             except Overloaded:
-                break
-            if len(self._waiting) == WAITING:
+                message = {}
+            if not message or len(self._waiting) == WAITING:
+                message = {"type": "websocket.disconnect", "code": TOO_MUCH}
                 break
             self._waiting.append(message)
-        else:
-            presence.leave()
-            self._waiting.append(message)
-            return
-        self._waiting.append({"type": "websocket.disconnect", "code": TOO_MUCH})
+        self._waiting.append(message)
         presence.leave()
+
+
+def _bytes(message: Message) -> bytes:
+    said = message.get("text")
+    return said.encode("utf-8", "surrogatepass") if said else message.get("bytes") or b""
 
 
 async def refuse(error: ProxyError, body: bytes, scope: Scope, send: Send) -> None:
@@ -247,10 +245,3 @@ def request_scope(scope: Scope, inflow: Inflow, size: int) -> Scope:
     scheme = "https" if scope["scheme"] == "wss" else "http"
     more = {"type": "http", "method": "POST", "scheme": scheme, "headers": headers, "extensions": {RAW: inflow}}
     return {**scope, **more}
-
-
-def _once(body: bytes) -> Receive:
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
