@@ -258,7 +258,7 @@ class _Server(uvicorn.Server):
 class _Supervisor(Multiprocess):
     """Several workers on one listening socket."""
 
-    killed = False
+    killed = announced = False
 
     def run(self) -> None:
         try:
@@ -270,7 +270,14 @@ class _Supervisor(Multiprocess):
 
     def init_processes(self) -> None:
         super().init_processes()
-        if all(process.wait_until_ready(_HEARTBEAT, self.should_exit) for process in self.processes):
+        for process in self.processes:
+            process.wait_until_ready(_HEARTBEAT, self.should_exit)
+        self.keep_subprocess_alive()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        if not self.announced and all(process.is_ready() for process in self.processes):
+            self.announced = True
             _announce(self.sockets[0])
 
     def handle_hup(self) -> None:
