@@ -28,7 +28,7 @@ from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
 from proxy.policies.tenants import identified
 from proxy.policy import Mode, SnapshotRole
-from proxy.requests import archive, compaction, verify
+from proxy.requests import archive, references, verify
 from proxy.requests.conversation import converse
 from proxy.requests.planned import Planned, Rendered, plan
 from proxy.requests.prepared import Ladder, Prepared, foreseen, of_chat
@@ -131,9 +131,9 @@ class _Request:
                 clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
             request = await self._run(partial(self._dialect.parse, clear), len(clear))
             tenant = self._identify(request)
-            if self._dialect.name in compaction.NATIVE:
+            if self._dialect.name in references.NATIVE:
                 run = partial(self._run, size=request.size)
-                read = compaction.read(self._dialect, client.path, request, self._records, run)
+                read = references.read(self._dialect, client.path, request, self._records, run)
                 request, wish, restored = await read
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
@@ -262,12 +262,12 @@ class _Request:
     async def _compacted(self, wish: Wish) -> bool:
         """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
         if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
-        prepared, ours = self.prepared, compaction.served(self.prepared, self._dialect)
+        prepared, ours = self.prepared, references.compacts(self.prepared, self._dialect)
         planned, whole = prepared.planned, wish.kind is Compacting.WHOLE
         if ours and whole and planned is not None and await self._compact(prepared, planned):
             return True
         if not ours or whole:
-            self.prepared = compaction.as_wished(self.prepared, wish)
+            self.prepared = references.as_wished(self.prepared, wish)
         return False
 
     async def _compact(self, prepared: Prepared, planned: Planned) -> bool:
@@ -287,7 +287,7 @@ class _Request:
         text = shown_block(cut.transcript, rendered.shown)
         if not await self._records.keep_compaction(text):
             return False
-        head, body = await self._run(partial(compaction.reply, planned, self._client.path, text, reader), size)
+        head, body = await self._run(partial(references.compacted, planned, self._client.path, text, reader), size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
         return True

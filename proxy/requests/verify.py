@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +24,7 @@ from proxy.errors import Fault, OffloadError, UpstreamBroken, UpstreamFault
 from proxy.plan.forecast import OUTPUT_PRICE
 from proxy.plan.prices import FREE, price_of
 from proxy.plan.turn import Addition
-from proxy.requests import conversation
+from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
 from proxy.requests.rounds import Rounds
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
@@ -32,7 +32,6 @@ from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
     from proxy.policy import Policy
-    from proxy.requests.planned import Rendered
     from proxy.requests.prepared import Prepared
     from proxy.requests.records import Records
     from proxy.requests.rounds import Services
@@ -54,85 +53,68 @@ def consider(services: Services, client: Exchange, prepared: Prepared, records: 
     if outcome.status != 200 or outcome.fault:
         return
     planned, tenant = rendered.planned, prepared.tenant.name
+    drawn = int.from_bytes(hashlib.sha256(b"verify" + planned.chain[-1]).digest()[:8]) < policy.offload.verify * 2**64
     whole_fits = planned.room.holds(planned.tokens) and not planned.request.continues
-    if rendered.plan.empty or not whole_fits or not _drawn(planned.chain[-1], policy.offload.verify):
-        return
     price = _price(policy, planned.request.model)
-    if price is None:
+    if rendered.plan.empty or not whole_fits or not drawn or price is None:
         return
     expected = (planned.prompt(planned.tokens) + prepared.prompt + 2 * OUTPUT_PRICE * REPLY_TOKENS) * price
-    most = policy.offload.verify_budget / services.settings.workers
-    if not spending.take(tenant, expected, most):
+    if not spending.take(tenant, expected, policy.offload.verify_budget / services.settings.workers):
         return
-    seen = _action(turn)
-    asking = _Asking(services, client.unheard(), replace(prepared, uses=[]), rendered, records)
-    work = partial(_verify, asking, seen, outcome, expected, price)
-    if not services.background.start(f"verify {tenant}", work, 3 * planned.request.size):  # one at a time
+    seen, unheard = _action(turn), client.unheard()
+    rounds = _Unseen(services, unheard, replace(prepared, uses=[]), rendered, records, _nothing)
+    usage = Addition.USAGE not in prepared.form.without
+
+    async def ask_twice() -> None:
+        request = planned.request
+        again = rendered.turn(usage)
+        whole = planned.dialect.turn(request, [*request.entries], [], 1, usage, None)
+        compared = await _compared({"again": again, "whole": whole}, unheard, rounds, seen, outcome)
+        if prompt := compared.prompt_tokens:
+            spending.correct(tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected)
+        services.sink(compared)
+
+    if not services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):  # one at a time
         spending.correct(tenant, -expected)
 
 
-async def _verify(asking: _Asking, seen: Action, outcome: Outcome, expected: float, price: float) -> None:
-    """Ask twice, and record how the replies compare with what the client has seen."""
+async def _compared(
+    turns: Mapping[str, Turn], client: Exchange, rounds: Rounds, seen: Action, outcome: Outcome
+) -> Outcome:
+    """Ask again, and return how the replies compare with what the client has `seen`."""
     began, same, fault = time.perf_counter(), dict[str, int](), Fault.NONE
-    turns = [asking.again(), asking.whole()]
     try:
         async with asyncio.timeout(SECONDS):
-            for name, turn in zip(("again", "whole"), turns, strict=True):
-                did = await asking.reply(turn)
+            for name, turn in turns.items():
+                if refused := await converse(turn, client, rounds):
+                    raise UpstreamBroken(f"Upstream answered {refused.status}")
+                did = _action(turn)
                 same[f"{name}_tools"] = int([tool for tool, _ in did] == [tool for tool, _ in seen])
                 same[f"{name}_exact"] = int(did == seen)
     except (OffloadError, TimeoutError) as error:
         fault = error.fault if isinstance(error, UpstreamFault) else Fault.PROTOCOL
-    spent = [turn.spent for turn in turns]
-    prompt, completion = sum(one.prompt for one in spent), sum(one.completion for one in spent)
-    services = asking.services
-    if prompt and services.verifying:
-        services.verifying.correct(outcome.tenant, (prompt + OUTPUT_PRICE * completion) * price - expected)
-    services.sink(
-        Outcome(
-            request_id=outcome.request_id,
-            tenant=outcome.tenant,
-            namespace=outcome.namespace,
-            kind=Kind.VERIFY,
-            method="POST",
-            path="",
-            dialect=outcome.dialect,
-            model=outcome.model,
-            status=502 if fault else 200,
-            fault=fault,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cached_tokens=sum(one.cached for one in spent),
-            seconds=round(time.perf_counter() - began, DECIMALS),
-            **({} if fault else same),  # type: ignore[arg-type]
-        )
+    spent = [turn.spent for turn in turns.values()]
+    return Outcome(
+        request_id=outcome.request_id,
+        tenant=outcome.tenant,
+        namespace=outcome.namespace,
+        kind=Kind.VERIFY,
+        method="POST",
+        path="",
+        dialect=outcome.dialect,
+        model=outcome.model,
+        status=502 if fault else 200,
+        fault=fault,
+        prompt_tokens=sum(one.prompt for one in spent),
+        completion_tokens=sum(one.completion for one in spent),
+        cached_tokens=sum(one.cached for one in spent),
+        seconds=round(time.perf_counter() - began, DECIMALS),
+        **({} if fault else same),  # type: ignore[arg-type]
     )
 
 
-class _Asking(Rounds):
+class _Unseen(Rounds):
     """The rounds of requests whose replies nobody sees."""
-
-    def __init__(
-        self, services: Services, client: Exchange, prepared: Prepared, rendered: Rendered, records: Records
-    ) -> None:
-        super().__init__(services, client, prepared, rendered, records, _nothing)
-        self.services = services
-        self._usage = Addition.USAGE not in prepared.form.without
-
-    def again(self) -> Turn:
-        """The turn that sends the request as it was sent."""
-        return self._rendered.turn(self._usage)
-
-    def whole(self) -> Turn:
-        """The turn that sends it as it came."""
-        request = self._planned.request
-        return self._planned.dialect.turn(request, [*request.entries], [], 1, self._usage, None)
-
-    async def reply(self, turn: Turn) -> Action:
-        """Return what the model does next. Raises UpstreamFault, and Refusal if upstream does not answer this."""
-        if refused := await conversation.converse(turn, self._client, self):
-            raise UpstreamBroken(f"Upstream answered {refused.status}")
-        return _action(turn)
 
     async def remember(self, turn: Turn) -> None:
         """What nobody has seen leaves nothing behind."""
@@ -153,10 +135,6 @@ def _canonical(arguments: str | bytes) -> bytes:
         return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return arguments.encode("utf-8", "surrogatepass") if isinstance(arguments, str) else arguments
-
-
-def _drawn(history: bytes, share: float) -> bool:
-    return int.from_bytes(hashlib.sha256(b"verify" + history).digest()[:8]) < share * 2**64
 
 
 def _price(policy: Policy, model: str) -> float | None:

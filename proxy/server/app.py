@@ -30,7 +30,7 @@ from proxy.requests.caching import Adviser
 from proxy.requests.capture import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
-from proxy.requests.kept import KeptReplies
+from proxy.requests.references import KeptReplies
 from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from proxy.plan.compacting import GONE, reference
-from proxy.requests import compaction
+from proxy.requests import references
 from tests.acceptance.test_archive import FACT, LOGS, body
 from tests.dialects.responses.api import ResponsesApi, call, say
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
@@ -166,7 +166,7 @@ def test_upstream_serves_it_where_it_can_and_all_fits(
     mode: str, up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mode == "native":
-        monkeypatch.setitem(compaction.NATIVE, "responses", ("127.0.0.1",))
+        monkeypatch.setitem(references.NATIVE, "responses", ("127.0.0.1",))
     up.respond(lambda request: whole({"id": "resp_1", "object": "response", "output": [ITEM]}))
     policy = tight(up.url, **({"compaction": "passthrough"} if mode == "passthrough" else {}))
     with served({"default": policy}, store=tmp_path) as proxy, client_of(proxy) as client:
@@ -183,7 +183,7 @@ def test_upstream_serves_it_where_it_can_and_all_fits(
 def test_a_history_that_does_not_fit_is_served_here(
     up: StrictUpstream, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(compaction.NATIVE, "responses", ("127.0.0.1",))
+    monkeypatch.setitem(references.NATIVE, "responses", ("127.0.0.1",))
     policy = tight(up.url)
     policy["upstream"]["context_window"] = 9_000
     with served({"default": policy}, store=tmp_path) as proxy, client_of(proxy) as client:
