@@ -186,13 +186,10 @@ def test_an_api_with_an_upstream_of_its_own_has_its_window(folder: Path, capsys:
         assert (found["planned"], found["changed"]) == (1, changed), path
 
 
-def test_reasons_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bodies = [{**body, "n": 2} for body in session("one", 2)]
-    [found] = asked(capsys, lines(folder / "a.jsonl", bodies))["policies"]
-    assert found["unplanned"] == {"field n": 2} and found["worst_session"] is None
-
-
 def test_an_unknown_member_is_named_until_the_policy_knows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = lines(folder / "a.jsonl", [{**body, "n": 2} for body in session("one", 2)])
+    [found] = asked(capsys, path)["policies"]
+    assert found["unplanned"] == {"field n": 2} and found["worst_session"] is None
     path = lines(folder / "a.jsonl", [{**body, "note": "ours"} for body in session("one", 2)])
     [found] = asked(capsys, path)["policies"]
     assert found["unplanned"] == {"field note": 2}
@@ -222,41 +219,35 @@ def test_a_last_line_that_is_not_whole_yet_is_counted(folder: Path, capsys: pyte
         assert (found["planned"], found["unplanned"]) == ((3, {}) if cut == 1 else (2, {"invalid": 1}))
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "a.jsonl:2: expected a JSON object, such as a request's body:"),
-        ("[1]", "a.jsonl:2: expected a JSON object, such as a request's body:"),
-        ('{"a": ' * 50_000, "a.jsonl:2: expected a JSON object, such as a request's body:"),
-        ('{"model": "m", "prompt": "x"}', "a.jsonl:2: expected a request body of chat or responses"),
-        ('{"model": "m", "messages": 3}', "a.jsonl:2: expected a request body of chat or responses"),
-    ],
-)
-def test_a_bad_line_is_named(folder: Path, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
-    good = json.dumps(session("one", 1)[0])
-    (folder / "a.jsonl").write_bytes(f"{good}\n{line}\n{good}\n".encode("utf-8", "surrogateescape"))
-    assert said in mistake(capsys, "a.jsonl")
-
-
-def test_a_line_that_is_too_long_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recordings, "LONGEST", 100)
-    (folder / "a.jsonl").write_text("\n" + "x" * 101)
-    assert "a.jsonl:2: longer than 100 bytes" in mistake(capsys, "a.jsonl")
+GOOD = json.dumps(session("one", 1)[0]) + "\n"
+NO_OBJECT = "a.jsonl:2: expected a JSON object, such as a request's body:"
+NO_BODY = "a.jsonl:2: expected a request body of chat or responses"
+UTF_16 = "a.jsonl: expected UTF-8, and this is UTF-16: PowerShell's > writes it"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("content", "said"),
     [
+        (GOOD + "{\n" + GOOD, NO_OBJECT),
+        (GOOD + "[1]\n" + GOOD, NO_OBJECT),
+        (GOOD + '{"a": ' * 50_000 + "\n", NO_OBJECT),
+        (GOOD + '{"model": "m", "prompt": "x"}\n', NO_BODY),
+        (GOOD + '{"model": "m", "messages": 3}\n', NO_BODY),
+        ("\n" + "x" * (1 << 20), "a.jsonl:2: longer than 1,000,000 bytes"),
+        (GOOD.encode("utf-16"), UTF_16),
+        (f"\ufeff{GOOD}".encode("utf-16-be"), UTF_16),
         ('{"log": {"entries": [{},\n\n]}}', "a.har:3: not JSON: "),
         ('{"log": {}}', "a.har:1: expected a request body of chat"),
         ('{"log": {"entries": [{"request": {"method": 1}}]}}', "a.har: entry 1: expected a request body of chat"),
     ],
 )
-def test_a_bad_har_is_named(folder: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
-    (folder / "a.har").write_text(text)
-    assert said in mistake(capsys, "a.har")
+def test_a_bad_file_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: str | bytes, said: str
+) -> None:
+    monkeypatch.setattr(recordings, "LONGEST", 1_000_000)
+    path = folder / said.partition(":")[0]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert said in mistake(capsys, path.name)
 
 
 def test_files_that_cannot_be_read_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,15 +321,6 @@ def test_a_har_of_messages_is_billed_by_its_own_usage_and_counting_is_another_ap
     [found] = asked(capsys, "--policy", "early.yaml", str(path))["policies"]
     assert (found["planned"], found["billed"], found["unplanned"]) == (1, 1, {"other API": 1})
     assert found["cost_before"] == 4_000 * 0.5 + 16_000
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_a_recording_in_utf_16_says_how_to_save_it(
-    encoding: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = json.dumps(session("one", 1)[0]) + "\r\n"
-    (folder / "a.jsonl").write_bytes((text if encoding == "utf-16" else f"\ufeff{text}").encode(encoding))
-    assert "expected UTF-8, and this is UTF-16: PowerShell's > writes it" in mistake(capsys, "a.jsonl")
 
 
 def test_a_browsers_har_may_have_anything_beside_what_models_were_asked(
