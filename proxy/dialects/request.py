@@ -43,11 +43,9 @@ may separate top-level members, and each member becomes an object. A large schem
 MAX_TOOLS = 128
 """OpenAI's limit for the tools of one request. Our two tools count towards it."""
 
-DEFINING = (b'"tool_definition"', b'"tool_search_output"', b'"additional_tools"')
-"""The types of blocks and items in a history that define further tools."""
-
 SEPARATORS = (b'"', b".", b":", b"/")
 """What can stand before a tool's own name."""
+_ENDS = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
 
 FREE = ("", "auto", "any", "required", "validated", ALLOWED)
 """A `tool_choice`, or its type, with which the model may call our tools. With all others it may call none, or one tool
@@ -88,14 +86,16 @@ def parsed(
     limits: Sequence[str],
     known: frozenset[str],
     obstacle: str,
+    defining: Sequence[bytes] = (),
     **more: Any,
 ) -> Request:
-    """Return the request with these entries. `limits` are members that limit the reply, and `known` are the members
-    with which a history means what it means without them."""
+    """Return the request with these entries. `limits` are members that limit the reply, `known` are the members with
+    which a history means what it means without them, and `defining` the types, in quotation marks, of what defines
+    further tools within it."""
     tools, model = members.get("tools", NULL), members.get("model", NULL)
     if len(memoryview(model)) > MAX_MODEL:
         raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
-    names, theirs = our_names(body, tools)
+    names, theirs = our_names(body if any(type in body for type in defining) else bytes(tools), tools)
     choice = members.get("tool_choice")
     return Request(
         body=body,
@@ -126,19 +126,19 @@ _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 """ASCII as JSON may write it: `\\u0067rep` is a name of ours, too."""
 
 
-def our_names(body: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
+def our_names(defined: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
     """Return what our tools are called in this request, None if there is no room for them; and those of our names that
-    the client has for tools of its own, in any case.
+    the client has for tools of its own, in any case. `defined` has all definitions.
 
     A name is taken if a string in the definitions is it, or ends with it after a separator: models write those before
     ours. What is no name does no harm.
     """
+    if defined == b"null":
+        return NAMES, frozenset()
     if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
         return None, frozenset()
-    defined = body if any(map(body.__contains__, DEFINING)) else bytes(tools)
     defined = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), defined)
-    ends = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
-    taken = {name for name, forms in ends.items() if any(form in defined for form in forms)}
+    taken = {name for name, forms in _ENDS.items() if any(form in defined for form in forms)}
     free = (names for names in (NAMES, OTHER_NAMES) if taken.isdisjoint(names))
     folded = defined.lower()
     return next(free, None), frozenset(name for name in NAMES if b'"%b"' % name.encode() in folded)

@@ -27,6 +27,8 @@ from proxy.plan.turn import Addition, Complaint, Reason, Request
 from proxy.rawjson import NULL, Members, elements_of, object_of, text_of
 
 LIMITS = ("max_tokens",)
+DEFINING = (b'"tool_definition"',)
+"""The types of blocks in a history that define further tools."""
 BETWEEN_REPLIES = ("", "user", "system")
 """The roles of entries between two replies. Blocks of a user message have none."""
 
@@ -98,7 +100,16 @@ def parse(body: bytes, members: Members) -> Request:
     if not obstacle and len(elements_of(edits_in(members))) > len(thinking_edits(members)):
         obstacle = "context_management"
     found, preamble = list(_entries(members.get("messages", NULL))), members.get("system", NULL)
-    return parsed(body, members, found, limits=LIMITS, known=KNOWN, obstacle=obstacle, preamble=preamble)
+    return parsed(
+        body,
+        members,
+        found,
+        limits=LIMITS,
+        known=KNOWN,
+        obstacle=obstacle,
+        defining=DEFINING,
+        preamble=preamble,
+    )
 
 
 def edits_in(members: Members) -> Raw | None:

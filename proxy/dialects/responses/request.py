@@ -21,6 +21,8 @@ from proxy.plan.turn import Continuation, Reason, Request
 from proxy.rawjson import NULL, Members, string, text_of
 
 LIMITS = ("max_output_tokens",)
+DEFINING = (b'"tool_search_output"', b'"additional_tools"')
+"""The types of items in a history that define further tools."""
 OUTPUTS = frozenset(
     (
         "function_call_output",
@@ -165,6 +167,7 @@ def parse(body: bytes, members: Members) -> Request:
         limits=LIMITS,
         known=KNOWN,
         obstacle=obstacle,
+        defining=DEFINING,
         preamble=members.get("instructions", NULL),
         unsent=stored and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
         continues=text_of(members.get("previous_response_id")),
