@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.dialects.reply import MAX_ARGUMENTS
 from proxy.dialects.turn import Turn
 from proxy.plan.turn import Broken, State
 from proxy.tools.answer import REPEATED
-from tests.dialects.chat import turns as chat
-from tests.dialects.messages import api as messages_api
+from tests.dialects.contract.apis import APIS, Api, Block, Round, ours, text, theirs, think
 from tests.dialects.messages import turns as messages
-from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
 from tests.dialects.turning import receive, run
 from tests.doubling import assert_linear
@@ -27,57 +26,13 @@ ERROR = b'event: error\ndata: {"type": "error", "error": {"message": "overloaded
 REFUSED = json.dumps({"error": {"message": "tools are not supported", "code": 400}}).encode()
 
 
-class Api:
-    """How one API writes a reply with a text, or with a call."""
-
-    def __init__(
-        self, turn: Callable[..., Turn], says: Callable[..., Json], stream: Callable[[Json, int], bytes]
-    ) -> None:
-        self.turn = turn
-        self._says = says
-        self._stream = stream
-
-    def whole(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1) -> bytes:
-        return json.dumps(self._says(text, call, arguments, number)).encode()
-
-    def stream(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1, split: int = 8) -> bytes:
-        """`split`: the most characters of an event."""
-        return self._stream(self._says(text, call, arguments, number), split)
-
-    def encoded(self, reply: Json) -> bytes:
-        return self._stream(reply, 8)
+def encoded(api: Api, reply: Json, *, stream: bool) -> bytes:
+    return next(iter(api.encodings.values()))(reply) if stream else api.whole(reply)
 
 
-def _chat(text: str, call: str, arguments: str, number: int) -> Json:
-    said = {"content": text} if text else {}
-    called = chat.calls(chat.called(call, arguments, f"call_{number}")) if call else {}
-    reply: Json = json.loads(chat.whole(said | called, "tool_calls" if call else "stop", f"c{number}"))
-    return reply
-
-
-def _chat_stream(reply: Json, split: int) -> bytes:
-    [choice] = reply["choices"]
-    begin, end = chat.chunk({"role": "assistant"}, id=reply["id"]), chat.chunk({}, choice["finish_reason"])
-    return chat.stream(begin, chat.chunk(choice["message"], id=reply["id"]), end, chat.DONE)
-
-
-def _responses(text: str, call: str, arguments: str, number: int) -> Json:
-    said = [responses_api.say(text)] if text else []
-    called = [responses_api.call(call) | {"arguments": arguments}] if call else []
-    return responses.response(*said, *called, number=number)
-
-
-def _messages(text: str, call: str, arguments: str, number: int) -> Json:
-    said = [messages_api.say(text)] if text else []
-    called = [messages_api.call(call, json.loads(arguments))] if call else []
-    return messages.message(*said, *called, number=number)
-
-
-APIS = {
-    "chat": Api(chat.turn, _chat, _chat_stream),
-    "responses": Api(responses.turn, _responses, responses.stream),
-    "messages": Api(messages.turn, _messages, messages.stream),
-}
+def says(api: Api, *blocks: Block, number: int = 1, stream: bool = True) -> bytes:
+    """A reply with these blocks."""
+    return encoded(api, api.reply(Round(blocks), number), stream=stream)
 
 
 @pytest.fixture(params=APIS)
@@ -85,8 +40,71 @@ def api(request: pytest.FixtureRequest) -> Api:
     return APIS[request.param]
 
 
+SERVED: Json = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": 1}}
+SEARCH: Json = {"type": "web_search_call", "status": "completed", "action": {}}
+HELLO = [think("Hm."), text("Hello."), theirs("1"), theirs("2")]
+UNTOUCHED = {
+    "messages": [
+        *(APIS["messages"].reply(Round(blocks), 1) for blocks in ([text("Hello.")], HELLO)),
+        APIS["messages"].reply(Round([text("Hel")], cut=True), 1),
+        messages.message({"type": "redacted_thinking", "data": "abc=="}, SERVED),
+        messages.message(stop_reason="refusal"),
+    ],
+    "responses": [
+        *(APIS["responses"].reply(Round(blocks), 1) for blocks in ([text("Hello.")], HELLO, [think(), *HELLO])),
+        responses.response(status="incomplete", incomplete_details={"reason": "max_output_tokens"}),
+        responses.response(SEARCH),
+    ],
+}
+ODD = b': hi\n\nevent: new\ndata: {"type":"new"}\n\ndata: not json\n\n'
+
+
+@pytest.mark.parametrize(("name", "reply"), [(name, reply) for name, replies in UNTOUCHED.items() for reply in replies])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_reply_without_our_calls_arrives_byte_for_byte(name: str, reply: Json, data: st.DataObject) -> None:
+    """Unknown events, comments and a last `[DONE]` do, too."""
+    api, reply = APIS[name], {key: value for key, value in reply.items() if key != "tools"}
+    begin, end = encoded(api, reply, stream=True).split(b"\n\n", 1)
+    raw = begin + b"\n\n" + ODD + end + b"data: [DONE]\n\n"
+    cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=3))
+    for injected in (False, True):
+        assert run(api.turn(injected=injected), raw, cuts=cuts)[0] == raw
+    whole = json.dumps(reply, indent=1).encode()
+    assert run(api.turn(stream=False), whole)[0] == whole
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_server_may_stream_one_round_and_not_the_next(api: Api, first: bool) -> None:
+    """The client gets what the first one is."""
+    rounds = [
+        says(api, text("Let me look."), ours(), stream=not first),
+        says(api, text("It is 42."), theirs(), number=2, stream=first),
+    ]
+    out, _ = run(api.turn(), rounds[0], ODD + rounds[1] if first else rounds[1])
+    shown = api.blocks(json.loads(out) if first else api.assembled(out))
+    assert " ".join(one.text for one in shown if one.kind == "text").split() == ["Let", "me", "look.", "It", "is", "42."]
+    assert shown[-1] == theirs()
+
+
+def test_after_the_last_round_our_tools_are_gone(api: Api) -> None:
+    replies = [says(api, text("Let me look."), ours(str(number)), number=number) for number in (1, 2)]
+    replies.append(says(api, text("So be it."), number=3))
+    out, asked = run(api.turn(max_rounds=1), *replies)
+    assert [len(body["tools"]) for body in asked] == [3, 3, 1]
+    assert [json.dumps(body).count("cannot be called again") for body in asked] == [0, 1, 2]
+    assert [one.kind for one in api.blocks(api.assembled(out))] in (["text"], ["text"] * 3)
+    _, asked = run(api.turn(max_rounds=1, tools=None), *replies)
+    if api is APIS["messages"]:  # a history with calls is refused without tools
+        assert [body.get("tool_choice") for body in asked] == [None, {"type": "none"}, {"type": "none"}]
+        assert all(body["tools"] for body in asked)
+    else:
+        assert [body.get("tool_choice") for body in asked] == [None, "none", None]
+        assert "tools" not in asked[2]
+
+
 def test_a_model_that_only_repeats_its_calls_is_told_to_answer(api: Api) -> None:
-    reads = [api.whole(call="grep", arguments='{"pattern": "x"}', number=number) for number in range(1, 5)]
+    reads = [says(api, ours(), number=number, stream=False) for number in range(1, 5)]
     turn, said = api.turn(max_rounds=8), []
     for reply, answer in zip(reads, ["found", REPEATED, "found more", REPEATED], strict=True):
         said.append(turn.request())
@@ -99,17 +117,16 @@ def test_a_model_that_only_repeats_its_calls_is_told_to_answer(api: Api) -> None
     turn.end()
     turn.answer([REPEATED])
     assert b"answer now" in turn.request()
-    receive(turn, api.whole("It is x."))
+    receive(turn, says(api, text("It is x."), stream=False))
     turn.end()
     assert (turn.state, turn.rounds) == (State.DONE, 5) and b"It is x." in turn.close()
 
 
-def after_a_round(api: Api, text: str = "", *, stream: bool = True) -> Turn:
+def after_a_round(api: Api, *blocks: Block, stream: bool = True) -> Turn:
     """A turn whose first round called one of our tools, and whose second round has been asked for."""
     turn = api.turn(stream=stream)
     turn.request()
-    first = api.stream(text, "grep") if stream else api.whole(text, "grep")
-    receive(turn, first)
+    receive(turn, says(api, *blocks, ours(), stream=stream))
     turn.end()
     turn.answer(["found"])
     turn.request()
@@ -125,7 +142,7 @@ def test_an_error_of_a_gateway_in_the_place_of_a_stream_is_a_refusal(api: Api) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_in_the_place_of_a_later_round(api: Api, stream: bool) -> None:
-    turn = after_a_round(api, "Let me look.", stream=stream)
+    turn = after_a_round(api, text("Let me look."), stream=stream)
     out = receive(turn, ERROR)
     assert (turn.refusal is None) == stream  # a stream has shown something, so there the error ends the reply
     assert (out == b"") != stream
@@ -138,18 +155,18 @@ def test_an_error_in_the_place_of_a_whole_reply_is_a_refusal(api: Api) -> None:
     assert turn.refusal == REFUSED
 
 
-@pytest.mark.parametrize("text", ["", "Let me look."])
-def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, text: str) -> None:
-    turn = after_a_round(api, text)
+@pytest.mark.parametrize("said", [[], [text("Let me look.")]])
+def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, said: list[Block]) -> None:
+    turn = after_a_round(api, *said)
     assert turn.receive_whole(REFUSED) == b""
     assert turn.refusal == REFUSED
-    assert turn.start_over() is not bool(text)
+    assert turn.start_over() is not bool(said)
 
 
 @pytest.mark.parametrize("events", [0, 1])
 def test_a_later_round_without_an_end_is_broken(api: Api, events: int) -> None:
-    turn = after_a_round(api, "Let me look.")
-    second = api.stream("It is 42.", number=2)
+    turn = after_a_round(api, text("Let me look."))
+    second = says(api, text("It is 42."), number=2)
     receive(turn, b"".join(event + b"\n\n" for event in second.split(b"\n\n")[:events]))
     with pytest.raises(Broken):
         turn.end()
@@ -166,7 +183,7 @@ def test_answers_that_do_not_fit_are_reworded(api: Api) -> None:
 def test_an_error_within_a_call_of_ours_ends_the_reply(api: Api) -> None:
     turn = api.turn()
     turn.request()
-    raw = api.stream("Hm.", "grep", '{"pattern": "x"}')
+    raw = says(api, text("Hm."), ours())
     shown = receive(turn, raw[: raw.index(b"\n\n", raw.index(b'"grep"')) + 2])
     assert b"overloaded" in receive(turn, ERROR)
     assert shown
@@ -181,7 +198,7 @@ def test_the_own_request_may_get_an_empty_reply(api: Api, stream: bool) -> None:
     assert turn.start_over()
     own = turn.request()
     assert b"grep" not in own
-    out = receive(turn, api.stream() if stream else api.whole()) + turn.end()
+    out = receive(turn, says(api, stream=stream)) + turn.end()
     assert turn.state is State.DONE
     assert turn.hidden is None
     assert b"offload-proxy" not in out + turn.close()
@@ -193,24 +210,24 @@ def test_a_stream_stays_one_if_the_own_request_is_answered_whole(api: Api) -> No
     receive(turn, GATEWAY)
     assert turn.start_over()
     turn.request()
-    out = receive(turn, api.whole("It is 42.")) + turn.end() + turn.close()
+    out = receive(turn, says(api, text("It is 42."), stream=False)) + turn.end() + turn.close()
     assert all(block.startswith((b"data: ", b"event: ")) for block in out.strip().split(b"\n\n"))
     assert b"It is 42." in out
 
 
 def test_endless_arguments_are_broken(api: Api) -> None:
-    endless = json.dumps({"pattern": "x" * MAX_ARGUMENTS})
+    endless = api.reply(Round([ours("x" * MAX_ARGUMENTS)]), 1)
     with pytest.raises(Broken, match="arguments"):
-        run(api.turn(), api.whole("", "grep", endless))
+        run(api.turn(), api.whole(endless))
     turn = api.turn()
     turn.request()
     with pytest.raises(Broken, match="arguments"):  # before the call has ended
-        receive(turn, api.stream("", "grep", endless, split=MAX_ARGUMENTS // 4))
+        receive(turn, api.encodings["large"](endless))
 
 
 def many(api: Api, tool: str, number: int, *, stream: bool) -> bytes:
     """A reply with as many calls of a tool, all the same."""
-    reply = json.loads(api.whole(call=tool, arguments='{"pattern": "x"}'))
+    reply = api.reply(Round([ours() if tool == "grep" else theirs()]), 1)
     if "choices" in reply:
         message = reply["choices"][0]["message"]
         [called] = message["tool_calls"]
@@ -219,7 +236,7 @@ def many(api: Api, tool: str, number: int, *, stream: bool) -> bytes:
         ]
     else:
         reply["output" if "output" in reply else "content"] *= number
-    return api.encoded(reply) if stream else json.dumps(reply).encode()
+    return encoded(api, reply, stream=stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -241,13 +258,3 @@ def test_many_calls_of_one_reply_take_linear_time(api: Api, tool: str, stream: b
 
     replies = {number: many(api, tool, number, stream=stream) for number in (700, 1_400)}
     assert_linear(work, *replies)
-
-
-def test_calls_with_the_same_id_get_different_ones() -> None:
-    turn = APIS["chat"].turn()
-    turn.request()
-    receive(turn, many(APIS["chat"], "grep", 300, stream=False))
-    turn.end()
-    turn.answer(["none"] * 300)
-    asked = json.loads(turn.request())["messages"][-301]
-    assert len({call["id"] for call in asked["tool_calls"]}) == 300

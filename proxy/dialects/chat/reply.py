@@ -173,11 +173,6 @@ class ChatReply(ClientReply):
         self._usage: Raw | None = None
 
     @property
-    def started(self) -> bool:
-        """Whether an id and a role were sent, so that the next events may hold only text."""
-        return bool(self._frame) and "role" in self.message.parts
-
-    @property
     def visible(self) -> tuple[str, list[ToolCall]]:
         return self.message.text(), [call.call() for call in self.blocks]
 
@@ -197,7 +192,7 @@ class ChatReply(ClientReply):
         if chunk.raw is None and chunk.choice and not (chunk.finish or chunk.says or "role" in chunk.delta):
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
-        self.seen |= chunk.says
+        self.begun, self.seen = "role" in self.message.parts, self.seen or chunk.says
         if self.streamed:
             return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
         if chunk.choice is not None:
@@ -212,7 +207,7 @@ class ChatReply(ClientReply):
             chunk.put(frame)
         if chunk.usage is not None:
             chunk.put({"usage": self._ledger.total(chunk.usage)})
-        if "role" in chunk.delta and "role" in self.message.parts:
+        if "role" in chunk.delta and self.begun:
             chunk.take(["role"])
         for key in tuple(self._joints):
             if text := text_of(chunk.delta.get(key)):
@@ -225,18 +220,17 @@ class ChatReply(ClientReply):
     def _number(self, chunk: Chunk) -> None:
         """Give the calls of an event the numbers that the client sees; in whole replies they have none. Where no tool
         is ours, nothing is touched."""
-        changed: dict[int, Members] = {}
-        for place, (delta, call) in enumerate(zip(chunk.calls, chunk.called, strict=True)):
+        entries: list[Members] = []
+        for delta, call in zip(chunk.calls, chunk.called, strict=True):
             entry = delta.members
             if call.place is None:
                 self._adopt(call)
-                if call.lent:
-                    entry = changed[place] = entry | call.lent
-            number = Raw(b"%d" % (call.place or 0))
-            if self.streamed and self._names and entry.get("index") != number:
-                changed[place] = {"index": number} | entry | {"index": number}
-        if changed:
-            entries = [changed.get(place, delta.members) for place, delta in enumerate(chunk.calls)]
+                entry = entry | call.lent
+            if self.streamed and self._names:
+                number = {"index": Raw(b"%d" % (call.place or 0))}
+                entry = number | entry | number
+            entries.append(entry)
+        if entries != [delta.members for delta in chunk.calls]:
             chunk.put_delta(chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})
 
     def assembled(self) -> bytes:
@@ -281,7 +275,7 @@ class ChatTurn(Turn):
             return event.raw
         out = super().receive(event)
         waits = self._round.held or self._round.undecided or self._asked.wants_json
-        self._quick = self._shown.started and not (waits or self._done)
+        self._quick = self._shown.begun and not (waits or self._done)
         return out
 
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
@@ -327,13 +321,10 @@ def is_named(beginning: str) -> bool:
 
 def calls_in(text: str, names: ToolNames) -> list[tuple[str, str]]:
     """Return name and arguments of each call if the text consists of calls of our tools; otherwise nothing."""
-    if len(text) > LONGEST:
-        return []
     try:
-        calls = [_call(value, names) for value in _values(text)]
+        return [_call(value, names) for value in _values(text)] if len(text) <= LONGEST else []
     except (ValueError, RecursionError):
         return []
-    return [call for call in calls if call is not None] if None not in calls else []
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -353,17 +344,13 @@ def _after_marks(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _call(value: Any, names: ToolNames) -> tuple[str, str] | None:
-    """Return a call's name and arguments, or None if this is no call of one of our tools."""
-    if not isinstance(value, dict):
-        return None
-    inner = value["function"] if isinstance(value.get("function"), dict) else value
-    name = next((inner[key] for key in _NAMES if isinstance(inner.get(key), str)), "")
-    arguments: Any = next((inner[key] for key in _ARGUMENTS if key in inner), {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    ours = names.recognised(name)
-    return (ours, json.dumps(arguments, ensure_ascii=False)) if ours and isinstance(arguments, dict) else None
+def _call(value: Any, names: ToolNames) -> tuple[str, str]:
+    """Return a call's name and arguments. Raises ValueError if this is no call of one of our tools."""
+    inner = value["function"] if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
+    if isinstance(inner, dict):
+        name = next((inner[key] for key in _NAMES if isinstance(inner.get(key), str)), "")
+        arguments: Any = next((inner[key] for key in _ARGUMENTS if key in inner), {})
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if (ours := names.recognised(name)) and isinstance(arguments, dict):
+            return ours, json.dumps(arguments, ensure_ascii=False)
+    raise ValueError("no call of our tools")

@@ -366,26 +366,6 @@ def test_usage_is_asked_for_always_and_shown_only_to_who_asked() -> None:
     assert run(ChatTurn(asked(stream_options=SHOW_USAGE)), raw)[0] == raw
 
 
-def test_usage_is_the_last_rounds_prompt_and_all_rounds_completion() -> None:
-    details = {
-        "completion_tokens_details": {"reasoning_tokens": 3, "x": None},
-        "prompt_tokens_details": {"cached_tokens": 80},
-    }
-    first = stream(
-        ROLE, chunk(calls(called("grep"))), chunk({}, "tool_calls"), chunk(usage=usage(100, 10) | details), DONE
-    )
-    last = {
-        "completion_tokens_details": {"reasoning_tokens": 4, "x": None},
-        "prompt_tokens_details": {"cached_tokens": 90},
-    }
-    second = stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk(usage=usage(150, 5) | last), DONE)
-    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
-    out, _ = run(turn, first, second)
-    summed = {"completion_tokens_details": {"reasoning_tokens": 7, "x": None}}
-    assert folded(out)["usage"] == usage(150, 15) | last | summed
-    assert (turn.spent.prompt, turn.spent.completion, turn.spent.cached) == (250, 15, 170)
-
-
 def test_one_frame_and_one_role() -> None:
     first = stream(
         chunk(id="", created=0, prompt_filter_results=[]), chunk({"role": "assistant"}, system_fingerprint=None), SILENT
@@ -545,17 +525,6 @@ def test_a_server_that_streams_one_round_and_not_the_next() -> None:
     assert events(out)[-1] == DONE
     bare = whole({"content": "It is 42."})
     assert text(folded(run(ChatTurn(asked()), SILENT, bare)[0])) == "It is 42."
-
-
-def test_a_server_that_streams_only_later() -> None:
-    first = whole(calls(called("grep"), content="Let me look."), "tool_calls", usage=usage(100, 10))
-    turn = ChatTurn(asked())
-    out, _ = run(turn, first, b": hi\n\n" + stream("nonsense") + MIXED)
-    reply = read(out)
-    assert (text(reply), reply["finish"]) == ("Let me look.", "tool_calls")
-    assert made(reply) == [("a", "search", '{"q":1}'), ("c", "search", "{}")]
-    assert reply["usage"] == usage(100, 20)
-    assert json.loads(out)["object"] == "chat.completion"
 
 
 # -- every mix -----------------------------------------------------------------------------------------

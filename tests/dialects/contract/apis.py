@@ -134,7 +134,7 @@ class Chat(Api):
 
     @property
     def encodings(self) -> dict[str, Callable[[Json], bytes]]:
-        return {name: _Ways(name).stream for name in ("own", "in pieces", "always 0", "no index", "repeating")}
+        return {name: _Ways(name).stream for name in ("own", "large", "in pieces", "always 0", "no index", "repeating")}
 
     def assembled(self, out: bytes) -> Json:
         chat.folded(out)  # which is strict about the numbers of calls
@@ -188,6 +188,12 @@ class _Ways:
         begun = {**whole, "function": {"name": name, "arguments": ""}}
         if self._way == "own":
             return [call]
+        if self._way == "large":
+            halves = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
+            return [
+                {**call, "function": {"arguments": piece} | ({} if at else {"name": name})}
+                for at, piece in enumerate(halves)
+            ]
         if self._way == "always 0":
             return [{"index": 0, **whole}]
         if self._way == "no index":
@@ -293,7 +299,7 @@ class Responses(Api):
             numbered = [event | {"sequence_number": number} for number, event in enumerate(found)]
             return b"".join(map(responses_api.encoded, numbered))
 
-        return {"own": responses.stream, "few words": few_words}
+        return {"own": responses.stream, "large": lambda reply: responses.stream(reply, 1_000), "few words": few_words}
 
     def assembled(self, out: bytes) -> Json:
         made = responses.accumulated(out)

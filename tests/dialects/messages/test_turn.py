@@ -6,23 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.reply import MessagesTurn
 from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
 from tests.dialects.messages.api import call, say, thinking
-from tests.dialects.messages.turns import (
-    FETCH,
-    HI,
-    accumulated,
-    events,
-    message,
-    stream,
-    turn,
-)
+from tests.dialects.messages.turns import HI, accumulated, events, message, stream, turn
 from tests.dialects.turning import feed, receive, run
 
 Json = dict[str, Any]
@@ -35,47 +25,11 @@ FOUND = {"type": "tool_result", "tool_use_id": "toolu_1_2", "content": "found"}
 ERROR = {"type": "error", "error": {"type": "invalid_request_error", "message": "tools are not supported"}}
 
 
-def types(blocks: list[Json]) -> list[str]:
-    return [block["type"] for block in blocks]
-
-
 def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
     """The messages that upstream gets for a reply that the client sends back as it saw it."""
     assert one.hidden is not None
     visible = json.dumps({"role": "assistant", "content": content}).encode()
     return json.loads(bytes(assembled({}, MESSAGES.reinserted(one.hidden, visible))["messages"]))  # type: ignore[no-any-return]
-
-
-# -- untouched --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        message(say("Hello.")),
-        message(thinking("Hm."), say("Hello."), call("fetch", {"n": 1}), call("fetch", {"n": 2})),
-        message({"type": "redacted_thinking", "data": "abc=="}, say("Hello.")),
-        message(say("Hel"), stop_reason="max_tokens"),
-        message({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": 1}}),
-        message(stop_reason="refusal"),
-    ],
-)
-@settings(max_examples=15)
-@given(data=st.data())
-def test_a_reply_without_our_calls_arrives_byte_for_byte(reply: Json, data: st.DataObject) -> None:
-    raw = stream(reply)
-    cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=3))
-    for injected in (False, True):
-        assert run(turn(injected=injected), raw, cuts=cuts)[0] == raw
-    whole = json.dumps(reply, indent=1).encode()
-    assert run(turn(stream=False), whole)[0] == whole
-
-
-def test_unknown_events_comments_and_a_last_done_arrive_as_they_came() -> None:
-    begin, end = stream(message(say("x"))).split(b"event: content_block_start", 1)
-    odd = b': hi\n\nevent: new\ndata: {"type":"new"}\n\ndata: not json\n\n'
-    raw = begin + odd + b"event: content_block_start" + end
-    assert run(turn(), raw)[0] == raw
 
 
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
@@ -169,15 +123,6 @@ def test_a_reply_that_the_client_rewrote_stays() -> None:
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
-
-
-def test_after_the_last_round_our_tools_are_gone() -> None:
-    _, asked = run(turn(max_rounds=1), stream(LOOKS), stream(AGAIN), stream(ANSWERS))
-    assert "cannot be called again" in asked[1]["messages"][-1]["content"][0]["content"]
-    assert asked[1]["tools"] == asked[0]["tools"] and asked[2]["tools"] == [FETCH]
-    _, asked = run(turn(max_rounds=1, tools=None), stream(LOOKS), stream(AGAIN), stream(ANSWERS))
-    assert [body.get("tool_choice") for body in asked] == [None, {"type": "none"}, {"type": "none"}]
-    assert all(body["tools"] for body in asked)  # a history with calls is refused without
 
 
 def test_a_call_without_an_id_gets_one() -> None:
