@@ -83,7 +83,14 @@ def test_a_server_may_stream_one_round_and_not_the_next(api: Api, first: bool) -
     ]
     out, _ = run(api.turn(), rounds[0], ODD + rounds[1] if first else rounds[1])
     shown = api.blocks(json.loads(out) if first else api.assembled(out))
-    assert " ".join(one.text for one in shown if one.kind == "text").split() == ["Let", "me", "look.", "It", "is", "42."]
+    assert " ".join(one.text for one in shown if one.kind == "text").split() == [
+        "Let",
+        "me",
+        "look.",
+        "It",
+        "is",
+        "42.",
+    ]
     assert shown[-1] == theirs()
 
 

@@ -8,7 +8,6 @@ A whole reply becomes such events, too, so streams and whole replies share one c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -61,9 +60,11 @@ def plain_delta(data: bytes) -> dict[str, str | None] | None:
 
 
 class CallDelta:
-    """One entry of `tool_calls`: its members, and the members of its function (or custom tool)."""
+    """One entry of `tool_calls`: its members, the members of its function (or custom tool), and the call that it is
+    about, once that is known."""
 
-    __slots__ = ("function", "kind", "members")
+    __slots__ = ("call", "function", "kind", "members")
+    call: PartialCall
 
     def __init__(self, members: Members) -> None:
         self.members = members
@@ -84,8 +85,6 @@ class Chunk(msgspec.Struct, eq=False):
     raw: bytes | None = None
     calls: list[CallDelta] = []
     """The entries of its `tool_calls`."""
-    called: list[Any] = []
-    """The call that each of them is about, once that is known."""
 
     @property
     def usage(self) -> Raw | None:

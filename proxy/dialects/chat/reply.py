@@ -131,22 +131,21 @@ class ChatRound(Round):
     def _split_calls(self, chunk: Chunk) -> list[Part]:
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
         nothing but calls of the client's stays whole."""
-        called = [self._calls.take(delta) for delta in chunk.calls]
-        for call in called:
+        for delta in chunk.calls:
+            delta.call = call = self._calls.take(delta)
             self._decide(call)
             if call.ours != "":
                 check_arguments(call.size)
-        if all(call.ours == "" for call in called):
-            chunk.called = called
+        if all(delta.call.ours == "" for delta in chunk.calls):
             return []
         chunk.take(["tool_calls"])
+        deltas, chunk.calls = chunk.calls, []
         split: list[Part] = []
-        for delta, call in zip(chunk.calls, called, strict=True):
-            if call.shown is not False:
+        for delta in deltas:
+            if delta.call.shown is not False:
                 part = chunk.part({"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members)]))})
-                part.calls, part.called = [delta], [call]
-                split.append((part, call))
-        chunk.calls = []
+                part.calls = [delta]
+                split.append((part, delta.call))
         return split
 
     def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
@@ -187,7 +186,7 @@ class ChatReply(ClientReply):
             self._frame = {key: chunk.members[key] for key in FRAME if key in chunk.members}
         if self.hides:
             self._join(chunk)
-        if chunk.called:
+        if chunk.calls:
             self._number(chunk)
         if chunk.raw is None and chunk.choice and not (chunk.finish or chunk.says or "role" in chunk.delta):
             return b""  # nothing that a client could use is left
@@ -221,8 +220,8 @@ class ChatReply(ClientReply):
         """Give the calls of an event the numbers that the client sees; in whole replies they have none. Where no tool
         is ours, nothing is touched."""
         entries: list[Members] = []
-        for delta, call in zip(chunk.calls, chunk.called, strict=True):
-            entry = delta.members
+        for delta in chunk.calls:
+            entry, call = delta.members, delta.call
             if call.place is None:
                 self._adopt(call)
                 entry = entry | call.lent
