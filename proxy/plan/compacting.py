@@ -32,6 +32,13 @@ PROMPTS = {
 
 READ_CHARS = 4_000
 """Characters of a text in which that is looked for. Prompts have it in their first 1,000."""
+MOST = 16
+"""The most references of a request that are looked up. A history has one."""
+GONE = "The record of the conversation before this point is no longer kept. Ask the user for what you need to know."
+"""Stands for what a reference led to: it expired, or never was this caller's."""
+MARK = b"offload-proxy."
+"""How references begin."""
+_REFERENCE = re.compile(rf"{re.escape(MARK.decode())}([0-9a-f]{{64}})")
 
 
 def asks_for_summary(texts: Iterable[str]) -> bool:
@@ -70,17 +77,6 @@ class Wish(msgspec.Struct, frozen=True):
     kind: Compacting
     request: Request
     restored: bool
-
-
-MOST = 16
-"""The most references of a request that are looked up. A history has one."""
-
-GONE = "The record of the conversation before this point is no longer kept. Ask the user for what you need to know."
-"""Stands for what a reference led to: it expired, or never was this caller's."""
-
-MARK = b"offload-proxy."
-"""How references begin."""
-_REFERENCE = re.compile(rf"{re.escape(MARK.decode())}([0-9a-f]{{64}})")
 
 
 def reference(text: str) -> str:

@@ -11,7 +11,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -93,21 +93,25 @@ def forecast(
     from the client's next request on. `billed` is what upstream said; without it, everything that the request before
     this one had counts as cached.
     """
-    offload = policy.offload
-    wait = offload.compress.wait
-    now, earlier = _shown(plan, plan.waited, wait), _shown(plan, plan.waited - 1, wait)
+    offload, inject = policy.offload, policy.tools.inject
+    awaited = 1 if _summarises(plan) and offload.compress.wait is not Wait.ALWAYS else 0
+
+    def shown(waited: int) -> tuple[Plan, int]:
+        """The part of the plan that is sent so many requests after its newest event (-1: before it), and our tools."""
+        part = plan.without(len(plan.events)) if plan.events and waited < awaited else plan
+        added = inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not part.empty)
+        return part, tools if added else 0
+
+    (now, ours), (earlier, had) = shown(plan.waited), shown(plan.waited - 1)
     sent = _segments(items, now, offload)
     tokens = sum(segment.tokens for segment in sent)
     came = head + sum(item.tokens for item in items)
     scale = billed.prompt / came if billed and came else 1.0
     cached = billed.cached / scale if billed and scale else float(_cached_before(items, head))
-    ours, had = _our_tools(now, policy, tools), _our_tools(earlier, policy, tools)
     kept, reach = min(cached, head), cached - head
     if reach > 0 and ours == had:
         kept += ours + _common(sent, _segments(items, earlier, offload), reach)
-    summary = 0.0
-    if plan.events and not plan.waited and _summarises(plan):
-        summary = summary_cost(offload, tokens)
+    summary = summary_cost(offload, tokens) if not plan.waited and _summarises(plan) else 0.0
     taken = {segment.key[0] for segment in sent}
     return Forecast(
         tokens=tokens,
@@ -141,18 +145,7 @@ def _cost(offload: Offload, prompt: int, cached: float) -> float:
 
 def _summarises(plan: Plan) -> bool:
     """Whether the newest event has a summary."""
-    return bool(plan.boundaries) and plan.boundaries[-1].event == len(plan.events)
-
-
-def _shown(plan: Plan, waited: int, wait: Wait) -> Plan:
-    """Return the part of the plan that was sent so many requests after its newest event; -1 is the one before it."""
-    needed = int(_summarises(plan) and wait is not Wait.ALWAYS)
-    return plan.without(len(plan.events)) if plan.events and waited < needed else plan
-
-
-def _our_tools(plan: Plan, policy: Policy, tools: int) -> int:
-    inject = policy.tools.inject
-    return tools if inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not plan.empty) else 0
+    return bool(plan.events and plan.boundaries) and plan.boundaries[-1].event == len(plan.events)
 
 
 def _segments(items: Sequence[Item], plan: Plan, offload: Offload) -> list[_Segment]:
@@ -238,7 +231,22 @@ def told(
 
     `late`: the newest event is not shown yet, because its summary is not ready.
     """
-    return " ".join(_sentences(items, plan, offload, window, late, answers)) or waiting(plan, offload, late=late)
+    said = []
+    if new := unseen(items, plan):
+        each = "it has" if len(new) == 1 else "each has"
+        sized, limit = _sized(items, plan, new, "new result"), offload.unseen_limit(window)
+        said.append(f"Sent only a preview of {sized}, because {each} more than {limit:,} tokens.")
+    if event := event_at(plan):
+        done = _done(items, plan)
+        waits = " Requests are sent without this until its summary is ready." if late else ""
+        said.append(f"{done[0].upper()}{done[1:]} because {_because(event, offload, window, plan)}.{waits}")
+    if answers:
+        sizes = f"{answers.before:,} tokens, {answers.after:,} stay"
+        where = _several(answers.count, "reply", "replies")
+        said.append(
+            f"Replaced what grep and read_file answered before {where} ({sizes}) because the model has used it."
+        )
+    return " ".join(said) or waiting(plan, offload, late=late)
 
 
 def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
@@ -251,15 +259,13 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
             f"waiting: {now.task:,} of {now.total:,} tokens are in the user's first message, which stays as it is: "
             "what a client writes into one message cannot be moved"
         )
-    free = max(now.free, 0)
+    free, least = max(now.free, 0), least_freed(now.ceiling, full=now.full)
     if now.full:
-        least = least_freed(now.ceiling, full=True)
         return (
             f"waiting: the request does not fit the context window, but an event would free only {free:,} of the "
             f"history's {now.total:,} tokens now, less than {least:,}, half of its ceiling"
         )
     if now.total > now.ceiling:
-        least = least_freed(now.ceiling)
         return (
             f"waiting: the history is {now.total:,} tokens, above {now.ceiling:,}, but an event would free only "
             f"{free:,} now, less than {least:,}, a tenth of that"
@@ -281,29 +287,13 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
 
 def unseen(items: Sequence[Item], plan: Plan) -> list[int]:
     """Return the new results that this request has only previews of."""
-    if plan.empty:
-        return []
-    return [
-        index for index in range(_unanswered(items), len(items)) if index in plan.moves and not plan.moves[index].event
-    ]
-
-
-def _sentences(
-    items: Sequence[Item], plan: Plan, offload: Offload, window: int | None, late: bool, answers: Answers | None
-) -> Iterator[str]:
-    if new := unseen(items, plan):
-        each = "it has" if len(new) == 1 else "each has"
-        sized, limit = _sized(items, plan, new, "new result"), offload.unseen_limit(window)
-        yield f"Sent only a preview of {sized}, because {each} more than {limit:,} tokens."
-    event = event_at(plan)
-    if event:
-        done = _done(items, plan)
-        waits = " Requests are sent without this until its summary is ready." if late else ""
-        yield f"{done[0].upper()}{done[1:]} because {_because(event, offload, window, plan)}.{waits}"
-    if answers:
-        sizes = f"{answers.before:,} tokens, {answers.after:,} stay"
-        where = _several(answers.count, "reply", "replies")
-        yield f"Replaced what grep and read_file answered before {where} ({sizes}) because the model has used it."
+    found: list[int] = []
+    for index in range(len(items) - 1, -1, -1):
+        if items[index].role is Role.ASSISTANT or plan.empty:
+            break
+        if index in plan.moves and not plan.moves[index].event:
+            found.append(index)
+    return found[::-1]
 
 
 def _because(event: OffloadEvent, offload: Offload, window: int | None, plan: Plan) -> str:
@@ -324,44 +314,29 @@ def _because(event: OffloadEvent, offload: Offload, window: int | None, plan: Pl
 
 
 def _done(items: Sequence[Item], plan: Plan) -> str:
-    number, gone = len(plan.events), _summarised(items, plan)
-    taken = set(gone)
-    moved = [index for index, move in plan.moves.items() if move.event == number and index not in taken]
-    results = [index for index in moved if items[index].role is not Role.USER]
-    users = [index for index in moved if items[index].role is Role.USER]
-    parts = []
-    if results:
+    """Say what the newest event did."""
+    number, gone, parts = len(plan.events), list[int](), list[str]()
+    if _summarises(plan):
+        leading = sum(1 for _ in takewhile(lambda item: item.role is Role.SYSTEM, items))
+        boundary = plan.boundaries[-1]
+        gone = [index for index in range(leading, boundary.end) if index not in boundary.pins]
+    moved = sorted({index for index, move in plan.moves.items() if move.event == number}.difference(gone))
+    if results := [index for index in moved if items[index].role is not Role.USER]:
         parts.append(f"moved {_sized(items, plan, results, 'result')}")
-    if users:
+    if users := [index for index in moved if items[index].role is Role.USER]:
         parts.append(f"{'' if results else 'moved '}{_sized(items, plan, users, 'long user message')}")
     if gone:
         replaced = sum(items[index].tokens for index in gone)
         parts.append(f"summarised {_several(len(gone), 'old message')} ({replaced:,} tokens as they came)")
-    return _joined(parts) or "changed nothing"
-
-
-def _summarised(items: Sequence[Item], plan: Plan) -> list[int]:
-    """Return the messages that the newest event's snapshot replaces."""
-    if not _summarises(plan):
-        return []
-    leading = sum(1 for _ in takewhile(lambda item: item.role is Role.SYSTEM, items))
-    boundary = plan.boundaries[-1]
-    return [index for index in range(leading, boundary.end) if index not in boundary.pins]
+    if len(parts) == 3:
+        return f"{parts[0]}, {parts[1]}, and {parts[2]}"
+    return " and ".join(parts) or "changed nothing"
 
 
 def _sized(items: Sequence[Item], plan: Plan, indexes: Collection[int], noun: str) -> str:
     before = sum(items[index].tokens for index in indexes)
     after = sum(live(items[index], plan.moves[index]) for index in indexes)
     return f"{_several(len(indexes), noun)} ({before:,} tokens, {after:,} stay)"
-
-
-def _unanswered(items: Sequence[Item]) -> int:
-    """Return where the messages begin that the model has not answered."""
-    return next((index + 1 for index in range(len(items) - 1, -1, -1) if items[index].role is Role.ASSISTANT), 0)
-
-
-def _joined(parts: Sequence[str]) -> str:
-    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
 
 
 def _several(count: int, noun: str, nouns: str = "") -> str:

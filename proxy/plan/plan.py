@@ -104,7 +104,7 @@ class OffloadEvent(msgspec.Struct, frozen=True):
     total: int = 0
     """Tokens of the history before the event."""
     rewritten: int = 0
-    """Tokens of the history from the first change on, which upstream has to read again."""
+    """Those from the first change on, which upstream has to read again."""
     pause: int = 0
     """Seconds since the request before it, where upstream's cache had expired meanwhile."""
 
@@ -153,10 +153,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """The first request point whose request had references, and therefore our tools.
-
-        Meaningless where the plan is empty.
-        """
+        """The first request point whose request had references, and therefore our tools. The plan is not empty."""
         points = [event.point for event in self.events]
         return min([*points, *(index + 1 for index, move in self.moves.items() if move.first_preview)], default=0)
 

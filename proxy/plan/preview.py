@@ -10,19 +10,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
 
-from proxy.plan import texts
-
 Spans = tuple[tuple[int, int], ...]
 
+CHUNK = 1 << 20
+"""Characters that are read at once: a few milliseconds at most, after which other threads get their turn."""
 PREVIEW_CHARS = 100
 """Characters that stay of a moved result: enough to recognise it. The reference behind them takes some 60 tokens."""
 GLIMPSE_CHARS = 2_000
 """Characters of preview for a result that moves before the model has seen it: about one screen."""
+MEDIA_CHARS = 200
+"""Characters of an image's name or address that are shown."""
 MARK = "(detailed result is stored in "
 
 
@@ -35,10 +37,6 @@ class Shape(msgspec.Struct, frozen=True):
     def first_preview(self) -> Shape:
         """Return this shape with the larger preview for a result that the model has not seen."""
         return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
-
-
-CHUNK = 1 << 20
-"""Characters that are read at once: a few milliseconds at most, after which other threads get their turn."""
 
 
 def digest(text: str) -> str:
@@ -60,10 +58,6 @@ def line_count(text: str) -> int:
     return line_feeds(text) + (not text.endswith("\n")) if text else 0
 
 
-MEDIA_CHARS = 200
-"""Characters of an image's name or address that are shown."""
-
-
 def on_one_line(text: str) -> str:
     """Return the beginning of a name or an address, on one line."""
     return " ".join(text[:MEDIA_CHARS].split())
@@ -83,7 +77,7 @@ def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, ke
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
     head = text[: max(shape.preview_chars, kept)]
-    return "\n\n".join([f"{head}{reference}", *texts.quoted(text, spans, len(head))])
+    return "\n\n".join([f"{head}{reference}", *(text[start:end] for start, end in spans if end > len(head))])
 
 
 # -- what a moved text is called ---------------------------------------------------------------------------------------
@@ -94,23 +88,15 @@ name, the later one gets all."""
 
 STEM_CHARS = 40
 """The most characters of a name before its digest, and of a tool's name in a reference."""
-
 SAID, SAID_CHARS = 16, 200
-"""The most strings of a call that are kept as words for its result, and the most characters of each. Nobody calls a
-file by more."""
-
+"""The most strings of a call that are kept as words for its result, and the most characters of each."""
 ABOUT_CHARS = 80
 """Characters of an argument that are shown to say what a file is."""
-
 RESULT_OF = "result of "
 """Precedes the tool's name where a text says what it is."""
-
-PARSED = 64 << 10
-"""Characters of arguments that are parsed, which takes less than a millisecond; of more, the beginning is read as
-text."""
-
-VALUES = 200
-"""The most values of the arguments that are looked at."""
+PARSED, VALUES = 64 << 10, 200
+"""Characters of arguments that are parsed, which takes less than a millisecond (of more, the beginning is read as
+text), and the most values that are looked at."""
 
 _TEXT_CHARS = 1_000
 _TELLING = re.compile(r"path|file|ur[li]$|link|href")
@@ -166,7 +152,10 @@ def of_call(tool: str, arguments: str, count: Callable[[str], int]) -> Label:
     values = [value for _, value in sorted(_strings(arguments), key=_rank)]
     stem, shown = next(((stem, value) for value in values if (stem := _stem(value))), (tool, "".join(values[:1])))
     origin = f"{RESULT_OF}{tool}"
-    about = f"{origin} {_shown(shown)}" if shown else origin
+    line = " ".join(shown[: 2 * ABOUT_CHARS].split())
+    if len(line) > ABOUT_CHARS or len(shown) > 2 * ABOUT_CHARS:
+        line = line[:ABOUT_CHARS] + "…"
+    about = f"{origin} {line}" if shown else origin
     said = tuple(dict.fromkeys(islice(_words(tool, values), SAID)))
     return Label(stem, origin, about, said, count(stem) + count(origin))
 
@@ -200,16 +189,12 @@ def names_in(body: bytes, store_dir: str) -> frozenset[str]:
         for match in _ENDING.finditer(body, max(begin - 2 * _STEM_BYTES, 0), begin + _STEP):
             before = body[max(match.start() - _STEM_BYTES, 0) : match.start()]
             stem = _STEM.search(before)
+            stems = [stem[0]] if stem else []
+            if stem and before[: stem.start()].endswith(b"\\"):  # the first letter may be that of an escape: `\n`
+                stems.append(stem[0][5 if stem[0].startswith(b"u") else 1 :])
             if stem and stem[0]:
-                found |= {f"{one.decode()}{match[0].decode()}" for one in _stems(before, stem) if one}
+                found |= {f"{one.decode()}{match[0].decode()}" for one in stems if one}
     return frozenset(found)
-
-
-def _stems(before: bytes, stem: re.Match[bytes]) -> Iterator[bytes]:
-    """Yield how a name may begin: in JSON, the letter before it may be that of an escape such as `\\n`."""
-    yield stem[0]
-    if before[: stem.start()].endswith(b"\\"):
-        yield stem[0][5 if stem[0].startswith(b"u") else 1 :]
 
 
 def paths(text: str) -> list[str]:
@@ -249,12 +234,8 @@ def _rank(string: tuple[str, str]) -> int:
 
 def _words(tool: str, values: list[str]) -> Iterator[str]:
     """Yield what a model may call the result: the strings of the call, the paths in them, and the tool."""
-    for value in values:
-        if len(value) <= SAID_CHARS:
-            yield value
-    for value in values:
-        if not _is_name(value):
-            yield from (path for path in paths(value) if len(path) <= SAID_CHARS)
+    named = (path for value in values if not _is_name(value) for path in paths(value))
+    yield from (word for word in chain(values, named) if len(word) <= SAID_CHARS)
     yield tool
 
 
@@ -284,19 +265,9 @@ def _last(path: str) -> str:
     bare = last.partition(".")[0]
     if len(bare) >= _SECRET_CHARS and _SECRET.fullmatch(bare):
         return ""
-    stem = _safe(last)
-    if len(stem) > STEM_CHARS:
-        stem = _safe(stem[:STEM_CHARS])
-    if not any(character.isalnum() for character in stem):
-        return ""
-    return stem
+    stem = _safe(_safe(last)[:STEM_CHARS])
+    return stem if any(map(str.isalnum, stem)) else ""
 
 
 def _safe(text: str) -> str:
     return _odd.sub("_", text[:SAID_CHARS]).strip("._-")
-
-
-def _shown(text: str) -> str:
-    """Return the beginning of a text on one line."""
-    line = " ".join(text[: 2 * ABOUT_CHARS].split())
-    return line if len(line) <= ABOUT_CHARS and len(text) <= 2 * ABOUT_CHARS else line[:ABOUT_CHARS] + "…"

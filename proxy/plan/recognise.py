@@ -21,20 +21,14 @@ from proxy.rawjson import encodable
 
 THINKING = ("think", "thinking", "thought", "reasoning")
 """Tags around reasoning that some servers leave in the text."""
-MAX_ARGUMENTS = 256 << 10
-"""Most characters of arguments that are parsed. Larger ones are compared as they are written."""
-
-MAX_ID = 200
-"""Most characters of an id that are looked at."""
-MAX_LEAVES = 100
-"""Most values of a call that are looked for in a text."""
-MAX_CALLS = 32
-"""Most calls of a reply that is recognised: each is compared with each. Models make a few at once."""
-MAX_TEXT = 64 << 10
-"""Most characters of a text in which calls are looked for. Clients render calls and not whole files."""
-
-MAX_LABEL = 40
-"""Most characters that a client writes before the calls that it appends."""
+MAX_ARGUMENTS, MAX_TEXT = 256 << 10, 64 << 10
+"""Most characters of arguments that are parsed (larger ones are compared as they are written), and of a text in which
+calls are looked for: clients render calls and not whole files."""
+MAX_ID, MAX_LABEL = 200, 40
+"""Most characters of an id that are looked at, and that a client writes before the calls that it appends."""
+MAX_CALLS, MAX_LEAVES = 32, 100
+"""Most calls of a reply that is recognised, as each is compared with each, and most values of a call that are looked
+for in a text. Models make a few calls at once."""
 
 _CLOSING = re.compile(r"\A\s*</\w{1,40}>")
 _QUOTED = re.compile(r"['\"](\w{1,20})['\"]\s*:")
@@ -78,17 +72,12 @@ class Reply(msgspec.Struct, frozen=True):
     """The id of the last call in the reply before it; empty if that had none."""
 
     def anchors(self) -> list[bytes]:
-        """Return the digests that identify it whatever its client made of the history before it."""
-        return anchors(self.ids, self.preceding, lambda: self.visible().text)
-
-
-def anchors(ids: Iterable[str], preceding: str, text: Callable[[], str]) -> list[bytes]:
-    """Return digests of what no other reply has: the ids of its calls, or else its text behind another one's id."""
-    calls = list(ids)
-    if calls:
-        return [_digest("call", alphanumeric(id)) for id in calls if unique(id)][:MAX_CALLS]
-    said = plain(text()).replace(" ", "") if unique(preceding) else ""
-    return [_digest("text", alphanumeric(preceding), said)] if said else []
+        """Return digests of what no other reply has, whatever its client made of the history before it: the ids of its
+        calls, or else its text behind another one's id."""
+        if self.ids:
+            return [_digest("call", alphanumeric(id)) for id in self.ids if unique(id)][:MAX_CALLS]
+        said = plain(self.visible().text).replace(" ", "") if unique(self.preceding) else ""
+        return [_digest("text", alphanumeric(self.preceding), said)] if said else []
 
 
 def unique(id: str) -> bool:
@@ -106,10 +95,10 @@ def alphanumeric(id: str) -> str:
 def contains(sent: Visible, seen: Visible) -> bool:
     """Whether a reply that shares an anchor with `seen` has a call of it, or else its text. Clients make one reply of
     several, and leave calls out."""
-    calls = {alphanumeric(call.id): call for call in sent.calls}
-    shared = [(one, calls[id]) for one in seen.calls if (id := alphanumeric(one.id)) in calls and unique(one.id)]
     if not sent.calls:
         return not seen.calls
+    calls = {alphanumeric(call.id): call for call in sent.calls}
+    shared = [(one, calls[id]) for one in seen.calls if (id := alphanumeric(one.id)) in calls and unique(one.id)]
     return any(one.name == other.name and _same_call(one, other) for one, other in shared)
 
 
@@ -130,9 +119,14 @@ def resembles(seen: Visible, sent: Visible) -> bool:
             or (not seen.calls and _completed(said, kept))
             or any(_rendered(call, sent.text, said in kept) for call in seen.calls)
         )
-    pairs = _paired(seen.calls, sent.calls, same_text)
-    if pairs is None:
-        return False
+    left, pairs = list(seen.calls), list[tuple[ToolCall, ToolCall]]()
+    for call in sent.calls:
+        likely = sorted((one for one in left if one.name == call.name), key=lambda one: one.id != call.id)
+        match = next((one for one in likely if _counterparts(one, call, same_text)), None)
+        if match is None:
+            return False
+        left.remove(match)
+        pairs.append((match, call))
     return equal or not kept or all(one.id == other.id and _distinctive(one.id) for one, other in pairs)
 
 
@@ -142,7 +136,9 @@ def plain(text: str) -> str:
         closing = f"</{tag}>"
         if closing in text:
             *thought, rest = text.split(closing)
-            text = " ".join([*(_before(piece, f"<{tag}>") for piece in thought), rest])
+            # Some templates open the thinking themselves, and then nothing was said before it.
+            opened = (piece.partition(f"<{tag}>") for piece in thought)
+            text = " ".join([*(said if found else "" for said, found, _ in opened), rest])
     return " ".join(text.split())
 
 
@@ -158,29 +154,7 @@ def _completed(said: str, kept: str) -> bool:
     return bool(opening) and labelled and calls.endswith("]") and _CALL_MEMBERS.issubset(_QUOTED.findall(calls))
 
 
-def _before(piece: str, opening: str) -> str:
-    """Return what comes before the thinking. Some templates open it themselves, and then there is nothing."""
-    said, found, _ = piece.partition(opening)
-    return said if found else ""
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
-
-
-def _paired(
-    seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...], same_text: bool
-) -> list[tuple[ToolCall, ToolCall]] | None:
-    """Pair each sent call with a call that was seen. Returns None if one has no counterpart."""
-    left = list(seen)
-    pairs: list[tuple[ToolCall, ToolCall]] = []
-    for call in sent:
-        likely = sorted((one for one in left if one.name == call.name), key=lambda one: one.id != call.id)
-        match = next((one for one in likely if _counterparts(one, call, same_text)), None)
-        if match is None:
-            return None
-        left.remove(match)
-        pairs.append((match, call))
-    return pairs
 
 
 def _counterparts(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:
@@ -206,11 +180,8 @@ def _same_call(seen: ToolCall, sent: ToolCall) -> bool:
     if _distinctive(seen.id):
         return True
     added = [after[key] for key in after.keys() - before.keys()]
-    return before.keys() <= after.keys() and all(_like_a_default(value) or value == seen.name for value in added)
-
-
-def _like_a_default(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float) or not value
+    defaults = [not value or isinstance(value, int | float) or value == seen.name for value in added]
+    return before.keys() <= after.keys() and all(defaults)
 
 
 def _distinctive(id: str) -> bool:
@@ -225,12 +196,12 @@ def _style(id: str) -> str:
 
 def _given(text: str) -> Any:
     """Return arguments without members that are null: a client may leave them out, or write all that its types have."""
-    if len(text) > MAX_ARGUMENTS:
-        return text.strip()
-    try:
-        return json.loads(text or "{}", object_hook=_without_nulls)
-    except (ValueError, RecursionError):
-        return text.strip()
+    if len(text) <= MAX_ARGUMENTS:
+        try:
+            return json.loads(text or "{}", object_hook=_without_nulls)
+        except (ValueError, RecursionError):
+            pass
+    return text.strip()
 
 
 def _without_nulls(members: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +219,10 @@ def _rendered(call: ToolCall, text: str, text_kept: bool) -> bool:
         return False
     if not (text_kept or _distinctive(call.id)):
         return False
-    return all(_written(leaf, text) for leaf in islice(_leaves(_given(call.arguments)), MAX_LEAVES))
+    for leaf in islice(_leaves(_given(call.arguments)), MAX_LEAVES):  # as Python or JSON write them
+        if not any(form in text for form in (str(leaf), repr(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False))):
+            return False
+    return True
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -261,8 +235,3 @@ def _leaves(value: Any) -> Iterator[Any]:
             pending += one
         else:
             yield one
-
-
-def _written(value: Any, text: str) -> bool:
-    """Whether a value stands in the text as Python or JSON write it."""
-    return any(form in text for form in (str(value), repr(value)[1:-1], json.dumps(value, ensure_ascii=False)))

@@ -11,7 +11,7 @@ line, and ends with the tag around it, or with the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Annotated
@@ -57,29 +57,13 @@ PRESETS: Mapping[ResultPreset, tuple[ResultRule, ...]] = {
     ResultPreset.SMOLAGENTS: _user("Observation:", "Call id:", "Error:\n", without="\nNew task:\n"),
     ResultPreset.GPTME: (ResultRule(role=ResultRole.SYSTEM, after=After.FIRST_USER),),
     ResultPreset.CLINE: _user(
-        *(
-            f"[{tool}"
-            for tool in (
-                "access_mcp_resource",
-                "browser_action",
-                "execute_command",
-                "list_code_definition_names",
-                "list_files",
-                "load_mcp_documentation",
-                "read_file",
-                "replace_in_file",
-                "search_files",
-                "use_mcp_tool",
-                "web_fetch",
-                "web_search",
-                "write_to_file",
-            )
-        )
+        *("[access_mcp_resource", "[browser_action", "[execute_command", "[list_code_definition_names", "[list_files"),
+        *("[load_mcp_documentation", "[read_file", "[replace_in_file", "[search_files", "[use_mcp_tool", "[web_fetch"),
+        *("[web_search", "[write_to_file"),
     ),
 }
-"""The rules of clients that we know. In smolagents, what the user says begins with `New task:`, and it
-makes one message of it and of an observation before it. Cline's tools that ask
-the user are left out, because their results are the user's own words."""
+"""The rules of clients that we know. Smolagents makes one message of an observation and of what the user says, which
+begins with `New task:`. Cline's tools that ask the user are left out: their results are the user's own words."""
 
 
 class Carries(IntEnum):
@@ -147,8 +131,6 @@ MOST = 20
 """The most spans of one text. A text with more quotes what such texts look like."""
 
 _tag = re.compile(r"<([\w-]{1,40})>")
-
-
 _tool = re.compile(r"[\w-]+")
 
 
@@ -165,16 +147,16 @@ def spans(text: str, more: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
     found = list[tuple[int, int]]()
     for match in _pattern(beginnings).finditer(text):
         start = match.start(1)
-        if not found or start >= found[-1][1]:
-            found.append(_around(text, start))
+        if found and start < found[-1][1]:
+            continue
+        # It ends with the tag that it begins with or stands in, or with the text.
+        tag = _tag.match(text, start)
+        if tag is None and (before := text.rfind("<", 0, start)) >= 0:
+            tag = _tag.fullmatch(text[before:start].rstrip())
+            start = before if tag else start
+        end = text.find(f"</{tag[1]}>", start) if tag else -1
+        found.append((start, len(text) if end < 0 or tag is None else end + len(tag[1]) + 3))
     return tuple(found) if len(found) <= MOST else ()
-
-
-def quoted(text: str, found: Iterable[tuple[int, int]], kept: int) -> Iterator[str]:
-    """Yield the spans of a text that are not within its first `kept` characters."""
-    for start, end in found:
-        if end > kept:
-            yield text[start:end]
 
 
 @lru_cache(maxsize=64)
@@ -183,13 +165,3 @@ def _pattern(beginnings: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(
         rf"^[ \t]*((?:<[\w-]{{1,40}}>\s{{0,8}})?(?:{'|'.join(map(re.escape, beginnings))}))", re.MULTILINE
     )
-
-
-def _around(text: str, start: int) -> tuple[int, int]:
-    """Return the span that begins here: to the end of the tag that it begins with or stands in, or of the text."""
-    tag = _tag.match(text, start)
-    if tag is None and (before := text.rfind("<", 0, start)) >= 0:
-        tag = _tag.fullmatch(text[before:start].rstrip())
-        start = before if tag else start
-    end = text.find(f"</{tag[1]}>", start) if tag else -1
-    return start, len(text) if end < 0 or tag is None else end + len(tag[1]) + 3

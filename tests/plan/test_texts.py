@@ -7,6 +7,7 @@ import json
 import pytest
 
 from proxy.plan import texts
+from proxy.plan.preview import Shape, replacement
 from proxy.policy import Mode
 from tests.dialects.test_known import APIS, MODES, Api, Json, sent
 
@@ -103,6 +104,7 @@ def test_a_text_that_quotes_many_is_none() -> None:
 
 
 def test_spans_behind_the_preview_are_added_once() -> None:
-    text = "ab " + "<answer>c</answer>"
-    assert list(texts.quoted(text, ((3, 21),), 3)) == ["<answer>c</answer>"]
-    assert list(texts.quoted(text, ((3, 21),), 21)) == []
+    text, span = "ab <answer>c</answer>", ((3, 21),)
+    shown = [replacement(text, "f", "o", 1, Shape("/s", chars), spans=span) for chars in (3, 21)]
+    assert [one.count("<answer>c</answer>") for one in shown] == [1, 1]
+    assert shown[0].endswith("; o)\n\n<answer>c</answer>") and shown[1].endswith("; o)")
