@@ -18,8 +18,7 @@ from bench.outcomes import Bench, Figures, percentile
 from bench.replay import Proxied, Recorded, Strategy
 from proxy.plan.plan import Cause, Room
 from proxy.plan.planner import Fold
-from proxy.plan.profiles import presets
-from proxy.policy import Inject, Offload, Profile
+from proxy.policy import Inject, Offload, Profile, presets
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written
 from tests.transcripts import Run

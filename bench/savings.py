@@ -28,13 +28,13 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.plan import Room
-from proxy.plan.planner import fold
 from proxy.plan.turn import Unplannable
 from proxy.policy import Compress, Mode, Offload, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests import written
 from tests.transcripts import FOLDER, Run, absence, load
+from tests.written import fold
 
 OURS = f"proxy: {profiles.DEFAULT} (default)"
 STRATEGIES: dict[str, Strategy] = {

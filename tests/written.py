@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from proxy.plan.profiles import presets
-from proxy.policy import Compress, Mode, Offload
+from proxy.plan.plan import Item, Plan, Room
+from proxy.plan.planner import Fold
+from proxy.policy import Compress, Mode, Offload, presets
 
 
 class Limited(Offload, frozen=True, kw_only=True):
@@ -40,3 +42,11 @@ SMALL = offload(
     compress=Compress(snapshot_tokens=100),
 )
 """For histories in which a token is a character."""
+
+
+def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
+    """The plan for a history: a pure function of the history, the policy and the upstream's room."""
+    state = Fold(offload, room, tool_definition_tokens)
+    for item in items:
+        state.add(item)
+    return state.plan()

@@ -67,8 +67,7 @@ class Compacting(Enum):
 
     MANAGED = auto()
     """Where upstream finds that the history is too long. As our plan keeps it short, leaving out the wish grants it."""
-    WHOLE = auto()
-    """Of the whole history, now and instead of a reply."""
+    WHOLE = auto()  # of the whole history, now and instead of a reply
 
 
 class Wish(msgspec.Struct, frozen=True):

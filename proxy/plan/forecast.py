@@ -48,10 +48,8 @@ class Billed(msgspec.Struct, frozen=True):
 class Forecast(msgspec.Struct, frozen=True):
     """What the plan would have sent, and the cost of the request's input as it came and as planned."""
 
-    tokens: int
-    """Of the history, without definitions of tools."""
-    ours: bool
-    """Whether our tools would have been added."""
+    tokens: int  # of the history, without definitions of tools
+    ours: bool  # whether our tools would have been added
     compacted: int
     compressed: int
     before: int
@@ -60,8 +58,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 def cost(offload: Offload, prompt: int, cached: int, output: int = 0, largest: int = 0) -> int:
     """Return what a request of ours cost that upstream has billed. `largest` is the largest prompt of its rounds."""
-    usual = offload.cached_read * min(cached, prompt) + offload.cache_write * max(prompt - cached, 0)
-    return round(offload.factor(largest or prompt) * usual + OUTPUT_PRICE * output)
+    return round(_cost(offload, prompt, cached, largest) + OUTPUT_PRICE * output)
 
 
 def cost_as_it_came(
@@ -74,14 +71,6 @@ def cost_as_it_came(
     """
     came = head + sum([item.tokens for item in items])
     return round(scale * _cost(offload, came, _cached_before(items, head) if cached else 0))
-
-
-class _Segment(msgspec.Struct, frozen=True, gc=False):
-    """A part of a planned prompt. `end` is where what it stands for ends in the history as it came."""
-
-    key: tuple[int, int]
-    tokens: int
-    end: int
 
 
 def forecast(
@@ -104,15 +93,20 @@ def forecast(
 
     (now, ours), (earlier, had) = shown(plan.waited), shown(plan.waited - 1)
     sent = _segments(items, now, offload)
-    tokens = sum(segment.tokens for segment in sent)
+    tokens = sum(size for _, size, _ in sent)
     came = head + sum(item.tokens for item in items)
     scale = billed.prompt / came if billed and came else 1.0
     cached = billed.cached / scale if billed and scale else float(_cached_before(items, head))
     kept, reach = min(cached, head), cached - head
-    if reach > 0 and ours == had:
-        kept += ours + _common(sent, _segments(items, earlier, offload), reach)
+    if reach > 0 and ours == had:  # the beginning that both have, as far as upstream's cache reaches into the history
+        kept += ours
+        for (key, size, end), (other, _, _) in zip(sent, _segments(items, earlier, offload), strict=False):
+            if key == other:
+                kept += size if end <= reach else max(size - (end - reach), 0)
+            if key != other or end > reach:
+                break
     summary = summary_cost(offload, tokens) if not plan.waited and _summarises(plan) else 0.0
-    taken = {segment.key[0] for segment in sent}
+    taken = {key[0] for key, _, _ in sent}
     return Forecast(
         tokens=tokens,
         ours=ours > 0,
@@ -137,10 +131,11 @@ def worth_whole(items: Sequence[Item], plan: Plan, policy: Policy, head: int, to
     return _cost(policy.offload, came, same) <= 2 * forecast(items, plan, policy, head, tools).after
 
 
-def _cost(offload: Offload, prompt: int, cached: float) -> float:
+def _cost(offload: Offload, prompt: int, cached: float, largest: int = 0) -> float:
     """Return the cost of a prompt of which so many tokens are cached. The rest is written to the cache."""
     cached = min(cached, prompt)
-    return offload.factor(prompt) * (offload.cached_read * cached + offload.cache_write * (prompt - cached))
+    usual = offload.cached_read * cached + offload.cache_write * (prompt - cached)
+    return offload.factor(largest or prompt) * usual
 
 
 def _summarises(plan: Plan) -> bool:
@@ -148,35 +143,23 @@ def _summarises(plan: Plan) -> bool:
     return bool(plan.events and plan.boundaries) and plan.boundaries[-1].event == len(plan.events)
 
 
-def _segments(items: Sequence[Item], plan: Plan, offload: Offload) -> list[_Segment]:
-    """Return the history as the plan sends it. The snapshot follows the leading system messages."""
+def _segments(items: Sequence[Item], plan: Plan, offload: Offload) -> list[tuple[tuple[int, int], int, int]]:
+    """Return the parts of the history as the plan sends it: what each is, its tokens, and where what it stands for ends
+    in the history as it came. The snapshot follows the leading system messages."""
     boundary = plan.boundaries[-1] if plan.boundaries else None
-    segments: list[_Segment] = []
+    segments: list[tuple[tuple[int, int], int, int]] = []
     end, leads = 0, True
     for index, item in enumerate(items):
         if leads and item.role is not Role.SYSTEM:
             leads = False
             if boundary:
-                segments.append(_Segment((-1, boundary.end), offload.compress.snapshot_tokens, end))
+                segments.append(((-1, boundary.end), offload.compress.snapshot_tokens, end))
         end += item.tokens
         if leads or not boundary or index >= boundary.end or index in boundary.pins:
             move = plan.moves.get(index)
             state = 0 if move is None else 2 if move.event else 1
-            segments.append(_Segment((index, state), live(item, move), end))
+            segments.append(((index, state), live(item, move), end))
     return segments
-
-
-def _common(sent: Sequence[_Segment], earlier: Sequence[_Segment], reach: float) -> float:
-    """Return the tokens at the beginning that both have, as far as upstream's cache reaches into the history."""
-    tokens = 0.0
-    for segment, other in zip(sent, earlier, strict=False):
-        if segment.key != other.key:
-            break
-        if segment.end > reach:
-            tokens += max(segment.tokens - (segment.end - reach), 0)
-            break
-        tokens += segment.tokens
-    return tokens
 
 
 def _cached_before(items: Sequence[Item], head: int) -> int:
@@ -199,8 +182,7 @@ def is_answer(items: Sequence[Item], index: int) -> bool:
 class Answers(msgspec.Struct, frozen=True):
     """Answers of our tools that this request has pointers to instead, for the first time."""
 
-    count: int
-    """The replies before which they were given."""
+    count: int  # the replies before which they were given
     before: int
     after: int
 

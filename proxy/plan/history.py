@@ -80,12 +80,9 @@ class Irregular(StrEnum):
 class Place(NamedTuple):
     """A message's place among calls and results."""
 
-    tool: str = ""
-    """The tool whose result it is."""
-    fits: bool = True
-    """Whether it is neither a result without a call nor sealed. Otherwise its text must not move."""
-    stays: bool = False
-    """Whether a cut leaves it where it is."""
+    tool: str = ""  # the tool whose result it is
+    fits: bool = True  # whether it is neither a result without a call nor sealed. Otherwise its text must not move.
+    stays: bool = False  # whether a cut leaves it where it is
     stays_before: int = 0
     """How many messages directly before it a cut must leave where they are too, as this message shows."""
 
@@ -94,10 +91,8 @@ class Pairing:
     """The calls and results of a history's messages so far. Each message takes constant time (amortised)."""
 
     def __init__(self) -> None:
-        self.irregular: dict[Irregular, int] = {}
-        """The number of irregular messages so far."""
-        self.open: dict[str, deque[str]] = {}
-        """By id, the tools called in the newest step whose results may still come."""
+        self.irregular: dict[Irregular, int] = {}  # the number of irregular messages so far
+        self.open: dict[str, deque[str]] = {}  # by id, the tools called in the newest step whose results may still come
         self._stays = False  # whether the step so far stays
         self._loose = 0  # how many messages the step has so far, if it does not stay
         self._goes_on = False  # whether the next reply belongs to this step: we do not know who said the last entry
@@ -154,8 +149,7 @@ class Pairing:
 class Naming(msgspec.Struct, frozen=True):
     """Names the pieces of a history, message by message. A name depends only on what came before it."""
 
-    calls: Mapping[str, Label] = {}
-    """The labels of all calls, by their ids; of calls with the same id, the newest."""
+    calls: Mapping[str, Label] = {}  # the labels of all calls, by their ids; of calls with the same id, the newest
     taken: Mapping[str, str] = {}
     """Each name so far, with the digest of its text: a text that would get another's name gets a longer one."""
 
@@ -188,8 +182,7 @@ class Transcript:
     def __init__(self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str]) -> None:
         self.raws = raws
         self.messages = messages
-        self.tools = tools
-        """Per message, the name of the tool whose result it is."""
+        self.tools = tools  # per message, the name of the tool whose result it is
         self.leading = leading(messages)
 
 
@@ -209,18 +202,13 @@ class History:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.measured: list[Message] = []
-        """The messages without the names of their pieces."""
-        self.messages: list[Message] = []
-        """With them."""
-        self.tools: list[str] = []
-        """Per message, the name of the tool whose result it is."""
+        self.measured: list[Message] = []  # the messages without the names of their pieces
+        self.messages: list[Message] = []  # with them
+        self.tools: list[str] = []  # per message, the name of the tool whose result it is
         self.items: list[Item] = []
-        self.links = [BEGINNING]
-        """Entry *i* identifies what the first *i* messages mean."""
+        self.links = [BEGINNING]  # entry *i* identifies what the first *i* messages mean
         self.tokens = 0
-        self.fixed = 0
-        """Tokens of images, audio and files, which could not be counted."""
+        self.fixed = 0  # tokens of images, audio and files, which could not be counted
         self.fold = Fold(terms.offload, terms.room, terms.tool_definition_tokens)
         self._asked = False  # whether the user's first message has come
         self._pairing = Pairing()

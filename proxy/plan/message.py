@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 from msgspec import Raw
@@ -33,25 +34,17 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """A text, an image or a file that can be moved. `part` is its place in the entry; None for the only text."""
 
     part: int | None
-    digest: str
-    """Of the text; see `preview.digest`."""
+    digest: str  # of the text; see `preview.digest`
     tokens: int
-    preview: int
-    """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
-    first_preview: int
-    """The same for a text that the model has not seen yet."""
-    spare: int
-    """Characters that the replacement is shorter than the text, without a label."""
-    label: Label
-    """What it is. A result has a general label until `Naming` has found its call."""
+    preview: int  # tokens of its replacement at an event; `tokens` where that would not be smaller
+    first_preview: int  # the same for a text that the model has not seen yet
+    spare: int  # characters that the replacement is shorter than the text, without a label
+    label: Label  # what it is. A result has a general label until `Naming` has found its call.
     kept: int = 0
     """The first characters of it that stay in any case: they tell the client's model that a result follows."""
-    name: str = ""
-    """The name of the file that it moves to; empty until `Naming` has given it one."""
-    spans: Spans = ()
-    """Where the user speaks in it; see `said`."""
-    media: str = ""
-    """What it is, if it is the JSON of an image or a file: `image, image/png, 34 kB`."""
+    name: str = ""  # the name of the file that it moves to; empty until `Naming` has given it one
+    spans: Spans = ()  # where the user speaks in it; see `said`
+    media: str = ""  # what it is, if it is the JSON of an image or a file: `image, image/png, 34 kB`
 
     def named(self, name: str, label: Label) -> Piece:
         """Return the piece with its name and label, and with the tokens that they add to its replacement."""
@@ -67,8 +60,6 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
 """Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
-
-
 COPY_BYTES = 420
 """Bytes of a message's copy in which a piece has its name."""
 
@@ -76,28 +67,21 @@ COPY_BYTES = 420
 class Message(msgspec.Struct, frozen=True):
     """Everything that the plan needs of one message, without its text."""
 
-    digest: bytes
-    """Of the bytes as they came, and of the names of its pieces. What depends on both is cached under it."""
+    digest: bytes  # of the bytes as they came, and of the names of its pieces. What depends on both is cached under it.
     role: Role
     meaning: bytes
     tokens: int
-    item: Item
-    """For the plan."""
+    item: Item  # for the plan
     pieces: tuple[Piece, ...]
-    calls: tuple[tuple[str, str], ...]
-    """Id and name of each tool call that it makes."""
-    answers: str
-    """The id of the tool call whose result it is; empty for other messages."""
+    calls: tuple[tuple[str, str], ...]  # id and name of each tool call that it makes
+    answers: str  # the id of the tool call whose result it is; empty for other messages
     sealed: bool = False
     """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
     said: bool = False
     """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
-    failed: bool = False
-    """Whether it is a result that reports an error; see `results.reports_error`."""
-    carries: Carries = Carries.NO
-    """Whether the policy's `results` name it, as far as that does not depend on its place."""
-    labels: tuple[Label, ...] = ()
-    """What the results of its calls are called, in the order of the calls."""
+    failed: bool = False  # whether it is a result that reports an error; see `results.reports_error`
+    carries: Carries = Carries.NO  # whether the policy's `results` name it, as far as that does not depend on its place
+    labels: tuple[Label, ...] = ()  # what the results of its calls are called, in the order of the calls
 
     def size(self) -> int:
         """About how many bytes it takes."""
@@ -125,9 +109,8 @@ def with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
 
 def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
     """The pieces of a moved message that are worth moving."""
-    return [
-        piece for piece in message.pieces if (piece.first_preview if first_preview else piece.preview) < piece.tokens
-    ]
+    left = attrgetter("first_preview" if first_preview else "preview")
+    return [piece for piece in message.pieces if left(piece) < piece.tokens]
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -137,8 +120,7 @@ class Reading(msgspec.Struct, frozen=True):
     shape: Shape
     unseen_limit: int
     results: tuple[ResultRule, ...] = ()
-    said: tuple[str, ...] = ()
-    """Further texts with which the user's words begin."""
+    said: tuple[str, ...] = ()  # further texts with which the user's words begin
 
     @classmethod
     def of(cls, offload: Offload, window: int | None = None) -> Reading:

@@ -26,27 +26,20 @@ class Role(IntEnum):
     USER = 1
     ASSISTANT = 2
     TOOL = 3
-    SEALED = 4
-    """What only upstream can read, such as its own summary. It always stays where it is."""
+    SEALED = 4  # what only upstream can read, such as its own summary. It always stays where it is.
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
     """One message as the plan sees it. Only messages that may ever be moved have previews that are smaller."""
 
-    role: Role
-    """The part that it plays: TOOL for every message that carries a result, whatever its role in the API."""
-    tokens: int
-    """As the client sent it."""
-    first_preview: int
-    """After compaction at first sight; `tokens` where that would not make it smaller."""
-    preview: int
-    """After compaction at an event; `tokens` where that would not make it smaller."""
-    fixed: int = 0
-    """Tokens of images and audio, which cannot cause an event."""
+    role: Role  # the part that it plays: TOOL for every message that carries a result, whatever its role in the API
+    tokens: int  # as the client sent it
+    first_preview: int  # after compaction at first sight; `tokens` where that would not make it smaller
+    preview: int  # after compaction at an event; `tokens` where that would not make it smaller
+    fixed: int = 0  # tokens of images and audio, which cannot cause an event
     stays: bool = False
     """A cut leaves it in its place, because a call or a result near it fits into no pair; see `pairing`."""
-    stays_before: int = 0
-    """So many messages directly before it turn out to stay as well."""
+    stays_before: int = 0  # so many messages directly before it turn out to stay as well
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -76,23 +69,17 @@ class SummaryBoundary(msgspec.Struct, frozen=True):
 
     end: int
     pins: frozenset[int]
-    event: int
-    """The ordinal of the event that fixed it."""
+    event: int  # the ordinal of the event that fixed it
 
 
 class Cause(IntEnum):
     """Why an event happened."""
 
-    TOTAL = 0
-    """The history exceeded the ceiling."""
-    EARLY = 1
-    """Old results moved because that pays."""
-    WINDOW = 2
-    """The request did not fit the window."""
-    ASKED = 3
-    """The client asked for compaction."""
-    EXPIRED = 4
-    """Upstream's cache had expired, so that writing the prompt again cost nothing extra."""
+    TOTAL = 0  # the history exceeded the ceiling
+    EARLY = 1  # old results moved because that pays
+    WINDOW = 2  # the request did not fit the window
+    ASKED = 3  # the client asked for compaction
+    EXPIRED = 4  # upstream's cache had expired, so that writing the prompt again cost nothing extra
 
 
 class OffloadEvent(msgspec.Struct, frozen=True):
@@ -101,32 +88,23 @@ class OffloadEvent(msgspec.Struct, frozen=True):
     point: int
     answered: int
     cause: Cause = Cause.TOTAL
-    total: int = 0
-    """Tokens of the history before the event."""
-    rewritten: int = 0
-    """Those from the first change on, which upstream has to read again."""
-    pause: int = 0
-    """Seconds since the request before it, where upstream's cache had expired meanwhile."""
+    total: int = 0  # tokens of the history before the event
+    rewritten: int = 0  # those from the first change on, which upstream has to read again
+    pause: int = 0  # seconds since the request before it, where upstream's cache had expired meanwhile
 
 
 class Standing(msgspec.Struct, frozen=True):
     """How far a history is from its next event."""
 
-    total: int
-    """Tokens of the history as planned, without a prefill at its end."""
+    total: int  # tokens of the history as planned, without a prefill at its end
     ceiling: int
-    results: int = 0
-    """Results that are large enough to move, and have not."""
-    old: int = 0
-    """Those that the model has answered `keep_views` times."""
+    results: int = 0  # results that are large enough to move, and have not
+    old: int = 0  # those that the model has answered `keep_views` times
     free: int = 0
     """Tokens that an event would free now: what the mode moves or, where it would summarise, what that replaces."""
-    full: bool = False
-    """Whether the request does not fit the window."""
-    task: int = 0
-    """Tokens of the user's first message, which always stays."""
-    pays_after: int | None = None
-    """Requests after which moving the newest old results would pay; None if it never does."""
+    full: bool = False  # whether the request does not fit the window
+    task: int = 0  # tokens of the user's first message, which always stays
+    pays_after: int | None = None  # requests after which moving the newest old results would pay; None if it never does
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -135,17 +113,13 @@ class Plan(msgspec.Struct, frozen=True):
     moves: dict[int, Move]
     boundaries: tuple[SummaryBoundary, ...]
     events: tuple[OffloadEvent, ...]
-    live: int
-    """Tokens of the request as planned, tool definitions left out."""
-    fits: bool
-    """Whether that is within the window."""
-    waited: int = 0
-    """The client's requests since the latest event."""
+    live: int  # tokens of the request as planned, tool definitions left out
+    fits: bool  # whether that is within the window
+    waited: int = 0  # the client's requests since the latest event
     used: int = 0
     """Where the newest reply begins that the model gave before this request. The hidden rounds before it have been
     used: an answer of our tools stays whole in the request after its reply and becomes a pointer in the next one."""
-    standing: Standing = Standing(0, 0)
-    """How far the next event is."""
+    standing: Standing = Standing(0, 0)  # how far the next event is
 
     @property
     def empty(self) -> bool:
@@ -191,8 +165,7 @@ class Room(msgspec.Struct, frozen=True):
 
     window: int | None = None
     aside: int = 0
-    reply: int = 0
-    """The part of `aside` that is kept free for the reply."""
+    reply: int = 0  # the part of `aside` that is kept free for the reply
     preamble: int = 0
     """Tokens of text that precedes the history and is no part of it. It counts like leading system messages."""
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from math import ceil
 from typing import Self
@@ -62,8 +62,7 @@ class Fold:
         self._tool_definition_tokens = tool_definition_tokens
         self._unseen_limit = offload.unseen_limit(room.window)
         self._ceiling = room.ceiling(offload.max_total_tokens)
-        self.messages = Messages(offload)
-        """The messages so far."""
+        self.messages = Messages(offload)  # the messages so far
         self._answered = deque([0] * offload.keep_views, maxlen=offload.keep_views)  # by the latest requests
         self._end = 0  # where the recent window begins
         self._seen = 0  # where what the model has answered fewer than `keep_views` times begins
@@ -248,36 +247,22 @@ class Fold:
         self._waited, self._pays_after = 0, None
 
 
-def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
-    """The plan for a history: a pure function of the history, the policy and the upstream's room."""
-    state = Fold(offload, room, tool_definition_tokens)
-    for item in items:
-        state.add(item)
-    return state.plan()
-
-
 class Messages:
     """The context as the decisions have left it so far: all messages, what could move, what a summary leaves."""
 
     def __init__(self, offload: Offload) -> None:
         self.items: list[Item] = []
-        self.live: list[int] = []
-        """Tokens of each message; 0 for one that a snapshot has replaced."""
-        self.leading = 0
-        """The number of system messages at the beginning."""
+        self.live: list[int] = []  # tokens of each message; 0 for one that a snapshot has replaced
+        self.leading = 0  # the number of system messages at the beginning
         self.leading_tokens = 0
         self.total = 0
         """The sum of `live` without the leading system messages, plus the snapshot: the history as it would be sent."""
-        self.turn = 0
-        """Where the current user turn begins."""
-        self.unanswered = 0
-        """Where the messages begin that the model has not answered yet."""
-        self.reply = self.reply_before = 0
-        """Where the model's newest reply begins, and the one before it."""
+        self.turn = 0  # where the current user turn begins
+        self.unanswered = 0  # where the messages begin that the model has not answered yet
+        self.reply = self.reply_before = 0  # where the model's newest reply begins, and the one before it
         self.gains: list[int] = []
         """What has yet to move once it is old: results above `max_tool_message_tokens`, and large user messages."""
-        self.first: int | None = None
-        """The user's first message, which usually states the task and always stays."""
+        self.first: int | None = None  # the user's first message, which usually states the task and always stays
         self._users: list[int] = []  # the others, without large ones
         self._large_users: list[int] = []
         self._recent_user = 0  # where the last two user messages begin; they are never touched

@@ -119,16 +119,11 @@ _STEM_BYTES, _STEP = 64, 256 << 10
 class Label(msgspec.Struct, frozen=True, gc=False):
     """What is known of a text from the call whose result it is."""
 
-    stem: str
-    """The beginning of its file's name."""
-    origin: str
-    """What the reference says that it is, such as `result of read_log`."""
-    about: str
-    """The same with the argument that identifies the call: `result of read_log /var/log/billing.log`."""
-    said: tuple[str, ...] = ()
-    """The strings of the call, by which a model may call the result."""
-    tokens: int = 0
-    """What the stem and the origin add to a reference."""
+    stem: str  # the beginning of its file's name
+    origin: str  # what the reference says that it is, such as `result of read_log`
+    about: str  # the same with the argument that identifies the call: `result of read_log /var/log/billing.log`
+    said: tuple[str, ...] = ()  # the strings of the call, by which a model may call the result
+    tokens: int = 0  # what the stem and the origin add to a reference
 
     @property
     def chars(self) -> int:

@@ -18,17 +18,13 @@ import msgspec
 class Prices(msgspec.Struct, frozen=True):
     """What the input of some models costs, and where that was read."""
 
-    models: str
-    """What they are called, with spaces between; in a result, also "this machine" or "unknown"."""
+    models: str  # what they are called, with spaces between; in a result, also "this machine" or "unknown"
     cached_read: float
     cache_write: float
-    input_price: float | None = None
-    """None: the list does not say."""
-    long_above: int | None = None
-    """Above this many tokens, all input of a request costs `long_factor` times as much."""
+    input_price: float | None = None  # None: the list does not say
+    long_above: int | None = None  # above this many tokens, all input of a request costs `long_factor` times as much
     long_factor: float = 2.0
-    source: str = ""
-    """Where and in which month this was read."""
+    source: str = ""  # where and in which month this was read
     cache_lifetime: int | None = None
     """Seconds after which upstream's cache has certainly lost what nobody read; None if the provider does not say."""
 
@@ -42,8 +38,7 @@ class PriceList(msgspec.Struct, frozen=True):
 
     provider: str
     hosts: tuple[str, ...]
-    anywhere: tuple[str, ...]
-    """How its models' names begin, if only this provider has them, wherever they are served."""
+    anywhere: tuple[str, ...]  # how its models' names begin, if only this provider has them, wherever they are served
     source: str
     newest: Prices
     named: tuple[Prices, ...]

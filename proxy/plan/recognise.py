@@ -61,15 +61,11 @@ def kept_calls(wrote: Iterable[ToolCall], answered: Container[str], sent: Iterab
 class Reply(msgspec.Struct, frozen=True):
     """A reply in the history that a client sends, and what identifies it."""
 
-    before: bytes
-    """The digest of the history before the reply."""
-    link: bytes
-    """The digest of the history that ends with the reply."""
+    before: bytes  # the digest of the history before the reply
+    link: bytes  # the digest of the history that ends with the reply
     visible: Callable[[], Visible]
-    ids: tuple[str, ...] = ()
-    """The ids of its calls."""
-    preceding: str = ""
-    """The id of the last call in the reply before it; empty if that had none."""
+    ids: tuple[str, ...] = ()  # the ids of its calls
+    preceding: str = ""  # the id of the last call in the reply before it; empty if that had none
 
     def anchors(self) -> list[bytes]:
         """Return digests of what no other reply has, whatever its client made of the history before it: the ids of its

@@ -73,10 +73,8 @@ class Section(msgspec.Struct, frozen=True):
     title: str
     text: str
     role: Role = Role.SYSTEM
-    missing: int = 0
-    """Characters that were left out of `text` to fit a summary call."""
-    part: str = ""
-    """The JSON of an image or a file, of which `text` says what it is."""
+    missing: int = 0  # characters that were left out of `text` to fit a summary call
+    part: str = ""  # the JSON of an image or a file, of which `text` says what it is
 
 
 class SummaryAnswer(msgspec.Struct, frozen=True):
@@ -87,16 +85,12 @@ class SummaryAnswer(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    too_long: bool = False
-    """Upstream refused the call because it has too many tokens."""
-    window: int | None = None
-    """The context window that such a refusal names, in tokens."""
-    finished: bool = False
-    """The model ended its text by itself, and was not cut off."""
+    too_long: bool = False  # upstream refused the call because it has too many tokens
+    window: int | None = None  # the context window that such a refusal names, in tokens
+    finished: bool = False  # the model ended its text by itself, and was not cut off
     again: Callable[[bytes], bytes] | None = None
     """If upstream does not know a member of the call: the body → the body that it should understand."""
-    refused: bool = False
-    """Upstream refused the call for its form, so that a call of another form may succeed."""
+    refused: bool = False  # upstream refused the call for its form, so that a call of another form may succeed
 
 
 def originals(turns: Iterable[Section]) -> str:

@@ -48,18 +48,12 @@ class Usage(msgspec.Struct):
 
     prompt: int = 0
     completion: int = 0
-    cached: int = 0
-    """Those of the prompt that upstream's cache held."""
-    written: int = 0
-    """Those of the prompt that upstream wrote to its cache."""
-    cache_told: bool = False
-    """Whether upstream said anything of its cache."""
-    largest: int = 0
-    """The prompt of one round, the largest: upstream has shown that it takes so many."""
-    hidden: int = 0
-    """Those of the completion tokens that belong to rounds after which another one followed."""
-    said: int = 0
-    """Rounds of which upstream said what it counted."""
+    cached: int = 0  # those of the prompt that upstream's cache held
+    written: int = 0  # those of the prompt that upstream wrote to its cache
+    cache_told: bool = False  # whether upstream said anything of its cache
+    largest: int = 0  # the prompt of one round, the largest: upstream has shown that it takes so many
+    hidden: int = 0  # those of the completion tokens that belong to rounds after which another one followed
+    said: int = 0  # rounds of which upstream said what it counted
 
 
 class Continuation(msgspec.Struct, frozen=True):
@@ -86,10 +80,8 @@ class Hidden(msgspec.Struct, frozen=True):
     before: tuple[bytes, ...]
     instead: bytes | None
     after: tuple[bytes, ...]
-    tokens: int = 0
-    """About how many tokens putting it back adds. 0 as long as nobody counted."""
-    sizes: tuple[int, ...] = ()
-    """The tokens of each entry in `before` and `after`; empty where only their sum is known."""
+    tokens: int = 0  # about how many tokens putting it back adds. 0 as long as nobody counted.
+    sizes: tuple[int, ...] = ()  # the tokens of each entry in `before` and `after`; empty where only their sum is known
 
     def sizes_of_each(self) -> list[int]:
         """Return `sizes`, or else estimates: the sum in proportion to the bytes."""
@@ -106,34 +98,24 @@ class Reason(StrEnum):
     """Empty for a request that was planned, be it that there was nothing to do."""
 
     NONE = ""
-    OFF = "off"
-    """The policy's mode for this model."""
-    HEADER = "header"
-    """The client asked for it with `x-offload: off`."""
-    ENCODING = "encoding"
-    """The body cannot be decompressed, or is too large then."""
-    INVALID = "invalid"
-    """The body is not JSON, or not a chat that the API takes: upstream says so better than we could."""
+    OFF = "off"  # the policy's mode for this model
+    HEADER = "header"  # the client asked for it with `x-offload: off`
+    ENCODING = "encoding"  # the body cannot be decompressed, or is too large then
+    INVALID = "invalid"  # the body is not JSON, or not a chat that the API takes: upstream says so better than we could
     TOO_MANY_MESSAGES = "too_many_messages"
     TOO_MANY_TOOLS = "too_many_tools"
     TOO_MANY_MEMBERS = "too_many_members"
-    FIELD = "field"
-    """Our tools do not go with one of the request's fields, which the log names as `obstacle`."""
-    SUMMARY = "summary"
-    """The client has its history summarised, and the model gets all of it."""
-    BUSY = "busy"
-    """It was only to be observed, and the proxy had too much to do to plan it."""
-    REFUSED = "refused"
-    """Upstream refused the request as we changed it."""
+    FIELD = "field"  # our tools do not go with one of the request's fields, which the log names as `obstacle`
+    SUMMARY = "summary"  # the client has its history summarised, and the model gets all of it
+    BUSY = "busy"  # it was only to be observed, and the proxy had too much to do to plan it
+    REFUSED = "refused"  # upstream refused the request as we changed it
 
 
 class Addition(StrEnum):
     """What we add to a client's request. Metrics and the log show these values."""
 
-    USAGE = "usage"
-    """The wish to have the usage of a stream reported."""
-    PLACE = "place"
-    """The place of the snapshot: a system message of ours, or text at the end of the client's."""
+    USAGE = "usage"  # the wish to have the usage of a stream reported
+    PLACE = "place"  # the place of the snapshot: a system message of ours, or text at the end of the client's
     THINKING = "thinking"
     """The client's signed thinking, which upstream takes only behind what it took before. We have changed that."""
     ANY = "any"
@@ -143,10 +125,8 @@ class Addition(StrEnum):
 class Verdict(Enum):
     """A refusal that is about none of our additions."""
 
-    OVERFLOW = auto()
-    """The request has too many tokens."""
-    GENERATION = auto()
-    """The model wrote something that upstream could not use. The same request may succeed."""
+    OVERFLOW = auto()  # the request has too many tokens
+    GENERATION = auto()  # the model wrote something that upstream could not use. The same request may succeed.
     FINAL = auto()
     """Whatever we left out would not help: safety, credentials, quota, an unknown model, a fault of upstream's own."""
 
@@ -171,10 +151,8 @@ class Form(msgspec.Struct, frozen=True):
     blamed: frozenset[Addition] = frozenset()
     """Those that were left out because upstream refused this very request with them."""
     replanned: int = 0
-    repeated: bool = False
-    """Whether it was sent a second time unchanged."""
-    bare_refused: bool = False
-    """Whether upstream refused the client's own bytes."""
+    repeated: bool = False  # whether it was sent a second time unchanged
+    bare_refused: bool = False  # whether upstream refused the client's own bytes
     in_vain: bool = False
     """Whether upstream refused the client's own request even without the thinking that it complained of."""
 
@@ -226,31 +204,24 @@ class Request(msgspec.Struct, frozen=True):
     """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan counts in."""
 
     body: bytes
-    members: dict[str, Raw]
-    """All top-level members as raw JSON."""
+    members: dict[str, Raw]  # all top-level members as raw JSON
     entries: list[Raw]
     model: str
     stream: bool
-    tools: Raw
-    """The client's tool definitions; `null` where it sent none."""
-    reply_tokens: int
-    """How many tokens the client reserved for the reply; 0 where it did not say."""
-    names: tuple[str, str] | None
-    """What our two tools are called in this request; None where there is no room for them."""
-    theirs: frozenset[str]
-    """Those of our tools' names that the client has for tools of its own, in any case."""
+    tools: Raw  # the client's tool definitions; `null` where it sent none
+    reply_tokens: int  # how many tokens the client reserved for the reply; 0 where it did not say
+    names: tuple[str, str] | None  # what our two tools are called in this request; None where there is no room for them
+    theirs: frozenset[str]  # those of our tools' names that the client has for tools of its own, in any case
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
     bound: bool = False
     """Whether the model may not call our tools, as `tool_choice` says, so that it could not read what was moved."""
     unknown: tuple[str, ...] = ()
     """The top-level members that we do not know. They may mean anything, so the history is not touched."""
-    preamble: Raw = rawjson.NULL
-    """Text that precedes the history and is no part of it; `null` where there is none."""
+    preamble: Raw = rawjson.NULL  # text that precedes the history and is no part of it; `null` where there is none
     unsent: bool = False
     """Whether upstream keeps this beginning of a conversation, so that its client may never send it again."""
-    continues: str = ""
-    """The id of an earlier reply, if upstream keeps the history and the request goes on from there."""
+    continues: str = ""  # the id of an earlier reply, if upstream keeps the history and the request goes on from there
 
     def obstacle_beside(self, known: Collection[str]) -> str:
         """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""

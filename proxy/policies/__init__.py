@@ -22,11 +22,10 @@ from msgspec.structs import replace
 from proxy.errors import PolicyError
 from proxy.plan.plan import CEILING_SHARE, Room
 from proxy.plan.prices import ASSUMED, price_of
-from proxy.plan.profiles import presets
 from proxy.plan.texts import ResultRole, ResultRule
 from proxy.policies.format import Document, Path, PolicyFile, accepted, duration, explained, reference, schema
 from proxy.policies.tenants import CALLER, Policies
-from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Sections, Tools, Upstream
+from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Sections, Tools, Upstream, presets
 
 __all__ = ["Policies", "duration", "reference", "schema"]
 

@@ -18,9 +18,8 @@ from msgspec import Meta
 
 from proxy.errors import PolicyError
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
-from proxy.plan.profiles import PROFILES, presets
 from proxy.plan.texts import ResultRule
-from proxy.policy import Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream
+from proxy.policy import PROFILES, Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream, presets
 
 Path = tuple[str | int, ...]
 """The path to a value: keys and 0-based indexes from the top."""

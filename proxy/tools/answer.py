@@ -68,18 +68,15 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     text: str
     result: Result
     tokens: int
-    part: str = ""
-    """An image or a file that follows the text: the JSON of a part of a result."""
+    part: str = ""  # an image or a file that follows the text: the JSON of a part of a result
 
 
 class Media(msgspec.Struct, frozen=True):
     """An image or a file that was moved."""
 
-    about: str
-    """What it is: `image, image/png, 34 kB`."""
+    about: str  # what it is: `image, image/png, 34 kB`
     tokens: int
-    part: str
-    """It, as a part of a result; empty if results of this API hold none."""
+    part: str  # it, as a part of a result; empty if results of this API hold none
 
 
 class _Short(Exception):
@@ -103,8 +100,7 @@ class Material(msgspec.Struct, frozen=True):
     count: Callable[[str], int]
     matcher: Callable[[str], Find]
     names: Names = NAMES
-    left: int = 0
-    """The tokens that the turn may still read, for what cannot be read in parts."""
+    left: int = 0  # the tokens that the turn may still read, for what cannot be read in parts
     media: Callable[[str], Media | None] = lambda path: None
     """Takes the path of a file, and returns the image or the file that it is; None for a text."""
 

@@ -103,12 +103,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str
     path: str
     glob: str
-    limit: int
-    """0: it has none, as models also write 0 or -1 where they want everything."""
+    limit: int  # 0: it has none, as models also write 0 or -1 where they want everything
     offset: int | None
     column: int
-    note: str
-    """A line that names ignored arguments; empty if there are none."""
+    note: str  # a line that names ignored arguments; empty if there are none
 
 
 def parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:

@@ -29,8 +29,7 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
     line: int
     column: int
-    lines: int
-    """Lines of the whole text."""
+    lines: int  # lines of the whole text
 
 
 def line_start(text: str, number: int, start: int = 0) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import takewhile
 
 import msgspec
@@ -11,9 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.plan.plan import Cause, Item, Plan, Role, Room, live
-from proxy.plan.planner import PAYBACK, Fold, fold, least_freed
+from proxy.plan.planner import PAYBACK, Fold, least_freed
 from proxy.policy import Mode, Offload
-from tests.plan.test_planner import histories, history, policy
+from tests.plan.test_planner import histories, history, points, policy
+from tests.written import fold
 
 
 def rules(**changes: object) -> Offload:
@@ -25,13 +25,6 @@ def rules(**changes: object) -> Offload:
 def causes(text: str, offload: Offload, room: Room | None = None, tools: int = 0) -> list[tuple[int, Cause]]:
     plan = fold(history(text), offload, room or Room(), tools)
     return [(event.point, event.cause) for event in plan.events]
-
-
-def points(items: list[Item]) -> Iterator[int]:
-    """The number of messages in each request of the client."""
-    for index, one in enumerate(items):
-        if one.role is Role.ASSISTANT and (index == 0 or items[index - 1].role is not Role.ASSISTANT):
-            yield index
 
 
 def segments(items: list[Item], plan: Plan) -> list[tuple[int, int]]:

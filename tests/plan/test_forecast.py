@@ -10,11 +10,11 @@ from bench.replay import Proxied, Recorded, cost, plainly
 from proxy.plan.forecast import Billed, Forecast, forecast, summary_cost
 from proxy.plan.forecast import cost as billed_cost
 from proxy.plan.plan import Item, Plan, Role, Room
-from proxy.plan.planner import fold
 from proxy.policies import defaults
 from proxy.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written
+from tests.written import fold
 
 HEAD, OURS = 700, OUR_TOOLS_TOKENS
 COMPACT = written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, cache_write=1.0)

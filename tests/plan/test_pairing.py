@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from proxy.plan.history import Pairing, Place
 from proxy.plan.plan import Item, Role, Room
-from proxy.plan.planner import fold
 from proxy.policy import Compress, Mode
 from tests import written
+from tests.written import fold
 
 # A history in words: u user, s system, ? an entry of we do not know whom, "a:x,y" an assistant with these calls, "r:x"
 # the result of x, "a?:x" and "r?:x" with something in them that we do not know.

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.plan.plan import PATIENCE, Item, Move, Plan, Role, Room, live
-from proxy.plan.planner import MOST_KEPT, MOST_PREVIEWS, Fold, fold
+from proxy.plan.planner import MOST_KEPT, MOST_PREVIEWS, Fold
 from proxy.policy import Compress, Mode, Offload
 from tests import written
+from tests.written import fold
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
 BRIEF, GLIMPSE = 50, 550
@@ -177,17 +181,12 @@ WORDY = "s u a:1900 t:190 a:600 u"
 """A cut at its fifth message, where it has its third request."""
 
 
-def test_an_event_waits_for_its_snapshot() -> None:
-    plan = planned(WORDY, policy(Mode.AUTO))
+@pytest.mark.parametrize(("more", "waits"), [(0, True), (PATIENCE - 1, True), (PATIENCE, False)])
+def test_an_event_waits_for_its_snapshot_as_long_as_its_patience(more: int, waits: bool) -> None:
+    plan = planned(WORDY + " a u" * more, policy(Mode.AUTO))
+    assert len(plan.events) == 1
     assert plan.shown(plan.boundaries[-1]) == plan
-    assert plan.shown(None).empty
-
-
-def test_an_event_stops_waiting_after_its_patience() -> None:
-    for more, waits in ((PATIENCE - 1, True), (PATIENCE, False)):
-        plan = planned(WORDY + " a u" * more, policy(Mode.AUTO))
-        assert len(plan.events) == 1
-        assert plan.shown(None).empty == waits
+    assert plan.shown(None).empty == waits
 
 
 def test_an_event_does_not_wait_beyond_the_next_one() -> None:
@@ -334,6 +333,13 @@ def histories(draw: st.DrawFn) -> list[Item]:
     return items
 
 
+def points(items: list[Item]) -> Iterator[int]:
+    """The number of messages in each request of the client."""
+    for index, one in enumerate(items):
+        if one.role is Role.ASSISTANT and (index == 0 or items[index - 1].role is not Role.ASSISTANT):
+            yield index
+
+
 offloads = st.builds(
     policy,
     st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
@@ -352,18 +358,13 @@ rooms = st.builds(Room, st.sampled_from([None, 500, 3000]), st.sampled_from([0, 
 def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) -> None:
     """O3, O5: at every earlier request the same was decided, and nothing of it is ever taken back."""
     whole = fold(items, offload, room)
-    for point in range(len(items)):
-        if (
-            point < len(items)
-            and items[point].role is Role.ASSISTANT
-            and (point == 0 or items[point - 1].role is not Role.ASSISTANT)
-        ):
-            earlier = fold(items[:point], offload, room)
-            events = len(earlier.events)
-            assert whole.events[:events] == earlier.events
-            assert whole.boundaries[: len(earlier.boundaries)] == earlier.boundaries
-            then = whole.before(events + 1) if len(whole.events) > events else whole
-            assert {index for index in then.moves if index < point} == set(earlier.moves)
+    for point in points(items):
+        earlier = fold(items[:point], offload, room)
+        events = len(earlier.events)
+        assert whole.events[:events] == earlier.events
+        assert whole.boundaries[: len(earlier.boundaries)] == earlier.boundaries
+        then = whole.before(events + 1) if len(whole.events) > events else whole
+        assert {index for index in then.moves if index < point} == set(earlier.moves)
 
 
 @given(histories(), offloads, rooms)
@@ -386,26 +387,15 @@ def test_summary_boundaries_fall_between_steps_and_pins_have_budgets(
     assert ends == sorted(ends)
 
 
-def leading(items: list[Item]) -> int:
-    """How many system messages the history begins with."""
-    return next((index for index, one in enumerate(items) if one.role is not Role.SYSTEM), len(items))
-
-
 @given(histories(), offloads, rooms)
 def test_planned_live_tokens_add_up(items: list[Item], offload: Offload, room: Room) -> None:
     plan = fold(items, offload, room)
-    expected = offload.compress.snapshot_tokens if plan.boundaries else 0
-    for index, one in enumerate(items):
-        if (
-            plan.boundaries
-            and index < plan.boundaries[-1].end
-            and index >= leading(items)
-            and index not in plan.boundaries[-1].pins
-        ):
-            continue
-        move = plan.moves.get(index)
-        expected += one.tokens if move is None else one.preview if move.event else one.first_preview
-    assert plan.live == expected
+    leading = len([*takewhile(lambda one: one.role is Role.SYSTEM, items)])
+    gone = set[int]()
+    for boundary in plan.boundaries[-1:]:
+        gone = set(range(leading, boundary.end)) - boundary.pins
+    left = sum(live(one, plan.moves.get(index)) for index, one in enumerate(items) if index not in gone)
+    assert plan.live == left + (offload.compress.snapshot_tokens if plan.boundaries else 0)
     assert plan.fits == room.holds(plan.live)
 
 

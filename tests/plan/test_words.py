@@ -9,10 +9,11 @@ from hypothesis import given
 
 from proxy.plan.forecast import Answers, event_at, newly_used, told, waiting
 from proxy.plan.plan import Item, Plan, Role, Room
-from proxy.plan.planner import Fold, fold, least_freed
+from proxy.plan.planner import Fold, least_freed
 from proxy.policy import Mode, Offload
 from tests.plan.test_early import paying, rooms, rules
 from tests.plan.test_planner import histories, history, policy
+from tests.written import fold
 
 WORDY = "u " + "a:600 u:5 " * 8
 
