@@ -223,11 +223,3 @@ def test_operations_under_older_names_do_nothing_below_the_threshold(caller: Cal
     reply = caller.post(name, {"messages": history, "storage_path": STORE, "model": MODEL})
     assert (reply.messages, reply.files) == (history, {})
     assert reply.answer and WRITTEN not in reply.answer
-
-
-# -- health ------------------------------------------------------------------------------------------------------------
-
-
-def test_health_answers(world: World, caller: Caller) -> None:
-    assert caller.http.get("/health").json() == {"status": "healthy"}
-    assert caller.http.get("/health?deep=1").status_code == 200

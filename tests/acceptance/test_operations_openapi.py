@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,18 +13,10 @@ from schemathesis import GenerationMode
 from schemathesis.checks import positive_data_acceptance
 from schemathesis.specs.openapi.checks import ignored_auth
 
+from proxy.operations import PATHS
 from tests.acceptance.operations import World
 
-RECALLS = {"/recall_sessions", "/recall_search", "/recall_read"}
-OPERATIONS = {
-    "/context_offload",
-    "/context_compact",
-    "/context_compress",
-    "/grep",
-    "/read_file",
-    "/v1/compress",
-    *RECALLS,
-}
+OPERATIONS = {path.decode() for path in PATHS}
 EXAMPLES = settings(
     max_examples=settings.default.max_examples // 4, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -46,28 +37,6 @@ def test_the_openapi_document_describes_every_operation(document: Any) -> None:
 
 def test_the_openapi_document_is_valid(document: Any) -> None:
     schemathesis.openapi.from_dict(document).validate()
-
-
-def test_the_openapi_document_names_every_parameter_with_its_default(document: Any) -> None:
-    known = set(_names(document))
-    assert known >= {
-        "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
-        "all_token_threshold", "max_tool_message_tokens", "group_token_threshold", "keep_recent_count", "keep_recent",
-        "store_dir", "storage_path", "chat_id", "preview_char_length", "compress_system_message", "model", "pattern",
-        "path", "glob", "limit", "file_path", "absolute_path", "offset",
-    }  # fmt: skip
-
-
-def _names(value: Any) -> Iterator[str]:
-    """The names of all properties of all schemas in the document."""
-    if isinstance(value, dict):
-        if isinstance(value.get("properties"), dict):
-            yield from value["properties"]
-        for inner in value.values():
-            yield from _names(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _names(inner)
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])

@@ -179,25 +179,15 @@ def test_summaries_of_another_model_count_in_the_planned_group() -> None:
         for tenant, model in (("acme", "large"), ("acme", "middle"), ("other", "large"))
         for holdout in ("kept", "planned")
     ]
-    sums = [
-        {"kind": "observed", "usage": "billed", "holdout": "kept", "cost_before": 900, "cost_after": 1, "requests": 4},
-        {
-            "kind": "offloaded",
-            "usage": "billed",
-            "holdout": "planned",
-            "cost_before": 9,
-            "cost_after": 300,
-            "requests": 3,
-        },
+    columns = ("model", "kind", "holdout", "cost_before", "cost_after", "requests")
+    table = [
+        ("large", "observed", "kept", 900, 1, 4),
+        ("large", "offloaded", "planned", 9, 300, 3),
+        ("middle", "offloaded", "planned", 9, 100, 3),
+        ("small", "summary", "", 0, 40, 2),
+        ("large", "summary", "", 0, 20, 1),
     ]
-    sums = [
-        *({"tenant": "acme", "model": "large", **one} for one in sums),
-        {"tenant": "acme", "model": "middle", **sums[1], "cost_after": 100},
-        {"tenant": "acme", "model": "small", "kind": "summary", "usage": "billed", "holdout": "", "requests": 2,
-         "cost_before": 0, "cost_after": 40},
-        {"tenant": "acme", "model": "large", "kind": "summary", "usage": "billed", "holdout": "", "requests": 1,
-         "cost_before": 0, "cost_after": 20},
-    ]  # fmt: skip
+    sums = [{"tenant": "acme", "usage": "billed", **dict(zip(columns, row, strict=True))} for row in table]
     costs = {(row["tenant"], row["model"], row["holdout"]): row["cost"] for row in compared(groups, sums)}
     assert costs == {
         ("acme", "large", "kept"): 900,

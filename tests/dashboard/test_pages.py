@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.sweep, pytest.mark.skipif(BINARY is None, reason=MISSI
 HOSTILE = '<img src="http://evil.example/x" onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 CONTROL = "\x00\x07\x1b[31m\u202etxt"
 
+NOWHERE = {"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}
+
 SCREENSHOTS = os.environ.get("OFFLOAD_SCREENSHOTS")
 """A folder for screenshots, for the docs."""
 
@@ -179,16 +181,8 @@ async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> No
             assert_clean(page, proxy)
 
 
-PAGES = (
-    "#overview/hour",
-    "#overview/day",
-    "#overview/week",
-    "#overview/month",
-    "#live",
-    "#sessions",
-    "#savings",
-    "#health",
-)
+PERIODS = ("#overview/hour", "#overview/day", "#overview/week", "#overview/month")
+PAGES = (*PERIODS, "#live", "#sessions", "#savings", "#health")
 
 
 @pytest.mark.parametrize(("count", "period"), [(1, 60.0), (34, 3_000.0), (200_000, 29 * 86_400.0)])
@@ -199,7 +193,7 @@ async def test_pages_are_clean_with_any_number_of_requests(
     the pictures of the overview and the live page."""
     path = tmp_path / "rows.db"
     await asyncio.to_thread(fill, path, count, time.time(), period)
-    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, dashboard=path) as proxy:
+    with served(NOWHERE, dashboard=path) as proxy:
         await page.size(1280, 980)
         await page.open(address(proxy), ADMIN)
         await page.show("#sessions")
@@ -224,7 +218,7 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(page: Page
     path, asked = tmp_path / "rows.db", {"kind": Kind.VERIFY, "status": 200, "again_tools": 1, "again_exact": 1}
     same = [outcome(number, **asked, whole_tools=int(number > 0), whole_exact=int(number > 1)) for number in range(4)]
     await asyncio.to_thread(fill, path, 34, time.time(), 3_000.0)
-    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, dashboard=path) as proxy:
+    with served(NOWHERE, dashboard=path) as proxy:
         await page.size(1280, 980)
         await page.open(address(proxy), ADMIN)
         assert "Same next action" not in await page.show("#overview/day")
@@ -248,7 +242,7 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(page: Page
 async def test_the_live_page_filters_sorts_and_turns_pages(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     await asyncio.to_thread(fill, path, 500, time.time(), 3_000.0)
-    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, dashboard=path) as proxy:
+    with served(NOWHERE, dashboard=path) as proxy:
         await page.size(1280)
         await page.open(address(proxy), ADMIN)
         every = dashboard(proxy, "requests?limit=500")
@@ -288,7 +282,7 @@ async def test_tables_sort_turn_pages_and_are_saved_as_csv(page: Page, tmp_path:
     await asyncio.to_thread(fill, path, 3_000, time.time(), 3_000.0)
     with closing(Rows(path, 16 << 20)) as rows:
         rows.write([Recorded(time.time(), outcome(1, model='=HYPERLINK("http://x","a")'), 10**9, [1] * 8)])
-    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, dashboard=path) as proxy:
+    with served(NOWHERE, dashboard=path) as proxy:
         await page.size(1280)
         await page.open(address(proxy), ADMIN)
         every = dashboard(proxy, "sessions")
@@ -330,11 +324,6 @@ async def test_a_chart_is_read_by_keyboard(proxy: Proxy, page: Page) -> None:
     for key_, said in (("ArrowRight", "Request of the session 1:"), ("End", "Request of the session 12:")):
         await page.evaluate(press.format(key_))
         assert (await page.evaluate("document.querySelector('.readout').textContent")).startswith(said)
-
-
-async def back(page: Page) -> dict[str, int]:
-    history = await page.call("Page.getNavigationHistory")
-    return {"entryId": history["entries"][history["currentIndex"] - 1]["id"]}
 
 
 async def test_requests_without_a_list_say_why(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
