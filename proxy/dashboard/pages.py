@@ -146,14 +146,15 @@ class _Pages:
 
     async def _viewer(self, request: Request) -> Viewer:
         """Return who asks, by a valid cookie or else by bearer token. Raises Unauthorized and DashboardFault."""
-        viewer = self._access.viewer(request.cookies.get(COOKIE, ""))
+        if viewer := self._access.viewer(request.cookies.get(COOKIE, "")):
+            return viewer
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if viewer is None and token:
-            namespace = None if self._access.is_admin(token) else (await self._dashboard.known(token))[0]
-            viewer = Viewer(namespace) if namespace or self._access.is_admin(token) else None
-        if viewer is None:
+        if self._access.is_admin(token):
+            return Viewer()
+        namespace, _ = await self._dashboard.known(token) if token else (None, "")
+        if not namespace:
             raise Unauthorized("Log in at /_offload/login")
-        return viewer
+        return Viewer(namespace)
 
     async def read(self, read: _Read, request: Request, viewer: Viewer) -> Any:
         return await self._dashboard.read(lambda reader: read(reader, viewer.namespace, request), viewer)

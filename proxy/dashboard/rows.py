@@ -21,6 +21,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from operator import add, itemgetter
 from pathlib import Path
@@ -321,7 +322,7 @@ class Rows:
             return run(f"DELETE FROM sums WHERE ({keys}) IN ({oldest})", (span, max(self.most_sums // 4, 1))).rowcount
 
         for span in SPANS:
-            while self.within(lambda span=span: thin(span)):  # type: ignore[misc]
+            while self.within(partial(thin, span)):
                 pass
 
     def expire(self, retention: Callable[[str], float], now: float) -> None:
