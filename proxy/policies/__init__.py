@@ -56,9 +56,6 @@ class PolicySource(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     """What is written there without an effect, each with its line."""
 
-    def __repr__(self) -> str:
-        return f"Source({self.document.name!r}, tenant={self.policy.tenant!r})"
-
 
 def parse(
     text: str,
@@ -82,15 +79,14 @@ def parse(
         written = msgspec.convert(_preset(value), PolicyFile)
     except msgspec.ValidationError as error:
         raise document.error(*explained(str(error))) from error
-    policy = Policy(
+    bare = Policy(
         **{name: getattr(written, name) for name in Sections.__struct_fields__},
         tenant=written.tenant or stem,
         retention=None if written.retention is None else duration(written.retention),
-        listed=LISTED.difference(value.get("offload", {})),
     )
     # All parts are validated, and so are their overlays.
-    rules = tuple(_with(policy, overlay(value, rule), rule["model"]) for rule in value.get("rules", ()))
-    policy = replace(policy, rules=rules, by_api=tuple(_by_api(policy, value)))
+    by_api = tuple((api, _ruled(bare, value, own)) for api, own in value.get("upstreams", {}).items())
+    policy = replace(_ruled(bare, value, {}), by_api=by_api)
 
     callers = () if alone else _caller_faults(written, policy, is_default=is_default)
     for path, fault in (*callers, *_section_faults(policy)):
@@ -122,19 +118,20 @@ def _preset(sections: Any) -> Any:
     return overlay(presets(offload, address if isinstance(address, str) else ""), given)
 
 
-def _by_api(policy: Policy, value: Mapping[str, Any]) -> Iterator[tuple[str, Policy]]:
+def _ruled(policy: Policy, value: Mapping[str, Any], own: Mapping[str, Any]) -> Policy:
+    """Return the policy with what is written, and with its rules. `own` is what differs in one API's upstream."""
+
     def without_address(upstream: Mapping[str, Any]) -> dict[str, Any]:
         return {key: given for key, given in upstream.items() if key not in _OF_THE_ADDRESS}
 
     shared = value.get("upstream", {})
-    for api, own in value.get("upstreams", {}).items():
-        upstream = overlay(without_address(shared) if "base_url" in own else shared, own)
-        elsewhere = without_address(upstream) | {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
-        rules = []
-        for rule in value.get("rules", ()):
-            below = elsewhere if "base_url" in rule.get("upstream", {}) else upstream
-            rules.append(_with(policy, overlay({**value, "upstream": below}, rule), rule["model"]))
-        yield api, replace(_with(policy, {**value, "upstream": upstream}), rules=tuple(rules))
+    upstream = overlay(without_address(shared) if "base_url" in own else shared, own)
+    elsewhere = without_address(upstream) | {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
+    rules = []
+    for rule in value.get("rules", ()):
+        below = elsewhere if "base_url" in rule.get("upstream", {}) else upstream
+        rules.append(_with(policy, overlay({**value, "upstream": below}, rule), rule["model"]))
+    return replace(_with(policy, {**value, "upstream": upstream}), rules=tuple(rules))
 
 
 def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:

@@ -167,24 +167,19 @@ async def serving_with_log(
             process.kill()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-@WORKERS
-async def test_a_full_disk_below_the_log_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with await asyncio.to_thread(open, "/dev/full", "wb") as full:
-        async with serving_with_log(full, tmp_path, flags) as (process, port):
-            for _ in range(3):
-                assert (await soon(ask(port, GET))).body == b"ok"
-            process.terminate()
-            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 
 
+@pytest.mark.parametrize("disk", [pytest.param(True, marks=FULL), False], ids=["full disk", "unread pipe"])
 @WORKERS
-async def test_a_log_that_nobody_reads_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
+async def test_a_log_that_takes_nothing_keeps_nobody_from_serving(
+    tmp_path: Path, flags: tuple[str, ...], disk: bool
+) -> None:
     """A pipe to a program that hangs is full after some 70 requests."""
-    read, write = os.pipe()
+    read, write = (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)) if disk else os.pipe()
     with os.fdopen(read, "rb"), os.fdopen(write, "wb") as log:
         async with serving_with_log(log, tmp_path, flags) as (process, port):
-            for _ in range(150):
+            for _ in range(3 if disk else 150):
                 assert (await soon(ask(port, GET))).body == b"ok"
             process.terminate()
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
