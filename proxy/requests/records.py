@@ -194,10 +194,13 @@ class Records:
                 continue
             same = [resembles(one, sent) if place == reply.before else contains(sent, one) for one in seen]
             fitting = [one for one, fits in zip(kept, same, strict=True) if fits]
-            if not fitting or _is_empty(fitting[0]) or any(one.differs(fitting[0]) for one in fitting):
+            if not fitting or any(one.differs(fitting[0]) for one in fitting):
                 continue
-            if all(fitting[0].differs(other) for other in ours):
-                ours.append(fitting[0])
+            one = fitting[0]
+            if not (one.before or one.after):
+                continue  # it hid nothing: its record only says that there is another reply to the same history
+            if all(one.differs(other) for other in ours):
+                ours.append(one)
             if place == reply.before:
                 break
         return ours
@@ -309,11 +312,6 @@ class Records:
                 await asyncio.sleep(0)  # those that were put before let nobody else have a turn
         if not missing:
             self._visit.note_put(self.key("originals", of))
-
-
-def _is_empty(record: _Record) -> bool:
-    """Whether the reply hid nothing. Its record only says that there is another reply to the same history."""
-    return not (record.before or record.after)
 
 
 def _joined(records: Sequence[_Record]) -> Hidden:

@@ -281,7 +281,7 @@ class Guarded:
         """Put what could not be put so far, until the breaker opens. Returns whether any record was."""
         done = False
         for key, value in list(self.memory.unwritten.items()):
-            if await self.visit(CLOSING).put_now(key, value) is not Missing.FAILED:
+            if await self.visit(CLOSING).put(key, value, keep=False, sure=True) is not Put.FAILED:
                 self.memory.keep(key, value)
                 self.memory.settle(key)
                 done = True
@@ -364,22 +364,16 @@ class Visit:
         """
         if not sure and self.was_put(key):
             return Put.EXISTED
-        written = await self.put_now(key, value)
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
         if written is Missing.FAILED:
             if not keep:
                 return Put.FAILED
             self._guarded.put_later(key, value)
             return Put.KEPT
+        self.note_put(key)
         if written and keep:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
-
-    async def put_now(self, key: str, value: bytes) -> bool | Failed:
-        """Ask the engine to put the record. Returns whether it was new."""
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
-        if written is not Missing.FAILED:
-            self.note_put(key)
-        return written
 
     def damaged(self, key: str) -> None:
         """Count and log a damaged record, which the caller treats as absent."""

@@ -12,7 +12,19 @@ import pytest
 from proxy.errors import StoreBusy, StoreFault
 from proxy.stores import Entry, namespace_of
 from proxy.stores import guarded as guarded_module
-from proxy.stores.guarded import FAILURES, LONGEST, PAUSE, Breaker, Guarded, Missing, Put, Visit
+from proxy.stores.guarded import (
+    ENTRY_WEIGHT,
+    FAILURES,
+    LONGEST,
+    PAUSE,
+    PUTS_BYTES,
+    Breaker,
+    Guarded,
+    Memory,
+    Missing,
+    Put,
+    Visit,
+)
 from proxy.threads import Turns
 from tests.clock import Clock, turns
 
@@ -498,3 +510,40 @@ async def test_of_what_could_not_be_written_the_oldest_is_given_up(
         assert await guarded.visit().put("a-1/rounds/2", bytes(1_000), sure=True) is Put.KEPT
     assert list(guarded.memory.unwritten) == ["a-1/rounds/1", "a-1/rounds/2"], "it counts once"
     await guarded.close()
+
+
+# The memory.
+
+
+def test_memory_is_bounded_in_bytes() -> None:
+    memory = Memory(100_000, 60)
+    for number in range(1000):
+        memory.keep(f"a/b/{number:03}", b"x" * 1000)
+    each = len("a/b/000") + 1000 + ENTRY_WEIGHT
+    assert memory.size == (100_000 // each, 100_000 // each * each)
+    assert memory.recall(["a/b/999", "a/b/000"]) == {"a/b/999": b"x" * 1000}
+
+
+def test_the_keys_of_recent_puts_are_bounded_and_count() -> None:
+    memory = Memory(100_000, 60)
+    for number in range(100):
+        memory.note_put(f"a/b/{number:03}")
+    assert memory.size == (0, 100 * (len("a/b/000") + ENTRY_WEIGHT))
+    assert memory.was_put("a/b/099")
+    memory.note_put("a/b/" + "x" * PUTS_BYTES)
+    assert memory.size == (0, 100 * (len("a/b/000") + ENTRY_WEIGHT))
+
+
+def test_an_empty_record_is_a_record() -> None:
+    memory = Memory(100_000, 60)
+    memory.keep("a/b/c", b"")
+    assert memory.recall(["a/b/c"]) == {"a/b/c": b""}
+
+
+def test_a_put_ends_an_absence_but_no_record() -> None:
+    memory = Memory(100_000, 60)
+    memory.keep("a/b/absent", Missing.ABSENT)
+    memory.keep("a/b/record", b"1")
+    for key in ("a/b/absent", "a/b/record"):
+        memory.note_put(key)
+    assert memory.recall(["a/b/absent", "a/b/record"]) == {"a/b/record": b"1"}
