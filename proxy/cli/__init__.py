@@ -12,17 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from proxy import __version__
 from proxy.cli.words import harmless
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import Settings, flags, read
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 Argument = tuple[str, str, str]
 """An argument's name, metavar and help."""
@@ -87,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Commands, name: str, about: str, arguments: Sequence[Argument]) -> argparse.ArgumentParser:
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, arguments: Sequence[Argument]
+) -> argparse.ArgumentParser:
     """Add a command. An argument's name ends with `?` where it may be left out, and with `*` where it may be repeated;
     a flag without a metavar has no value."""
     command = commands.add_parser(

@@ -196,7 +196,9 @@ def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """One span with GenAI attributes, of OTLP or as the SDK prints it. Spans of anything else say nothing."""
     found = record.get("attributes") or {}
     if isinstance(found, list):
-        found = {one["key"]: _plain(one.get("value") or {}) for one in found if "key" in one}
+        # In OTLP's JSON, an attribute has its type beside it, and whole numbers are texts.
+        pairs = [(one["key"], kind, value) for one in found for kind, value in (one.get("value") or {}).items()]
+        found = {key: int(value) if kind == "intValue" else value for key, kind, value in pairs}
     model = str(found.get("gen_ai.request.model") or found.get("langfuse.observation.model.name") or "")
     if kind := found.get("langfuse.observation.type"):
         given, usage = found.get("langfuse.observation.input"), found.get("langfuse.observation.usage_details")
@@ -215,11 +217,6 @@ def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
     body |= {"tools": tools} if isinstance(tools, list) and tools else {}
     spent = {name: found.get(f"gen_ai.usage.{name}") for name in ("input_tokens", "output_tokens")}
     yield Exported(body, CHAT, usage_of(spent | {"cached_tokens": found.get("gen_ai.usage.cache_read.input_tokens")}))
-
-
-def _plain(value: Json) -> Any:
-    """The value of an attribute in OTLP's JSON. Whole numbers are texts there."""
-    return int(value["intValue"]) if "intValue" in value else next(iter(value.values()), None)
 
 
 def _contents(parts: list[Any]) -> str:

@@ -128,13 +128,18 @@ class Record(NamedTuple):
 
 def _of_text(name: str, file: BinaryIO) -> Iterator[Record]:
     """Yield the records of JSONL, or of a JSON document if the first line is no record."""
-    begun = False
+    begun = document = False
     for number in count(1):
         line = file.readline(LONGEST + 1)
         if not line:
             return
         text = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
-        if text and not begun and _begins_document(text):
+        if text and not begun:
+            try:
+                document = _entries(text) is not None
+            except (ValueError, RecursionError):
+                document = text[:1] in (b"{", b"[")
+        if text and document:
             yield from _of_document(name, b"\n" * (number - 1) + text + b"\n" + file.read(WHOLE))
             return
         if len(line) > LONGEST:
@@ -142,14 +147,6 @@ def _of_text(name: str, file: BinaryIO) -> Iterator[Record]:
         if text:
             yield Record(f"{name}:{number}", text, ended=not begun or line.endswith(b"\n"))
             begun = True
-
-
-def _begins_document(line: bytes) -> bool:
-    """Whether a file that begins with this line is one JSON document, and not a record in each line."""
-    try:
-        return _entries(line) is not None
-    except (ValueError, RecursionError):
-        return line[:1] in (b"{", b"[")
 
 
 def _of_document(name: str, text: bytes) -> Iterator[Record]:
@@ -214,7 +211,9 @@ def _requests(records: Iterator[Record], dialect: Dialect | None) -> Iterator[Re
             for export in exports:
                 for found in _found(export, source, dialect, seen):
                     if source == BODY and not found.expanded and not _has_history(found):
-                        raise UserMistake(f"{one.place}: {_expected(one.text, dialect)}")
+                        bodies = " or ".join(dict.fromkeys(each.name for each in _candidates(one.text, dialect)))
+                        known = ", ".join(each.name for each in FORMATS)
+                        raise UserMistake(f"{one.place}: expected a request body of {bodies}, or a record of {known}")
                     yield found
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise UserMistake(f"{one.place}: looks like {source}, but cannot be read as one: {error!r}") from error
@@ -256,7 +255,7 @@ def _found(export: Exported, source: str, dialect: Dialect | None, seen: set[byt
     for turn in _turns(whole, key, seen) if key else [export.body]:
         body = turn if isinstance(turn, bytes) else rawjson.encode(turn)
         found = RecordedRequest(None, reason=Reason.INVALID)
-        for candidate in [dialect] if dialect else for_body(body):
+        for candidate in _candidates(body, dialect):
             try:
                 found = RecordedRequest(candidate, candidate.parse(body))
             except Unplannable as error:
@@ -271,9 +270,8 @@ def _has_history(found: RecordedRequest) -> bool:
     return bool(found.chat.entries) if found.chat else found.reason != Reason.INVALID
 
 
-def _expected(text: bytes, dialect: Dialect | None) -> str:
-    bodies = dict.fromkeys(one.name for one in ([dialect] if dialect else for_body(text)))
-    return f"expected a request body of {' or '.join(bodies)}, or a record of {', '.join(one.name for one in FORMATS)}"
+def _candidates(body: bytes, dialect: Dialect | None) -> list[Dialect]:
+    return [dialect] if dialect else for_body(body)
 
 
 def whole_conversation(body: Json) -> str:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from html import escape
 
 from proxy import __version__
-from proxy.cli.tally import Course, SessionKey, Tally
+from proxy.cli.tally import Tally
 from proxy.cli.words import harmless
 
 POINTS = 600
@@ -96,23 +96,18 @@ def _policy(tally: Tally) -> Iterator[str]:
     costly = sorted(numbered, key=lambda one: max(one[1][1].before, one[1][1].after), reverse=True)
     omitted = f"; {len(costly) - SESSIONS:,} more are left out" if len(costly) > SESSIONS else ""
     head = ("Session", "Requests", "Events", "Cost as it came", "Cost as planned", "As a share")
-    rows = (_row(number, session, course) for number, (session, course) in costly[:SESSIONS])
-    yield from _table(f"The sessions that cost most come first{omitted}", head, rows)
+    rows, details = [], []
     for number, (session, course) in costly[:SESSIONS]:
+        name = f"{number}: {harmless(session.model)} ({session.api})"
+        share = f"{course.after / course.before:.2f}" if course.before else "-"
+        numbers = (course.requests, course.events, course.before, course.after)
+        rows.append([name, *(f"{figure:,}" for figure in numbers), share])
         if course.told:
-            yield f"<details><summary>{escape(_name(number, session))}: the plan in words</summary><ol>"
-            yield from (f'<li value="{request + 1}">{escape(words)}</li>' for request, words in course.told)
-            yield "</ol></details>"
-
-
-def _name(number: int, session: SessionKey) -> str:
-    return f"{number}: {harmless(session.model)} ({session.api})"
-
-
-def _row(number: int, session: SessionKey, course: Course) -> list[str]:
-    share = f"{course.after / course.before:.2f}" if course.before else "-"
-    numbers = (course.requests, course.events, course.before, course.after)
-    return [_name(number, session), *(f"{figure:,}" for figure in numbers), share]
+            details.append(f"<details><summary>{escape(name)}: the plan in words</summary><ol>")
+            details += [f'<li value="{request + 1}">{escape(words)}</li>' for request, words in course.told]
+            details.append("</ol></details>")
+    yield from _table(f"The sessions that cost most come first{omitted}", head, rows)
+    yield from details
 
 
 def _chart(total: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -34,11 +34,6 @@ def duration(seconds: float, *, exact: bool = False) -> str:
 def table(rows: Iterable[Iterable[str]], *, right: bool = False) -> str:
     """Return lines whose columns are aligned: the first to the left, and the others to the right if wanted."""
     lines = [list(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ""
-    for first, *others in lines:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width) for cell, width in zip(others, widths[1:], strict=True)
-        ]
-        text += "  ".join([first.ljust(widths[0]), *cells]).rstrip() + "\n"
-    return text
+    first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join([f"{{:<{first}}}", *(f"{{:{'>' if right else '<'}{width}}}" for width in others)])
+    return "".join(form.format(*cells).rstrip() + "\n" for cells in lines)
