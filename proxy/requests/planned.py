@@ -81,8 +81,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         items = self.history.items
         if items and items[-1].role is not Role.ASSISTANT:
             yield len(items)
-        for index in range(len(items) - 1, 0, -1):
-            if items[index].role is Role.ASSISTANT and is_answer(items, index):
+        for index in range(self.history.fold.messages.unanswered - 1, 0, -1):
+            if is_answer(items, index):
                 yield index
 
     @cached_property
