@@ -14,9 +14,7 @@ from proxy.plan.history import History, Terms
 from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role, Room
 from proxy.plan.preview import MARK, Shape
-from proxy.plan.turn import Continuation, Unplannable
 from proxy.policy import Offload, SnapshotRole
-from proxy.tools.answer import NAMES, OTHER_NAMES
 from tests.dialects.responses.api import call, reasoning, say
 
 Json = dict[str, Any]
@@ -75,70 +73,8 @@ def test_a_string_is_one_entry_and_keeps_its_form_alone() -> None:
     assert read("hi").meaning == read(USER).meaning == read({"type": "message", **USER}).meaning
 
 
-@pytest.mark.parametrize("body", [b"[]", b'{"input": 1}', b'{"input": [1]}', b'{"input": [[]]}', b"{", b'{"model": 1}'])
-def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
-    with pytest.raises(Unplannable):
-        RESPONSES.parse(body)
-
-
-@pytest.mark.parametrize(
-    ("members", "obstacle"),
-    [
-        ({}, ""),
-        ({"background": False, "conversation": None}, ""),
-        ({"background": True}, "background"),
-        ({"previous_response_id": "r"}, "previous_response_id"),
-        ({"conversation": {"id": "c"}}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"context_management": []}, "context_management"),
-        ({"input": [USER, {"type": "compaction_trigger"}]}, "compaction_trigger"),
-    ],
-)
-def test_what_upstream_keeps_or_compacts_itself_is_an_obstacle(members: Json, obstacle: str) -> None:
-    assert RESPONSES.parse(json.dumps({"input": [USER], **members}).encode()).obstacle == obstacle
-
-
-@pytest.mark.parametrize(
-    ("members", "unsent"),
-    [
-        ({"input": "Hello"}, True),
-        ({"input": [USER], "store": None}, True),
-        ({"input": [USER, {"role": "developer", "content": "Briefly."}], "store": True}, True),
-        ({"input": [USER, {"role": "assistant", "content": "Hi."}, USER], "store": True}, False),
-        ({"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, False),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}, USER]}, False),
-        ({"input": [USER], "store": False}, False),
-    ],
-)
-def test_a_beginning_that_upstream_keeps_may_be_all_that_a_client_sends(members: Json, unsent: bool) -> None:
-    assert RESPONSES.parse(json.dumps(members).encode()).unsent is unsent
-
-
-def test_our_names_give_way_to_the_clients() -> None:
-    assert parsed("hi").names == ("grep", "read_file")
-    assert parsed("hi", tools=[{"type": "custom", "name": "grep"}]).names == ("offload_grep", "offload_read_file")
-    assert parsed("hi", tools=[{"type": "web_search"}]).names == ("grep", "read_file")
-
-
 def named(*names: str) -> list[Json]:
     return [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
-
-
-def test_our_names_give_way_to_tools_in_groups_and_in_items() -> None:
-    """Codex defines each MCP server as a group, and others once it has searched for them."""
-    group = {"type": "namespace", "name": "mcp__files__", "tools": named("read_file")}
-    for tools in ([group], named("read_file")):
-        assert parsed([USER], tools=[group]).names == OTHER_NAMES
-        for found in (
-            {"type": "additional_tools", "role": "developer", "tools": tools},
-            {"type": "tool_search_output", "execution": "client", "call_id": "c1", "tools": tools},
-            {"type": "tool_search_output", "execution": "server", "call_id": None, "tools": tools},
-        ):
-            assert parsed([USER, found]).names == OTHER_NAMES
-            assert parsed([USER, found], tools=named("fetch")).names == OTHER_NAMES
-    assert parsed([USER], tools=[{**group, "tools": named("write", "Grep")}]).names == NAMES
-    assert parsed([USER], tools=[{**group, "tools": named("write", "Grep")}]).theirs == {"grep"}
-    assert parsed([USER, {"type": "message", "role": "user", "content": "grep"}]).names == NAMES
 
 
 SEARCH = {"type": "tool_search_call", "id": "ts", "call_id": "c1", "status": "completed", "arguments": {"query": "x"}}
@@ -184,14 +120,6 @@ def test_found_tools_stay_defined_behind_a_cut(execution: str) -> None:
     for index, one in enumerate(History(Terms("m", Offload(), Room(), 0)).extended(messages).items):
         kept.update(range(index - one.stays_before, index + one.stays))
     assert kept == {1, 2}, "the search and what it found, or the reply with both and its result"
-
-
-def test_a_request_goes_on_from_the_last_round() -> None:
-    after = (json.dumps(result()).encode(),)
-    body = RESPONSES.continued(parsed("hi", previous_response_id="r1"), Continuation("r1", ("r1", "r2"), after))
-    assert json.loads(body) == {"model": "m", "previous_response_id": "r2", "input": [result(), USER]}
-    body = RESPONSES.continued(parsed([USER], previous_response_id="r1"), Continuation("r1", ("r1", "r2"), ()))
-    assert json.loads(body)["input"] == [USER]
 
 
 # -- meaning ----------------------------------------------------------------------------------------------------------

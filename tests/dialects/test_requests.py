@@ -1,0 +1,166 @@
+"""What we look into of a request, and what stops us from changing it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.dialects import Dialect
+from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
+from proxy.dialects.responses import RESPONSES
+from proxy.plan.turn import Continuation, Unplannable
+from proxy.tools.answer import NAMES, OTHER_NAMES
+
+Json = dict[str, Any]
+
+USER = {"role": "user", "content": "hi"}
+FIELDS = {CHAT: "messages", RESPONSES: "input", MESSAGES: "messages"}
+
+
+def parsed(dialect: Dialect, **members: Any) -> Any:
+    return dialect.parse(json.dumps({"model": "m", FIELDS[dialect]: [USER], **members}).encode())
+
+
+def test_what_is_read() -> None:
+    body = b'{"messages":[{"role": "user"}],"stream":true,"max_tokens":7,"max_completion_tokens":90,"x":1.50}'
+    asked = CHAT.parse(body)
+    assert [bytes(raw) for raw in asked.entries] == [b'{"role": "user"}']
+    assert (asked.model, asked.stream, asked.reply_tokens) == ("", True, 90)
+    assert bytes(asked.members["x"]) == b"1.50"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"FIELD":1}', b'{"FIELD":[],"model":1}', b'{"model": 1}'])
+@pytest.mark.parametrize("dialect", FIELDS, ids=lambda dialect: dialect.name)
+def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -> None:
+    with pytest.raises(Unplannable):
+        dialect.parse(body.replace(b"FIELD", FIELDS[dialect].encode()))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (CHAT, b"{}"),
+        (MESSAGES, b'{"messages": [1]}'),
+        (RESPONSES, b'{"input": [1]}'),
+        (RESPONSES, b'{"input": [[]]}'),
+    ],
+)
+def test_nor_is_what_cannot_be_divided(dialect: Dialect, body: bytes) -> None:
+    with pytest.raises(Unplannable):
+        dialect.parse(body)
+
+
+def chat_tool(name: str) -> Json:
+    return {"type": "function", "function": {"name": name}}
+
+
+KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+"""What Claude Code sends with every request."""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "members", "obstacle"),
+    [
+        (CHAT, {"functions": []}, "functions"),
+        (CHAT, {"functions": None, "n": None, "max_tokens": "many"}, ""),
+        (CHAT, {"function_call": "auto"}, "function_call"),
+        (CHAT, {"audio": {}}, "audio"),
+        (CHAT, {"web_search_options": {}}, "web_search_options"),
+        (CHAT, {"prediction": {}}, "prediction"),
+        (CHAT, {"n": 1}, ""),
+        (CHAT, {"n": 2}, "n"),
+        (CHAT, {"logprobs": True}, "logprobs"),
+        (CHAT, {"modalities": ["text"]}, ""),
+        (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+        (CHAT, {"tools": [chat_tool(str(number)) for number in range(126)]}, ""),
+        (CHAT, {"tools": [chat_tool(str(number)) for number in range(127)]}, "tools"),
+        # A client that has upstream keep, edit or compact the history is left alone.
+        (MESSAGES, {"context_management": {}}, ""),
+        (MESSAGES, {"context_management": {"edits": [KEEP_THINKING]}}, ""),
+        (MESSAGES, {"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        (MESSAGES, {"context_management": {"edits": [KEEP_THINKING, {"type": "clear_tools"}]}}, "context_management"),
+        (MESSAGES, {"context_management": {"edits": [1]}}, "context_management"),
+        (MESSAGES, {"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
+        (MESSAGES, {"thread": None}, ""),
+        (MESSAGES, {"tools": [{"name": f"t{number}"} for number in range(127)]}, "tools"),
+        (RESPONSES, {"background": False, "conversation": None}, ""),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"previous_response_id": "r"}, "previous_response_id"),
+        (RESPONSES, {"conversation": {"id": "c"}}, "conversation"),
+        (RESPONSES, {"prompt": {"id": "p"}}, "prompt"),
+        (RESPONSES, {"context_management": []}, "context_management"),
+        (RESPONSES, {"input": [USER, {"type": "compaction_trigger"}]}, "compaction_trigger"),
+    ],
+)
+def test_obstacles(dialect: Dialect, members: Json, obstacle: str) -> None:
+    assert parsed(dialect, **members).obstacle == obstacle
+
+
+@pytest.mark.parametrize(
+    ("members", "unsent"),
+    [
+        ({"input": "Hello"}, True),
+        ({"store": None}, True),
+        ({"input": [USER, {"role": "developer", "content": "Briefly."}], "store": True}, True),
+        ({"input": [USER, {"role": "assistant", "content": "Hi."}, USER], "store": True}, False),
+        ({"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, False),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}, USER]}, False),
+        ({"store": False}, False),
+    ],
+)
+def test_a_beginning_that_upstream_keeps_may_be_all_that_a_client_sends(members: Json, unsent: bool) -> None:
+    assert parsed(RESPONSES, **members).unsent is unsent
+
+
+def test_a_request_goes_on_from_the_last_round() -> None:
+    result = {"type": "function_call_output", "call_id": "c1", "output": "x"}
+    before = parsed(RESPONSES, input="hi", previous_response_id="r1")
+    body = RESPONSES.continued(before, Continuation("r1", ("r1", "r2"), (json.dumps(result).encode(),)))
+    assert json.loads(body) == {"model": "m", "previous_response_id": "r2", "input": [result, USER]}
+    body = RESPONSES.continued(parsed(RESPONSES, previous_response_id="r1"), Continuation("r1", ("r1", "r2"), ()))
+    assert json.loads(body)["input"] == [USER]
+
+
+# -- what our tools are called -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tools", "names"),
+    [
+        (CHAT, None, NAMES),
+        (CHAT, [], NAMES),
+        (CHAT, [chat_tool("bash")], NAMES),
+        (CHAT, [chat_tool("grep")], OTHER_NAMES),
+        (CHAT, [{"type": "custom", "custom": {"name": "read_file"}}], OTHER_NAMES),
+        (CHAT, [{"type": "web_search"}, {"function": {"name": "grep"}}], OTHER_NAMES),
+        (CHAT, [chat_tool("grep"), chat_tool("offload_grep")], None),
+        (RESPONSES, [{"type": "custom", "name": "grep"}], OTHER_NAMES),
+        (RESPONSES, [{"type": "web_search"}], NAMES),
+    ],
+)
+def test_our_names_give_way_to_the_clients(dialect: Dialect, tools: Any, names: tuple[str, str] | None) -> None:
+    assert parsed(dialect, tools=tools).names == names
+
+
+def named(*names: str) -> list[Json]:
+    return [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
+
+
+def test_our_names_give_way_to_tools_in_groups_and_in_items() -> None:
+    """Codex defines each MCP server as a group, and others once it has searched for them."""
+    group = {"type": "namespace", "name": "mcp__files__", "tools": named("read_file")}
+    for tools in ([group], named("read_file")):
+        assert parsed(RESPONSES, tools=[group]).names == OTHER_NAMES
+        for found in (
+            {"type": "additional_tools", "role": "developer", "tools": tools},
+            {"type": "tool_search_output", "execution": "client", "call_id": "c1", "tools": tools},
+            {"type": "tool_search_output", "execution": "server", "call_id": None, "tools": tools},
+        ):
+            assert parsed(RESPONSES, input=[USER, found]).names == OTHER_NAMES
+            assert parsed(RESPONSES, input=[USER, found], tools=named("fetch")).names == OTHER_NAMES
+    others = parsed(RESPONSES, tools=[{**group, "tools": named("write", "Grep")}])
+    assert (others.names, others.theirs) == (NAMES, {"grep"})
+    assert parsed(RESPONSES, input=[USER, {"type": "message", "role": "user", "content": "grep"}]).names == NAMES
