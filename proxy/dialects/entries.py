@@ -89,8 +89,12 @@ class Contents:
         """The calls that the client answers."""
         self.counted: list[str] = []
         """The texts that have tokens and never move."""
-        self.fixed = self.opaque = 0
-        """Tokens of images and files, and of what only upstream can read."""
+        self.asked: list[tuple[str, str]] = []
+        """The names and arguments of all calls. They are counted in canonical form: spaces influence no decision."""
+        self.files: list[bytes] = []
+        """Images, files and what counts like them, as JSON."""
+        self.opaque = 0
+        """Tokens of what only upstream can read."""
         self._shown: list[tuple[str, str | Members | Raw, bytes]] = []
 
     def text(self, place: int | None, text: str, *, said: bool = True, moves: bool = True) -> None:
@@ -108,10 +112,9 @@ class Contents:
             self._shown.append((" reasoning", text, b""))
 
     def call(self, call: ToolCall, *, answered: bool = True, said: bool = True, shown: str = "") -> None:
-        """Add a call. `shown` are the arguments without images, if it has any. The tokens are those of the arguments in
-        canonical form: spaces in them influence no decision."""
+        """Add a call. `shown` are the arguments without images, if it has any."""
         arguments = shown or call.arguments
-        self.counted += [call.name, canonical(arguments)]
+        self.asked.append((call.name, arguments))
         self._shown.append((f" calls {_one_line(call.name)} {_one_line(call.id)}", arguments, b""))
         if said:
             self.calls.append(call)
@@ -119,7 +122,7 @@ class Contents:
             self.answered.append(call)
 
     def medium(self, place: int, part: bytes, *, moves: bool) -> None:
-        self.fixed += attachments.tokens(part)
+        self.files.append(part)
         self.media.append((place, part, moves))
         self._shown.append(("", "", part))
 
@@ -168,7 +171,9 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
     role = found.role
     name, reply = role.name.lower(), role is Role.ASSISTANT
     sizes = [count(text) for _, text in found.texts]
-    tokens = sum(sizes) + sum(map(count, found.counted)) + found.fixed + found.opaque + MESSAGE_TOKENS
+    counted = [*found.counted, *(text for called, given in found.asked for text in (called, canonical(given)))]
+    fixed = sum(map(attachments.tokens, found.files))
+    tokens = sum(sizes) + sum(map(count, counted)) + fixed + found.opaque + MESSAGE_TOKENS
     carries, kept = (Carries.NO, 0) if reply else carried(name, [text for _, text in found.texts], reading.results)
     if role is Role.SYSTEM and found.texts and not found.said:
         carries = Carries.YES  # the client's reminders, which belong to the step before them
@@ -187,7 +192,7 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
         role,
         meaning(dialect, role, "".join(found.said), found.calls if reply else (), found.answers, found.others),
         tokens,
-        _item(role, tokens, found.fixed, () if stays else pieces),
+        _item(role, tokens, fixed, () if stays else pieces),
         () if stays else tuple(pieces),
         calls=tuple((call.id, call.name) for call in answered),
         answers=found.answers,

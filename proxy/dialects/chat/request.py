@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import attachments, entries
+from proxy.dialects import entries
 from proxy.dialects.attachments import KINDS
 from proxy.dialects.entries import Contents, Entry, known
 from proxy.dialects.request import ALLOWED, RoundRequest, bounded, parsed
@@ -185,7 +185,7 @@ def contents(role: Role, members: Members) -> Contents:
             if text_of(part.get("type")) in KINDS:
                 found.medium(place, seen, moves=False)
             else:
-                found.fixed += attachments.tokens(seen)
+                found.files.append(seen)
                 found.other(raw)
     found.sources(members)
     for call in tool_calls(members):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import attachments, entries
+from proxy.dialects import entries
 from proxy.dialects.entries import Contents, Entry, known
 from proxy.dialects.messages.request import (
     BLOCKS,
@@ -99,7 +99,7 @@ def _add(found: Contents, place: int | None, block: Members, *, client: bool, mo
     elif part is None:
         found.other(block)
         if kind == UPLOAD:
-            found.fixed += attachments.tokens(rawjson.encode(block))
+            found.files.append(rawjson.encode(block))
         else:
             found.opaque += _opaque(block)
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import attachments, entries
+from proxy.dialects import entries
 from proxy.dialects.entries import Contents, Entry, known
 from proxy.dialects.responses.request import (
     CLIENT,
@@ -150,7 +150,7 @@ def _add_content(found: Contents, content: Raw | None, *, alone: bool = True, mo
         if media is not None:
             found.medium(place if alone else len(found.media), media, moves=moves)
         else:
-            found.fixed += attachments.tokens(entries.unmarked(part)) if client else 0
+            found.files += found.others[-1:] if client else []
             found.other(part)
 
 
