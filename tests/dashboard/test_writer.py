@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,19 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "rows.db"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[Writer]:
+    """A writer that is not started: as if the disk hung."""
+    writer = Writer(path, SIZE)
+    yield writer
+    writer.close()
+
+
+def record(writer: Writer, count: int) -> None:
+    for number in range(count):
+        writer.record(outcome(number))
 
 
 def holding(size: int) -> Any:
@@ -105,19 +118,17 @@ def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
 
 @pytest.mark.parametrize("started", [True, False])
 def test_rows_wait_while_another_process_locks_the_file(
-    started: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+    started: bool, writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "BUSY", 0.01)
     Rows(path, SIZE).close()
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    writer = Writer(path, SIZE)
     if started:
         writer.start()
     other.execute("BEGIN IMMEDIATE")
     if not started:
         writer.start()
-    for number in range(BATCH):
-        writer.record(outcome(number))
+    record(writer, BATCH)
     wait_until(lambda: "locked" in writer.state.fault)
     other.execute("COMMIT")
     wait_until(lambda: writer.state.written == BATCH)
@@ -126,7 +137,7 @@ def test_rows_wait_while_another_process_locks_the_file(
     other.close()
 
 
-def test_a_full_disk_loses_no_row_that_there_is_room_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_row_that_there_is_room_for(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     full, real = [True], Rows.write
 
     def write(self: Rows, some: list[Recorded]) -> int:
@@ -137,47 +148,37 @@ def test_a_full_disk_loses_no_row_that_there_is_room_for(path: Path, monkeypatch
         return real(self, some)
 
     monkeypatch.setattr(Rows, "write", write)
-    writer = Writer(path, SIZE)
     writer.start()
-    for number in range(30):
-        writer.record(outcome(number))
+    record(writer, 30)
     wait_until(lambda: writer.state.fault)
     assert "full" in writer.state.fault and not writer.state.off
     full[0] = False
     wait_until(lambda: writer.state.written + writer.state.dropped == 30)
     assert (writer.state.fault, writer.state.dropped <= 2) == ("", True)
-    writer.close()
 
 
-def test_rows_are_dropped_and_never_waited_for(path: Path) -> None:
-    writer = Writer(path, SIZE)  # not started: as if the disk hung
-    for number in range(WAITING + 5):
-        writer.record(outcome(number))
+def test_rows_are_dropped_and_never_waited_for(writer: Writer) -> None:
+    record(writer, WAITING + 5)
     assert writer.state.dropped == 5
-    writer.close()
 
 
-def test_waiting_requests_do_not_fill_the_memory(path: Path) -> None:
-    writer = Writer(path, SIZE)
+def test_waiting_requests_do_not_fill_the_memory(writer: Writer) -> None:
     for number in range(4):
         writer.record(outcome(number), holding(HELD // 2))
     assert [attempt is not None for _, _, attempt in writer._queue] == [True, True, False, False]
     writer.start()
     wait_until(lambda: writer.state.written == 4)
     assert writer._came == writer._left
-    writer.close()
 
 
 def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CLOSING", 0.05)
-    writer = Writer(path, SIZE)
     writer.start()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        for number in range(3):
-            writer.record(outcome(number))
+        record(writer, 3)
         writer.close()
     assert "3 rows of the dashboard were not written" in caplog.text
     writer._thread.join(30)
@@ -186,8 +187,7 @@ def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
 # -- what is wrong with a row costs no other row --
 
 
-def test_a_bug_in_describing_a_request_costs_no_row(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = Writer(path, SIZE)
+def test_a_bug_in_describing_a_request_costs_no_row(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
     writer.record(outcome(0), BROKEN)
     writer.record(outcome(1))
     writer.start()
@@ -195,8 +195,9 @@ def test_a_bug_in_describing_a_request_costs_no_row(path: Path, caplog: pytest.L
     assert writer.state.written == 2 and "a bug, in describing" in caplog.text
 
 
-def test_a_row_that_cannot_be_written_costs_no_other_row(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = Writer(path, SIZE)
+def test_a_row_that_cannot_be_written_costs_no_other_row(
+    writer: Writer, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(30):
         writer.record(outcome(number, status=1 << 70 if number == 7 else 200))
     writer.start()
@@ -247,11 +248,9 @@ def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(pat
     writer.close()
 
 
-def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(path: Path) -> None:
-    writer = Writer(path, SIZE)
+def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(writer: Writer, path: Path) -> None:
     with closing(Rows(path, SIZE)) as rows:
-        for number in range(3):
-            writer.record(outcome(number))
+        record(writer, 3)
         assert rows.forget("acme-1", 9e9) == 0, "nothing of it is written yet"
         writer.record(outcome(3, "acme-2"))
         writer.start()
