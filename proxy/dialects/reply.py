@@ -33,7 +33,7 @@ from proxy.plan.turn import Broken
 from proxy.rawjson import Members
 
 MAX_REPLY = 32 << 20
-"""The most bytes that are held for one round: about eight million tokens."""
+"""The most bytes that are kept of one round: about eight million tokens."""
 MAX_ARGUMENTS = 1 << 20
 """The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 
@@ -177,9 +177,10 @@ class Round(ABC):
         return self.flow()
 
     def grow(self, size: int) -> None:
+        """Count bytes that are kept. Raises Broken if they are too many."""
         self._size += size
         if self._size > MAX_REPLY:
-            raise Broken(f"more than {MAX_REPLY} bytes of a reply are held back")
+            raise Broken(f"more than {MAX_REPLY} bytes of a reply are kept")
 
     def decide(self, block: Block, *, shown: bool) -> None:
         """Decide about a block that is held. `flow` then returns what no longer waits."""

@@ -132,10 +132,11 @@ class ChatRound(Round):
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
         nothing but calls of the client's stays whole."""
         for delta in chunk.calls:
-            delta.call = call = self._calls.take(delta)
-            self._decide(call)
-            if call.ours != "":
-                check_arguments(call.size)
+            delta.call = self._calls.take(delta)
+        for delta in chunk.calls:  # once all entries of the event are known, of which a call may have several
+            self._decide(delta.call)
+            if delta.call.ours != "":
+                check_arguments(delta.call.size)
         if all(delta.call.ours == "" for delta in chunk.calls):
             return []
         chunk.take(["tool_calls"])

@@ -164,6 +164,7 @@ class MessagesRound(Round):
             return self.put(event, self._loose, size)
         if event.type == DELTA:
             block.grow(head.delta)
+            self.grow(len(memoryview(head.delta)))  # all of the reply is kept
         block.ended |= event.type == STOP
         if block.ours:
             check_arguments(block.size)

@@ -74,6 +74,9 @@ UNTOUCHED = {
     ),
     "content filters first": stream(chunk(id="", prompt_filter_results=[]), PLAIN),
     "parts": stream(ROLE, chunk({"content": [{"type": "text", "text": "x"}]}), chunk({"content": "y"}), DONE),
+    "behind the finish reason": stream(
+        ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk({"content": "y"}), chunk(usage=usage(1, 2)), DONE
+    ),
     "an error": stream(ROLE, {"error": {"message": "overloaded"}}),
 }
 SHAPES = (
@@ -341,17 +344,6 @@ def test_calls_in_the_wrong_state_raise() -> None:
     turn.request()
     with pytest.raises(WrongState):
         turn.request()
-
-
-def run_to(turn: ChatTurn, *rounds: bytes) -> tuple[bytes, list[Json]]:
-    """Through these rounds, and with the next one asked for."""
-    out, requests = b"", []
-    for raw in rounds:
-        requests.append(json.loads(turn.request()))
-        out += feed(turn, raw)
-        turn.answer(["found"] * len(turn.calls))
-    requests.append(json.loads(turn.request()))
-    return out, requests
 
 
 # -- fields -----------------------------------------------------------------------------------------------------------

@@ -112,18 +112,6 @@ def test_a_chat_call_of_ours_behind_the_finish_reason(finish: str) -> None:
     assert sdks.chat(out)["choices"][0]["message"]["content"] == "Let me.\n\nIt is 42."
 
 
-def test_a_chat_event_behind_the_finish_reason_arrives_as_it_came() -> None:
-    raw = chat.stream(
-        chat.ROLE,
-        chat.chunk({"content": "x"}),
-        chat.chunk({}, "stop"),
-        chat.chunk({"content": "y"}),
-        chat.chunk(usage=chat.usage(1, 2)),
-        chat.DONE,
-    )
-    assert run(chat.turn(stream_options={"include_usage": True}), raw)[0] == raw
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_a_round_shows_that_is_asked_again_goes_back_once(stream: bool) -> None:
     """Of its JSON the client sees nothing, and of its thinking all."""

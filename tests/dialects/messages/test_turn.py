@@ -11,6 +11,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.reply import MessagesTurn
 from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
+from proxy.plan.turn import Broken
 from tests.dialects.messages.api import call, say, thinking
 from tests.dialects.messages.turns import HI, accumulated, events, message, stream, turn
 from tests.dialects.turning import feed, receive, run
@@ -80,6 +81,16 @@ def test_thinking_streams_at_once() -> None:
     one.request()
     raw = stream(LOOKS)
     assert receive(one, raw[: raw.index(b"signature_delta")]).count(b"thinking_delta") > 0
+
+
+def test_a_text_without_end_is_broken() -> None:
+    one = turn()
+    one.request()
+    begin, delta = stream(message(say("x" * 1_000_000)), 1_000_000).split(b"event: content_block_delta")
+    assert receive(one, begin)
+    with pytest.raises(Broken):
+        for _ in range(40):
+            receive(one, b"event: content_block_delta" + delta.split(b"\n\n")[0] + b"\n\n")
 
 
 # -- mixed turns ------------------------------------------------------------------------------------------------------
