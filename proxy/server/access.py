@@ -1,8 +1,11 @@
-"""The proxy's own routes and who may reach them: health, metrics, the operations' description, the dashboard.
+"""Who may reach this process, from which pages, and how much of it a client may take.
 
 Through a browser, web pages can reach loopback and use the proxy's own key. Any page may POST text to `127.0.0.1`, and
 a page whose host name was rebound to `127.0.0.1` can also read the reply. `Origin` or `Sec-Fetch-Site` reveals the
 first and `Host` the second: browsers do not let pages set these headers.
+
+`Bounds` counts the bytes of bodies, their time and the connections, once for each process. Connections register a
+deadline, and one sweep a second checks them all, so a request that arrives whole costs no timer.
 """
 
 from __future__ import annotations
@@ -10,18 +13,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
 
-from proxy import operations
-from proxy.errors import ClientFault, Forbidden, ForeignSite, ProxyError, UpstreamFault
+from proxy.errors import Forbidden, ForeignSite, Overloaded, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.policy import Policy
 from proxy.requests.exchange import FORWARDED, RAW
@@ -30,9 +28,12 @@ from proxy.upstream.client import UpstreamClient, models
 from proxy.upstream.headers import Header
 
 if TYPE_CHECKING:
-    from starlette.types import Lifespan
-
     from proxy.settings import Settings
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?")
 """Host and port (RFC 3986, 3.2), in lower case. Browsers never send user information in it."""
@@ -50,6 +51,18 @@ _HINT = (
     "The operator can allow a host name, such as host.docker.internal or that of a web page, with "
     "--allowed-hosts NAME,NAME or OFFLOAD_ALLOWED_HOSTS."
 )
+
+SWEEP_SECONDS = 1.0
+"""Seconds between two checks of the deadlines, or less if a timeout is short."""
+
+TENANTS_SHARE = 2
+"""One tenant's share is the limit for all bodies divided by this."""
+
+CONNECTIONS_SHARE = 0.75
+"""Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""
+
+COME_BACK = 1
+"""`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
 
 CheckOrigin = Callable[[Iterable[Header], bytes], None]
 """Raises ForeignSite if a web page in a browser on this machine may have sent these headers and this target."""
@@ -72,9 +85,8 @@ def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[s
     def check(said: str, form: re.Pattern[str], what: str) -> None:
         found = form.fullmatch(said)
         host = found["host"].removesuffix(".") if found else ""
-        if not found or not (
-            is_loopback(host) or host in allowed or host.removeprefix("[").removesuffix("]") in allowed
-        ):
+        known = is_loopback(host) or not {host, host.strip("[]")}.isdisjoint(allowed)
+        if not (found and known):
             raise ForeignSite(f"This proxy does not serve {what} {said[:_LONGEST]!a}. {_HINT}")
 
     telling = [(lower, value) for name, value in headers if (lower := name.lower()) in _TELLING]
@@ -116,57 +128,6 @@ def require_monitor(
     )
 
 
-def own_routes(
-    settings: Settings,
-    check_origin: CheckOrigin,
-    deep_health: Callable[[], Awaitable[tuple[bool, Mapping[str, Any]]]],
-    metrics: Callable[[], Awaitable[tuple[str, bytes]]],
-    others: Sequence[BaseRoute],
-    lifespan: Lifespan[Starlette],
-) -> Starlette:
-    """Return the application that serves our own routes and the `others`."""
-    networks = [*map(ip_network, settings.monitor_networks)]
-
-    async def open_dashboard(request: Request) -> Response:
-        return RedirectResponse("/_offload/")
-
-    async def health(request: Request) -> Response:
-        if request.query_params.get("deep", "0") in ("", "0", "false"):
-            return JSONResponse({"status": "healthy"})
-        require_monitor(request, settings.admin_token, networks, check_origin)
-        healthy, page = await deep_health()
-        return JSONResponse(page, 200 if healthy else 503)
-
-    async def show_metrics(request: Request) -> Response:
-        require_monitor(request, settings.admin_token, networks, check_origin)
-        kind, page = await metrics()
-        return Response(page, media_type=kind)
-
-    async def describe(request: Request) -> Response:
-        return Response(operations.description(), media_type="application/json")
-
-    return Starlette(
-        routes=[
-            Route("/", open_dashboard),
-            Route("/health", health),
-            Route("/metrics", show_metrics),
-            Route("/openapi.json", describe),
-            *others,
-        ],
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
-    )
-
-
-async def _in_openais_shape(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        fault = ClientFault(error.detail)
-        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
-    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs it.
-    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
-    return Response(said.body(), said.status, media_type="application/json")
-
-
 async def deep_health(
     store: Guarded, client: UpstreamClient, policies: Iterable[Policy]
 ) -> tuple[bool, Mapping[str, Any]]:
@@ -192,3 +153,161 @@ async def deep_health(
         "store": {"fault": fault, "breaker": store.state},
         "upstreams": dict(zip(addresses, faults, strict=True)),
     }
+
+
+# -- bounds --
+
+
+class Waiting(Protocol):
+    """A connection: `protocol.BoundedProtocol`, which imports this module."""
+
+    def expire(self) -> None: ...
+    def refuse(self, error: ProxyError) -> None: ...
+    def unfinished(self) -> Inflow | None: ...
+    def idle(self) -> bool: ...
+
+
+class Bounds:
+    """Counts the bytes of one process's request bodies and its connections, and keeps their deadlines."""
+
+    def __init__(self, settings: Settings, warn: Callable[[str, str], None]) -> None:
+        self.head_seconds = settings.head_timeout
+        self.body_seconds = settings.body_timeout
+        self.limit = settings.buffered_limit
+        self.warn = warn
+        self.deadlines: dict[Waiting, float] = {}
+        """Deadlines on the loop's clock."""
+        self.held = 0
+        """Bytes of all bodies, including those whose tenant is not known yet."""
+        self._of: dict[str, int] = {}
+        """Bytes held for each tenant that has any."""
+        self._connections = 0
+        self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
+        self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start checking the deadlines in this loop."""
+        if self._loop is loop:
+            return
+        self._loop = loop
+
+        def sweep() -> None:
+            now = loop.time()
+            for connection in [one for one, deadline in self.deadlines.items() if deadline <= now]:
+                self.deadlines.pop(connection, None)
+                connection.expire()
+            loop.call_later(self._sweep_seconds, sweep)
+
+        loop.call_later(self._sweep_seconds, sweep)
+
+    def opened(self) -> None:
+        """Count a new connection. If there are too many, close the one that has been idle for longest.
+
+        Otherwise, clients that open connections and send nothing could keep everybody else out.
+        """
+        self._connections += 1
+        if not 0 <= self._most_connections < self._connections:
+            return
+        if oldest := next((connection for connection in self.deadlines if connection.idle()), None):
+            del self.deadlines[oldest]
+            oldest.expire()
+
+    def closed(self) -> None:
+        self._connections -= 1
+
+    def charge(self, tenant: str, size: int) -> None:
+        """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
+        share = self.limit // TENANTS_SHARE
+        if size and self._of.get(tenant, 0) + size > share:
+            self._make_room(tenant)
+            if self._of.get(tenant, 0) + size > share:
+                raise _full(share, "this tenant's requests")
+        if size:
+            self._of[tenant] = self._of.get(tenant, 0) + size
+
+    def hold(self, tenant: str | None, size: int) -> None:
+        """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""
+        if self.held + size > self.limit:
+            self._make_room(None)
+            if self.held + size > self.limit:
+                raise _full(self.limit, "all requests")
+        if tenant is not None:
+            self.charge(tenant, size)
+        self.held += size
+
+    def release(self, tenant: str | None, size: int) -> None:
+        self.held -= size
+        if tenant is not None and size:
+            left = self._of.pop(tenant) - size
+            if left:
+                self._of[tenant] = left
+
+    def _make_room(self, tenant: str | None) -> None:
+        """Give up a tenant's bodies, or everybody's, that have been arriving for longer than a body may pause.
+
+        Otherwise, clients that send a byte now and then and never finish could shut everybody else out.
+        """
+        assert self._loop is not None
+        latest = self._loop.time() - self.body_seconds
+        for connection in tuple(self.deadlines):
+            body = connection.unfinished()
+            if body and body.began < latest and tenant in (None, body.tenant):
+                body.let_go()
+                text = f"The body was not whole within {self.body_seconds:g} seconds, and others need its room; "
+                connection.refuse(Overloaded(f"{text}try again", retry_after=COME_BACK))
+
+
+def _full(limit: int, whose: str) -> Overloaded:
+    text = f"The bodies of {whose} would take more than {limit} bytes (from --buffered-limit); try again"
+    return Overloaded(text, retry_after=COME_BACK)
+
+
+class Presence:
+    """Whether the client of a connection is still there."""
+
+    def __init__(self) -> None:
+        self._watching: set[Callable[[], object]] = set()
+        self._left = False
+
+    def watch(self, left: Callable[[], object]) -> Callable[[], object]:
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
+        self._watching.add(left)
+        if self._left:
+            asyncio.get_running_loop().call_soon(self.leave)
+        return lambda: self._watching.discard(left)
+
+    def leave(self) -> None:
+        """Tell whoever watches that the client has hung up."""
+        self._left = True
+        for left in tuple(self._watching):
+            left()
+
+
+class Inflow:
+    """One request as it comes in, and the bytes that it holds. The methods are those of `exchange.Incoming`."""
+
+    def __init__(self, bounds: Bounds, presence: Presence | None = None, target: bytes = b"") -> None:
+        self.target = target
+        self.fault: ProxyError | None = None
+        self.tenant: str | None = None
+        self.began = asyncio.get_running_loop().time()
+        self.watch = (presence or Presence()).watch
+        self._bounds = bounds
+        self._held = 0
+
+    def charge(self, tenant: str) -> None:
+        self._bounds.charge(tenant, self._held)
+        self.tenant = tenant
+
+    def hold(self, size: int) -> None:
+        self._bounds.hold(self.tenant, size)
+        self._held += size
+
+    def release(self, size: int) -> None:
+        size = min(size, self._held)
+        self._held -= size
+        self._bounds.release(self.tenant, size)
+
+    def let_go(self) -> None:
+        self.release(self._held)

@@ -12,15 +12,22 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 from proxy import operations
 from proxy.dashboard import Dashboard, pages
 from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
-from proxy.errors import Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
+from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
@@ -36,8 +43,7 @@ from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import websocket
-from proxy.server.access import check_origin, deep_health, own_routes
-from proxy.server.bounds import COME_BACK, Inflow
+from proxy.server.access import COME_BACK, Inflow, check_origin, deep_health, require_monitor
 from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
 from proxy.telemetry import logs
@@ -48,7 +54,6 @@ from proxy.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.types import Receive, Scope, Send
 
     from proxy.policy import Policy
@@ -139,9 +144,36 @@ class App:
         self._serving: set[asyncio.Task[Any]] = set()
         self._taken: Counter[tuple[str, str]] = Counter()
         """Places of each tenant that are taken, by kind."""
-        others = pages.routes(self._dashboard)
-        self._own = own_routes(
-            settings, self._check_origin, self._check_deeply, self._show_metrics, others, self._lifespan
+        self._own = self._routes(settings)
+
+    def _routes(self, settings: Settings) -> Starlette:
+        """Return the application of our own routes."""
+        networks = [*map(ip_network, settings.monitor_networks)]
+
+        async def open_dashboard(request: Request) -> Response:
+            return RedirectResponse("/_offload/")
+
+        async def health(request: Request) -> Response:
+            if request.query_params.get("deep", "0") in ("", "0", "false"):
+                return JSONResponse({"status": "healthy"})
+            require_monitor(request, settings.admin_token, networks, self._check_origin)
+            healthy, page = await deep_health(self._store, self._upstream, self._book.current.all())
+            return JSONResponse(page, 200 if healthy else 503)
+
+        async def show_metrics(request: Request) -> Response:
+            require_monitor(request, settings.admin_token, networks, self._check_origin)
+            self._ledger.flush()
+            kind, page = await asyncio.to_thread(self._metrics.render)
+            return Response(page, media_type=kind)
+
+        async def describe(request: Request) -> Response:
+            return Response(operations.description(), media_type="application/json")
+
+        own = {"/": open_dashboard, "/health": health, "/metrics": show_metrics, "/openapi.json": describe}
+        return Starlette(
+            routes=[*(Route(path, handler) for path, handler in own.items()), *pages.routes(self._dashboard)],
+            lifespan=self._lifespan,
+            exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -296,16 +328,9 @@ class App:
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
 
-    async def _check_deeply(self) -> tuple[bool, Mapping[str, Any]]:
-        return await deep_health(self._store, self._upstream, self._book.current.all())
-
-    async def _show_metrics(self) -> tuple[str, bytes]:
-        self._ledger.flush()
-        return await asyncio.to_thread(self._metrics.render)
-
     async def _state(self, namespaces: Collection[str]) -> Mapping[str, Any]:
         """Return the state of this process, with the windows that upstreams have shown to these namespaces."""
-        _, page = await self._check_deeply()
+        _, page = await deep_health(self._store, self._upstream, self._book.current.all())
         book = self._book
         policies = [
             {
@@ -374,6 +399,15 @@ def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None
         logger.warning("OTEL_… is set, and nothing is exported without: pip install 'offload-proxy[otel]'")
         return None
     return OpenTelemetry(variables, metrics.collect)
+
+
+async def _in_openais_shape(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        fault = ClientFault(error.detail)
+        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
+    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs it.
+    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
+    return Response(said.body(), said.status, media_type="application/json")
 
 
 async def _apologise(client: Exchange, error: ProxyError) -> None:

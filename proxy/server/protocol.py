@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
 from proxy.requests.exchange import RAW, Exchange
-from proxy.server.bounds import Bounds, Inflow, Presence
+from proxy.server.access import Bounds, Inflow, Presence
 
 STATUS_LINE.update({status: b"HTTP/1.1 %d \r\n" % status for status in range(600, 1000)})  # upstreams may send these
 

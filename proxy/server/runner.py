@@ -30,8 +30,8 @@ from uvicorn.supervisors import Multiprocess
 
 from proxy.dashboard import new_link
 from proxy.errors import UserMistake
+from proxy.server.access import Bounds
 from proxy.server.app import App
-from proxy.server.bounds import Bounds
 from proxy.server.protocol import IDLE_SECONDS, BoundedProtocol
 from proxy.server.websocket import PINGS, BoundedSocket
 from proxy.telemetry import logs

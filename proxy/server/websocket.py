@@ -19,7 +19,7 @@ from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import BadRequest, Overloaded, ProxyError, UpstreamBroken
 from proxy.requests.exchange import RAW
-from proxy.server.bounds import Bounds, Inflow, Presence
+from proxy.server.access import Bounds, Inflow, Presence
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

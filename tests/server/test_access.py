@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.server import bounds
-from proxy.server.bounds import Bounds
+from proxy.server import access
+from proxy.server.access import Bounds
 from proxy.settings import Settings
 
 
@@ -27,9 +27,9 @@ class Connection:
 
 
 def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    if bounds.resource is None:
+    if access.resource is None:
         pytest.skip("there is no limit here")
-    monkeypatch.setattr(bounds.resource, "getrlimit", lambda _: (4, 4))
+    monkeypatch.setattr(access.resource, "getrlimit", lambda _: (4, 4))
     account = Bounds(Settings(), lambda *_: None)
     opened = [Connection(busy=True), Connection(), Connection(), Connection()]
     for number, connection in enumerate(opened):
