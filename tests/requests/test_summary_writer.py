@@ -115,14 +115,9 @@ async def test_an_earlier_record_is_given_to_the_model_without_what_we_added() -
     assert "the words" in world.asked[0]["alone"] and "512 MB" not in world.asked[0]["alone"]
 
 
-async def test_too_long_to_ride_is_made_from_originals() -> None:
-    world = World(TOO_LONG)
-    assert await world.made()
-    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}]
-
-
-async def test_refused_ride_is_made_from_originals_at_once() -> None:
-    world = World(REFUSED)
+@pytest.mark.parametrize("answer", [TOO_LONG, REFUSED], ids=["too long", "refused"])
+async def test_what_cannot_ride_is_made_from_originals_at_once(answer: SummaryAnswer) -> None:
+    world = World(answer)
     assert await world.made()
     assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}]
 

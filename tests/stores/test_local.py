@@ -327,14 +327,10 @@ async def faults(store: Store, says: str) -> None:
     await store.close()
 
 
-async def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("a file")
-    await faults(open_store(str(tmp_path / "store")), "Not a directory")
-
-
-async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["file", "file/store"])
+async def test_a_file_in_place_of_the_folder_or_of_one_above_it(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_text("a file")
-    await faults(open_store(str(tmp_path / "file" / "store")), "Not a directory")
+    await faults(open_store(str(tmp_path / path)), "Not a directory")
 
 
 async def test_a_folder_that_vanishes_is_a_fault_once_and_then_made_again(tmp_path: Path) -> None:

@@ -11,28 +11,24 @@ from proxy.errors import UserMistake
 from proxy.stores import describe, expires_by_itself, open_store
 
 
-@pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}", "FILE://{}"])
-async def test_a_folder(tmp_path: Path, form: str) -> None:
-    store = open_store(form.format(tmp_path / "with space"))
-    await store.put("a-1/round/k", b"1")
-    await store.close()
-    assert sorted(os.listdir(tmp_path)) == ["with space"]
-
-
-async def test_a_url_is_unquoted_and_a_path_is_not(tmp_path: Path) -> None:
-    for form in (f"file://{tmp_path}/a%20b", f"{tmp_path}/c%20d"):
-        store = open_store(form)
-        await store.put("a-1/round/k", b"1")
-        await store.close()
-    assert sorted(os.listdir(tmp_path)) == ["a b", "c%20d"]
-
-
-async def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("form", "made"),
+    [
+        ("{}/with space", "with space"),
+        ("file://{}/with space", "with space"),
+        ("file://localhost{}/x", "x"),
+        ("FILE://{}/x", "x"),
+        ("file://{}/a%20b", "a b"),  # a URL is unquoted, and a path is not
+        ("{}/c%20d", "c%20d"),
+        ("~/records", "records"),
+    ],
+)
+async def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, made: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    store = open_store("~/records")
+    store = open_store(form.format(tmp_path))
     await store.put("a-1/round/k", b"1")
     await store.close()
-    assert os.listdir(tmp_path) == ["records"]
+    assert os.listdir(tmp_path) == [made]
 
 
 @pytest.mark.parametrize(
@@ -84,9 +80,5 @@ def test_describe_shows_no_secret(url: str, shown: str) -> None:
 
 
 def test_expires_by_itself() -> None:
-    assert [expires_by_itself(url) for url in ("redis://h", "rediss+sentinel://h/s", "s3://b", "folder")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    urls = "redis://h", "rediss+sentinel://h/s", "s3://b", "folder"
+    assert [expires_by_itself(url) for url in urls] == [True, True, False, False]
