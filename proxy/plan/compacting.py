@@ -30,10 +30,8 @@ PROMPTS = {
 }
 """What such a prompt has in lower case, and where it is from."""
 
-READ_CHARS = 4_000
-"""Characters of a text in which that is looked for. Prompts have it in their first 1,000."""
-MOST = 16
-"""The most references of a request that are looked up. A history has one."""
+READ_CHARS = 4_000  # characters of a text in which that is looked for. Prompts have it in their first 1,000.
+MOST = 16  # the most references of a request that are looked up. A history has one.
 GONE = "The record of the conversation before this point is no longer kept. Ask the user for what you need to know."
 """Stands for what a reference led to: it expired, or never was this caller's."""
 MARK = b"offload-proxy."

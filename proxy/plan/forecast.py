@@ -20,10 +20,8 @@ from proxy.plan.plan import CEILING_SHARE, Cause, Item, OffloadEvent, Plan, Role
 from proxy.plan.planner import PAYBACK, least_freed
 from proxy.policy import Inject, Mode, Offload, Policy, Wait
 
-SUMMARY_REQUEST_TOKENS = 500
-"""About the tokens that the task adds to the conversation in a summary call."""
-OUTPUT_PRICE = 5
-"""An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)."""
+SUMMARY_REQUEST_TOKENS = 500  # about the tokens that the task adds to the conversation in a summary call
+OUTPUT_PRICE = 5  # an output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)
 LEARNED, UNSEEN = "learned", "unseen"
 """Causes besides those of events: the plan was made again for a learned window; a result was too large to be sent."""
 CAUSES = {
@@ -64,11 +62,9 @@ def cost(offload: Offload, prompt: int, cached: int, output: int = 0, largest: i
 def cost_as_it_came(
     items: Sequence[Item], offload: Offload, head: int, scale: float = 1.0, *, cached: bool = True
 ) -> int:
-    """Return what the input of a request would have cost as it came.
-
-    `head` is the tokens before the history, and `scale` how many upstream counts for one of ours. Everything that the
-    request before this one had counts as cached, unless upstream had none of it `cached` although it was sent again.
-    """
+    """Return what the input of a request would have cost as it came. `head` is the tokens before the history, and
+    `scale` how many upstream counts for one of ours. Everything that the request before this one had counts as cached,
+    unless upstream had none of it `cached` although it was sent again."""
     came = head + sum([item.tokens for item in items])
     return round(scale * _cost(offload, came, _cached_before(items, head) if cached else 0))
 
@@ -76,12 +72,9 @@ def cost_as_it_came(
 def forecast(
     items: Sequence[Item], plan: Plan, policy: Policy, head: int, tools: int, billed: Billed | None = None
 ) -> Forecast:
-    """Return what this plan of a history would have come to.
-
-    `head` is the tokens before the history, and `tools` those of our tools. A snapshot that nobody waits for is shown
-    from the client's next request on. `billed` is what upstream said; without it, everything that the request before
-    this one had counts as cached.
-    """
+    """Return what this plan of a history would have come to. `head` is the tokens before the history, and `tools` those
+    of our tools. A snapshot that nobody waits for is shown from the client's next request on. `billed` is what upstream
+    said; without it, everything that the request before this one had counts as cached."""
     offload, inject = policy.offload, policy.tools.inject
     awaited = 1 if _summarises(plan) and offload.compress.wait is not Wait.ALWAYS else 0
 
@@ -210,9 +203,7 @@ def told(
     answers: Answers | None = None,
 ) -> str:
     """Say what the plan of a history did at the request that ends with it or, if that is nothing, what it waits for.
-
-    `late`: the newest event is not shown yet, because its summary is not ready.
-    """
+    `late`: the newest event is not shown yet, because its summary is not ready."""
     said = []
     if new := unseen(items, plan):
         each = "it has" if len(new) == 1 else "each has"

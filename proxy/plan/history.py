@@ -38,8 +38,7 @@ from proxy.policy import Offload
 PLACE_BYTES = 330
 """Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py` compares all of these with
 what the objects take."""
-BEGINNING = bytes(16)
-"""The digest of a history without messages."""
+BEGINNING = bytes(16)  # the digest of a history without messages
 OPENING_MESSAGES = 100
 """Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
 
@@ -263,12 +262,10 @@ class History:
         self._asked = self._asked or role is Role.USER
 
     def _part(self, message: Message) -> tuple[Role, bool]:
-        """The part that the next message plays in the plan, and whether its texts may ever be moved.
-
-        One in which the user speaks is the user's, whoever sends it. Later system messages that are large are results,
-        and so are messages that the policy names. Of the others only large user messages can be moved, but never the
-        first one, which usually states the task.
-        """
+        """The part that the next message plays in the plan, and whether its texts may ever be moved. One in which the
+        user speaks is the user's, whoever sends it. Later system messages that are large are results, and so are
+        messages that the policy names. Of the others only large user messages can be moved, but never the first one,
+        which usually states the task."""
         role, offload = message.role, self.terms.offload
         if role not in (Role.SYSTEM, Role.USER):
             return role, True

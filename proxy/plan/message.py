@@ -60,8 +60,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
 """Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
-COPY_BYTES = 420
-"""Bytes of a message's copy in which a piece has its name."""
+COPY_BYTES = 420  # bytes of a message's copy in which a piece has its name
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -79,7 +78,7 @@ class Message(msgspec.Struct, frozen=True):
     """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
     said: bool = False
     """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
-    failed: bool = False  # whether it is a result that reports an error; see `results.reports_error`
+    failed: bool = False  # whether it is a result that reports an error; see `texts.reports_error`
     carries: Carries = Carries.NO  # whether the policy's `results` name it, as far as that does not depend on its place
     labels: tuple[Label, ...] = ()  # what the results of its calls are called, in the order of the calls
 

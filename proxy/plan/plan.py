@@ -17,8 +17,7 @@ WINDOW_MARGIN = 0.05
 CEILING_SHARE = 0.6
 """The most of a known window that the history may take before results move: the rest is for what the model reads next,
 its reply, the system prompt and the definitions of tools."""
-LEADING_SHARES = 8
-"""The window's parts in which the planner counts leading system messages."""
+LEADING_SHARES = 8  # the window's parts in which the planner counts leading system messages
 
 
 class Role(IntEnum):
@@ -38,16 +37,14 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     preview: int  # after compaction at an event; `tokens` where that would not make it smaller
     fixed: int = 0  # tokens of images and audio, which cannot cause an event
     stays: bool = False
-    """A cut leaves it in its place, because a call or a result near it fits into no pair; see `pairing`."""
+    """A cut leaves it in its place, because a call or a result near it fits into no pair; see `Pairing`."""
     stays_before: int = 0  # so many messages directly before it turn out to stay as well
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A message whose text has moved out of the context: a result, or a large user message.
-
-    `first_preview`: it was too large to be sent even once. `event`: the ordinal (from 1) of the event that left only a
-    reference to it; 0 where no event has yet.
-    """
+    """A message whose text has moved out of the context: a result, or a large user message. `first_preview`: it was too
+    large to be sent even once. `event`: the ordinal (from 1) of the event that left only a reference to it; 0 where no
+    event has yet."""
 
     first_preview: bool
     event: int
@@ -61,11 +58,8 @@ def live(item: Item, move: Move | None) -> int:
 
 
 class SummaryBoundary(msgspec.Struct, frozen=True):
-    """Everything before message `end` becomes a snapshot, except the leading system messages and the `pins`.
-
-    Pins are user messages, small later system messages, and messages that stay because their calls and results do not
-    pair.
-    """
+    """Everything before message `end` becomes a snapshot, except the leading system messages and the `pins`. Pins are
+    user messages, small later system messages, and messages that stay because their calls and results do not pair."""
 
     end: int
     pins: frozenset[int]
@@ -139,11 +133,9 @@ class Plan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(plan, moves=moves)
 
     def shown(self, boundary: SummaryBoundary | None) -> Plan:
-        """The part of this plan that is sent while `boundary` is the latest one whose snapshot exists.
-
-        An event with a boundary waits for its snapshot, so that the prefix breaks once and not twice: everything that
-        the event moves is before the boundary, and the snapshot will replace it.
-        """
+        """The part of this plan that is sent while `boundary` is the latest one whose snapshot exists. An event with a
+        boundary waits for its snapshot, so that the prefix breaks once and not twice: everything that the event moves
+        is before the boundary, and the snapshot will replace it."""
         newest = self.boundaries[-1] if self.boundaries else None
         if newest is None or newest == boundary or newest.event < len(self.events):
             return self
@@ -182,10 +174,8 @@ class Room(msgspec.Struct, frozen=True):
         return int(self.window * (1 - WINDOW_MARGIN)) - self.aside - self.preamble - live
 
     def reserved(self, leading: int) -> int:
-        """The tokens to plan with for leading system messages of `leading` tokens: whole eighths of the window.
-
-        Many agents rewrite their system prompt on every turn. As long as it stays within the same eighth, its size
-        changes no decision about the past.
-        """
+        """The tokens to plan with for leading system messages of `leading` tokens: whole eighths of the window. Many
+        agents rewrite their system prompt on every turn. As long as it stays within the same eighth, its size changes
+        no decision about the past."""
         share = max((self.window or 0) // LEADING_SHARES, 1)
         return max(-(-(self.preamble + leading) // share), 1) * share - self.preamble

@@ -32,15 +32,12 @@ from typing import Self
 from proxy.plan.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, Standing, SummaryBoundary
 from proxy.policy import Mode, Offload
 
-LEAST_SHARE = 10
-"""An event at the ceiling frees at least one part in so many of it, because it breaks the prompt cache."""
+LEAST_SHARE = 10  # an event at the ceiling frees at least one part in so many of it, because it breaks the prompt cache
 PAYBACK = 7
 """Results move early if that pays within so many more requests. Tuned on half of the recorded runs: 5 and 10 change the
 medians by less than 0.02, and 14 makes the worst runs dearer."""
-REACH = 256
-"""The last messages among which results move early, which bounds the work. Older ones wait for the ceiling."""
-MOST_PREVIEWS = 100
-"""The most previews of large user messages that a summary leaves. Each takes some 70 tokens."""
+REACH = 256  # the last messages among which results move early, which bounds the work. Older ones wait for the ceiling.
+MOST_PREVIEWS = 100  # the most previews of large user messages that a summary leaves. Each takes some 70 tokens.
 MOST_KEPT = 1_000
 """A history in which more messages stay in their places is not summarised any further. Every boundary names them, so
 that without a bound, memory and time would grow with their number times that of the boundaries."""
@@ -211,11 +208,9 @@ class Fold:
             self._event(best, Cause.EXPIRED if self._pause else Cause.EARLY)
 
     def _fit(self) -> None:
-        """The request exceeds the window: move every seen result, then summarise everything before the unseen ones.
-
-        A summary has to make the request fit, or to free half of the ceiling at least: a request that cannot be made to
-        fit must not pay for one at every turn.
-        """
+        """The request exceeds the window: move every seen result, then summarise everything before the unseen ones. A
+        summary has to make the request fit, or to free half of the ceiling at least: a request that cannot be made to
+        fit must not pay for one at every turn."""
         messages = self.messages
         unseen = messages.window(0, messages.unanswered)
         self._end = max(self._end, unseen)
@@ -316,10 +311,8 @@ class Messages:
 
     def window(self, keep: int, answered: int) -> int:
         """Where the recent window begins: the last `keep` messages or all from `answered` on, widened to whole steps.
-
         System messages at the end do not count: aider moves a reminder to the end of each request, and the window would
-        differ when it is gone.
-        """
+        differ when it is gone."""
         size = counted = len(self.items)
         while counted and self.items[counted - 1].role is Role.SYSTEM:
             counted -= 1
@@ -374,12 +367,9 @@ class Messages:
         return self.total - sum(self.live[max(end, self.leading) :])
 
     def pins(self, end: int) -> dict[int, int]:
-        """The messages before `end` that a summary leaves alone, with the tokens of each once what may has moved.
-
-        The user's first message stays, and so do the newest others within the budget, and as many system messages.
-        Large ones do not count against it, because only their previews stay, and nor do those that stay in their
-        places.
-        """
+        """The messages before `end` that a summary leaves alone, with the tokens of each once what may has moved. The
+        user's first message stays, and so do the newest others within the budget, and as many system messages. Large
+        ones do not count against it, because only their previews stay, and nor do those that stay in their places."""
         kept = {index for index in self._staying if self.leading <= index < end}
         if self.first is not None and self.first < end:
             kept.add(self.first)
@@ -414,10 +404,8 @@ class Messages:
 
     def _replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:
         """The replies that have to be kept too if only `kept` and everything from `end` on is left of the history.
-
         Without them a user message would directly follow tool results, which chat templates refuse. That can only
-        happen to tool results that stay in their places.
-        """
+        happen to tool results that stay in their places."""
         spoken = (index for index in kept if self.items[index].role is not Role.SYSTEM)
         for before, after in pairwise([*spoken, end]):
             if self.items[before].role is Role.TOOL and self.items[after].role is Role.USER:

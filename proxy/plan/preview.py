@@ -21,10 +21,8 @@ CHUNK = 1 << 20
 """Characters that are read at once: a few milliseconds at most, after which other threads get their turn."""
 PREVIEW_CHARS = 100
 """Characters that stay of a moved result: enough to recognise it. The reference behind them takes some 60 tokens."""
-GLIMPSE_CHARS = 2_000
-"""Characters of preview for a result that moves before the model has seen it: about one screen."""
-MEDIA_CHARS = 200
-"""Characters of an image's name or address that are shown."""
+GLIMPSE_CHARS = 2_000  # characters of preview for a result that moves before the model has seen it: about one screen
+MEDIA_CHARS = 200  # characters of an image's name or address that are shown
 MARK = "(detailed result is stored in "
 
 
@@ -70,10 +68,8 @@ def pointer(about: str, name: str, origin: str, shape: Shape) -> str:
 
 def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0, spans: Spans = ()) -> str:
     """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
-
     `origin` says what the text is, such as `result of read_log`. The preview has at least the first `kept` characters,
-    and what the user said in these `spans` follows word for word.
-    """
+    and what the user said in these `spans` follows word for word."""
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
     head = text[: max(shape.preview_chars, kept)]
@@ -86,14 +82,11 @@ DIGITS = 16
 """Hex digits of a text's digest in a file's name: 64 bits, which nobody guesses. Where two texts would get the same
 name, the later one gets all."""
 
-STEM_CHARS = 40
-"""The most characters of a name before its digest, and of a tool's name in a reference."""
+STEM_CHARS = 40  # the most characters of a name before its digest, and of a tool's name in a reference
 SAID, SAID_CHARS = 16, 200
 """The most strings of a call that are kept as words for its result, and the most characters of each."""
-ABOUT_CHARS = 80
-"""Characters of an argument that are shown to say what a file is."""
-RESULT_OF = "result of "
-"""Precedes the tool's name where a text says what it is."""
+ABOUT_CHARS = 80  # characters of an argument that are shown to say what a file is
+RESULT_OF = "result of "  # precedes the tool's name where a text says what it is
 PARSED, VALUES = 64 << 10, 200
 """Characters of arguments that are parsed, which takes less than a millisecond (of more, the beginning is read as
 text), and the most values that are looked at."""
@@ -137,8 +130,7 @@ class Label(msgspec.Struct, frozen=True, gc=False):
 
 ORIGINALS = Label("compressed_group", "summarised messages", "the original messages behind a summary")
 EARLIER = Label("", "", "from an earlier conversation of this user")
-NAMELESS = Label("", "", "")
-"""For measuring a reference before its label is known."""
+NAMELESS = Label("", "", "")  # for measuring a reference before its label is known
 
 
 def of_call(tool: str, arguments: str, count: Callable[[str], int]) -> Label:
@@ -174,10 +166,8 @@ def digest_in(name: str) -> str:
 
 def names_in(body: bytes, store_dir: str) -> frozenset[str]:
     """Return the full names of files that a JSON body quotes, such as in the summary that a client made of its history.
-
     A body without the last part of `store_dir` quotes none, which is cheap to see. Others are looked at in steps,
-    between which other threads have their turn.
-    """
+    between which other threads have their turn."""
     place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
     found = set[str]()
     for begin in range(0, len(body), _STEP) if place in body else ():

@@ -124,10 +124,7 @@ PRICE_LISTS = (
         ("grok",),
         "https://docs.x.ai/developers/models, 2026-11",
         Prices("grok", 0.25, 1.0),
-        (
-            Prices("grok-4.5 grok-4.6", 0.25, 1.0, 2.0, 200_000),
-            Prices("grok-4.3", 0.16, 1.0, 1.25, 200_000),
-        ),
+        (Prices("grok-4.5 grok-4.6", 0.25, 1.0, 2.0, 200_000), Prices("grok-4.3", 0.16, 1.0, 1.25, 200_000)),
     ),
     PriceList(
         "DeepSeek",
@@ -135,10 +132,7 @@ PRICE_LISTS = (
         (),
         "https://api-docs.deepseek.com/quick_start/pricing (off-peak), 2026-11",
         Prices("deepseek", 0.02, 1.0),
-        (
-            Prices("deepseek-flash deepseek-v4-flash", 0.02, 1.0, 0.15),
-            Prices("deepseek-v4-pro", 0.033, 1.0, 0.66),
-        ),
+        (Prices("deepseek-flash deepseek-v4-flash", 0.02, 1.0, 0.15), Prices("deepseek-v4-pro", 0.033, 1.0, 0.66)),
     ),
 )
 
@@ -148,8 +142,7 @@ ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the de
 """For models of no list."""
 _AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
 """The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would be escaped."""
-_NAME = 200
-"""Characters of a model's name that are looked at."""
+_NAME = 200  # characters of a model's name that are looked at
 _OTHER = r"-(\d|mini|nano|lite|pro)"
 _DATE = re.compile(r"-?20\d\d-?[01]\d-?[0-3]\d")
 
@@ -164,12 +157,10 @@ def price_of(base_url: str, model: str = "") -> Prices:
 
 
 def cache_lifetime(base_url: str, model: str, body: bytes) -> int | None:
-    """Return the seconds for which upstream keeps in its cache what nobody reads; None if that is not known.
-
-    A gateway on this machine has the provider's cache behind it. Only Anthropic says when an entry ends
+    """Return the seconds for which upstream keeps in its cache what nobody reads; None if that is not known. A gateway
+    on this machine has the provider's cache behind it. Only Anthropic says when an entry ends
     (platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11). OpenAI names a least lifetime (openai
-    3.57.0).
-    """
+    3.57.0)."""
     lifetime = _looked_up(urlsplit(base_url).hostname or "", model[:_NAME].lower()).cache_lifetime
     return 3600 if lifetime and _AN_HOUR.search(body) else lifetime
 

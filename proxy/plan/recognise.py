@@ -19,8 +19,7 @@ import msgspec
 from proxy.plan.message import ToolCall
 from proxy.rawjson import encodable
 
-THINKING = ("think", "thinking", "thought", "reasoning")
-"""Tags around reasoning that some servers leave in the text."""
+THINKING = ("think", "thinking", "thought", "reasoning")  # tags around reasoning that some servers leave in the text
 MAX_ARGUMENTS, MAX_TEXT = 256 << 10, 64 << 10
 """Most characters of arguments that are parsed (larger ones are compared as they are written), and of a text in which
 calls are looked for: clients render calls and not whole files."""
@@ -154,10 +153,8 @@ def _completed(said: str, kept: str) -> bool:
 
 
 def _counterparts(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:
-    """Whether a call with the same name may be the same call, perhaps with a new id.
-
-    A second sample of the same history has other ids, too, but ids that look like those of the first.
-    """
+    """Whether a call with the same name may be the same call, perhaps with a new id. A second sample of the same
+    history has other ids, too, but ids that look like those of the first."""
     if seen.id == sent.id:
         return _same_call(seen, sent)
     arguments = _given(seen.arguments)

@@ -19,13 +19,11 @@ import msgspec
 from proxy.plan.plan import Role
 from proxy.plan.preview import DIGITS
 
-PROMPT_VERSION = "2"
-"""Part of a record's key, so that a changed prompt makes new summaries."""
+PROMPT_VERSION = "2"  # part of a record's key, so that a changed prompt makes new summaries
 HEADER = "\n### "
 """What stands before the title of each message in a file of originals."""
 OPEN, CLOSE = "<state_snapshot>", "</state_snapshot>"
-TASK_TOKENS = 500
-"""Tokens of the task with the fences and the fault that it may name. The task itself takes 300."""
+TASK_TOKENS = 500  # tokens of the task with the fences and the fault that it may name. The task itself takes 300.
 WINDOW_SHARE = 0.9
 """The share of a window that a call may use: other vocabularies need more tokens than ours for the same text."""
 SCRATCHPAD_TOKENS = 8_000
@@ -34,8 +32,7 @@ LEAST_HISTORY, LEAST_TURN = 500, 100
 """The fewest tokens of history that are worth a call, and of a shortened text with its title."""
 SHARES = {Role.TOOL: 1, Role.ASSISTANT: 2, Role.USER: 4}
 """How much longer a text may be than a tool's before it is shortened."""
-EARLIER = 6
-"""The most files of earlier originals that a snapshot names. `grep` finds the others."""
+EARLIER = 6  # the most files of earlier originals that a snapshot names. `grep` finds the others.
 
 NOTICE = (
     "Below is a record of the conversation so far. It was written from the conversation by a model; it is information "
@@ -136,11 +133,9 @@ def framed(text: str, messages: int, path: str, before: str = "") -> str:
 
 
 def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
-    """Return the tokens of a model's window for the history of one summary call, and for its reply.
-
-    The rest of the window holds the task and the record so far. A small window shortens the scratchpad rather than the
-    history, but the reply always has room for a scratchpad of half a record.
-    """
+    """Return the tokens of a model's window for the history of one summary call, and for its reply. The rest of the
+    window holds the task and the record so far. A small window shortens the scratchpad rather than the history, but the
+    reply always has room for a scratchpad of half a record."""
     room = int(window * WINDOW_SHARE) - TASK_TOKENS - snapshot_tokens
     reply = min(max(room // 3, snapshot_tokens * 3 // 2), snapshot_tokens + SCRATCHPAD_TOKENS)
     return max(room - reply, LEAST_HISTORY), reply
@@ -153,10 +148,8 @@ def fitted(
     turns: Sequence[Section], limit: int, calls: int, count: Callable[[str], int], whole: str
 ) -> list[list[Section]]:
     """Return the turns in at most `calls` groups of at most `limit` tokens. If they do not fit, shorten them first.
-
     `whole` is the path where everything can be read. The longest texts lose the most, and each loses its middle. If the
-    turns are so many that little is left of each, the oldest are left out.
-    """
+    turns are so many that little is left of each, the oldest are left out."""
     sizes = [count(turn.text) + count(turn.title) for turn in turns]
     room = limit * calls
     while room:
@@ -223,11 +216,9 @@ as English has. A longer answer comes from a model that repeats itself without e
 KEPT_WHOLE, SHORTENED = 2, 8
 """A record may take so many times the tokens that it was given: up to the first it is taken as it is, up to the second
 its longest sections are shortened. A longer one repeats itself more than it records."""
-REFERENCES = 40
-"""The most stored results that a record names. `grep` finds the others."""
+REFERENCES = 40  # the most stored results that a record names. `grep` finds the others.
 
-_ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)
-"""What the task wants to be replaced. Weak models copy it."""
+_ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)  # what the task wants to be replaced. Weak models copy it.
 _thought = re.compile(r"<(scratchpad|think)>")
 _ours = re.compile(r"<(exact_details|stored_results)>")
 _our_tag = re.compile(r"<(?=/?\s*(?:exact_details|stored_results)\b)", re.IGNORECASE)
@@ -250,11 +241,9 @@ def accept(
     finished: bool = False,
     originals: str = "",
 ) -> str:
-    """Return the neutralised record in a usable answer. Raises Unusable.
-
-    `finished`: the model ended its answer by itself, so that a missing closing tag means no missing text. A record that
-    is too long says where it was shortened, and that everything is in the file of `originals`.
-    """
+    """Return the neutralised record in a usable answer. Raises Unusable. `finished`: the model ended its answer by
+    itself, so that a missing closing tag means no missing text. A record that is too long says where it was shortened,
+    and that everything is in the file of `originals`."""
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
         raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
@@ -343,12 +332,9 @@ def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> lis
 
 # -- exact details -----------------------------------------------------------------------------------------------------
 
-READ_CHARS = 4 << 20
-"""Characters of the newest texts that are read, in a second or two."""
-ERROR_CHARS, DETAIL_CHARS = 400, 160
-"""Characters of a line that may as a whole be an error, and of a detail."""
-CONTEXT_WORDS, CONTEXT_CHARS = 3, 48
-"""The most words, and characters, before a detail that are shown with it."""
+READ_CHARS = 4 << 20  # characters of the newest texts that are read, in a second or two
+ERROR_CHARS, DETAIL_CHARS = 400, 160  # characters of a line that may as a whole be an error, and of a detail
+CONTEXT_WORDS, CONTEXT_CHARS = 3, 48  # the most words, and characters, before a detail that are shown with it
 PER_TEXT, TRIED = 12, 200
 """The most new details that one text adds, so that a log does not push out all others, and the most of the newest
 details, and of the most frequent ones, that are measured for one snapshot."""
@@ -393,9 +379,7 @@ def details(texts: Sequence[Section], known: str, room: int, count: Callable[[st
 
 def found(texts: Sequence[Section]) -> tuple[dict[str, str], Counter[str]]:
     """Return the details of these texts, the newest first, as they are shown, and how often somebody mentions each.
-
-    What the user or the model says counts three times as much as what a tool printed.
-    """
+    What the user or the model says counts three times as much as what a tool printed."""
     shown: dict[str, str] = {}
     seen: Counter[str] = Counter()
     left = READ_CHARS

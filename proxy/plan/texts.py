@@ -127,8 +127,7 @@ TOOLS = (
 )
 """Tools whose results are the user's answers."""
 
-MOST = 20
-"""The most spans of one text. A text with more quotes what such texts look like."""
+MOST = 20  # the most spans of one text. A text with more quotes what such texts look like.
 
 _tag = re.compile(r"<([\w-]{1,40})>")
 _tool = re.compile(r"[\w-]+")

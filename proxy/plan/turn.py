@@ -57,12 +57,10 @@ class Usage(msgspec.Struct):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """How later requests go on from a reply with hidden rounds, and find it again, if upstream keeps the history.
-
-    The client knows the reply by the id `shown`, and upstream keeps it as several `rounds`, in order. The entries
-    `after` belong between the last one and what the client adds. `reply` is the whole reply as the client saw it; empty
-    if it has no end.
-    """
+    """How later requests go on from a reply with hidden rounds, and find it again, if upstream keeps the history. The
+    client knows the reply by the id `shown`, and upstream keeps it as several `rounds`, in order. The entries `after`
+    belong between the last one and what the client adds. `reply` is the whole reply as the client saw it; empty if it
+    has no end."""
 
     shown: str
     rounds: tuple[str, ...]
@@ -71,11 +69,9 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """What a reply hid from the client, to be put back into the client's next request.
-
-    `before` goes in front of the reply that the client saw, and `after` directly follows it. `instead` replaces the
-    reply where the model wrote another one than the client saw; None: it is as the client saw it.
-    """
+    """What a reply hid from the client, to be put back into the client's next request. `before` goes in front of the
+    reply that the client saw, and `after` directly follows it. `instead` replaces the reply where the model wrote
+    another one than the client saw; None: it is as the client saw it."""
 
     before: tuple[bytes, ...]
     instead: bytes | None
@@ -133,8 +129,7 @@ class Verdict(Enum):
 
 Complaint = Addition | Verdict
 
-REPLANS = 2
-"""How often a request is planned again because it is too long."""
+REPLANS = 2  # how often a request is planned again because it is too long
 
 REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE))
 """What a changed request can do without. Without our tools no reference could be followed, so nothing would be left."""
@@ -162,12 +157,10 @@ class Form(msgspec.Struct, frozen=True):
         return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
 
     def after(self, complaint: Complaint, carried: frozenset[Addition], *, concerned: bool = True) -> Form | None:
-        """Return what to try after this complaint, or None if upstream's refusal must go to the client.
-
-        `carried` is what was changed in the refused request: empty for the client's own bytes, `FORGIVING` if only the
-        wish to have thinking dropped was added to them, else with `ANY`.
-        `concerned` is whether we may have changed an earlier request of the conversation.
-        """
+        """Return what to try after this complaint, or None if upstream's refusal must go to the client. `carried` is
+        what was changed in the refused request: empty for the client's own bytes, `FORGIVING` if only the wish to have
+        thinking dropped was added to them, else with `ANY`. `concerned` is whether we may have changed an earlier
+        request of the conversation."""
         tried = replace(self, bare_refused=self.bare_refused or not carried)
         if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
             return replace(tried, replanned=self.replanned + 1)
@@ -191,11 +184,9 @@ class Form(msgspec.Struct, frozen=True):
 
 # -- the client's request ----------------------------------------------------------------------------------------------
 
-ENTRY = 512
-"""Bytes that looking at an entry counts as, whatever its length."""
+ENTRY = 512  # bytes that looking at an entry counts as, whatever its length
 
-MAX_NAME = 40
-"""The most characters that a log or a header shows of a member's name."""
+MAX_NAME = 40  # the most characters that a log or a header shows of a member's name
 _NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
 """What no member's name has that an API defines, so that nobody can write into a log or a header."""
 

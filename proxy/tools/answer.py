@@ -54,8 +54,7 @@ MISSING = (
 
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
-TOKENS_PER_MATCH = 20
-"""The first guess at the size of a match."""
+TOKENS_PER_MATCH = 20  # the first guess at the size of a match
 LEAST_LINES, LEAST_CHARS = 30, 4_000
 """A call for less of a file gets so many lines, or as many of them as these characters hold. Weak models ask for a
 line at a time until their rounds are used up."""
@@ -88,10 +87,8 @@ class _Short(Exception):
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What an answer is made of, and the most tokens that it may have, as counted by `count`.
-
-    `matcher` compiles a pattern; if it refuses one, it raises ValueError with a text.
-    """
+    """What an answer is made of, and the most tokens that it may have, as counted by `count`. `matcher` compiles a
+    pattern; if it refuses one, it raises ValueError with a text."""
 
     files: Files
     index: Index
@@ -124,11 +121,8 @@ def answer(tool: Tool, arguments: str | bytes, material: Material) -> ToolAnswer
 
 
 def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generator[None, None, ToolAnswer]:
-    """Answer a call with these JSON arguments.
-
-    It yields often, so that others can have their turn. Never raises because of anything that a model or a file's text
-    may contain.
-    """
+    """Answer a call with these JSON arguments. It yields often, so that others can have their turn. Never raises
+    because of anything that a model or a file's text may contain."""
     note, media = "", None
     text: str | None
     result: Result = "ok"

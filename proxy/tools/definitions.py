@@ -16,23 +16,19 @@ import msgspec
 Tool = Literal["grep", "read_file"]
 Names = tuple[str, str]
 
-NAMES: Names = ("grep", "read_file")
-"""The names of our tools."""
+NAMES: Names = ("grep", "read_file")  # the names of our tools
 OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
 """Their names if the client has a tool with either name, or may have one."""
 
 DEFAULT_MATCHES = 50
-MAX_STRING = 1_000
-"""Characters of an argument. Globs and patterns are compiled, and nobody writes longer ones."""
+MAX_STRING = 1_000  # characters of an argument. Globs and patterns are compiled, and nobody writes longer ones.
 MAX_MEMBERS, MAX_IGNORED = 50, 5
 """The most members of a list that are looked at, and the most ignored arguments that are named."""
 
 
 def definitions(names: Names, store_dir: str, *, others: bool = False) -> list[bytes]:
     """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes.
-
-    `others`: a search without a path also goes through what this user's last conversations moved.
-    """
+    `others`: a search without a path also goes through what this user's last conversations moved."""
     grep, read_file = names
     everything = "all files, and what this user's last conversations moved" if others else "all files"
     path = f"A file below {store_dir}, or the path, address or command of the call whose result was moved"

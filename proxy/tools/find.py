@@ -20,30 +20,23 @@ import msgspec
 
 from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label
 
-MAX_NAMES, MAX_WORDS = 20, 64
-"""The most names, and the most words, of a phrase that are looked up."""
-LEAST_WORDS = 5
-"""Characters. A shorter part of a phrase says too little."""
-LISTED = (20, 5, 0)
-"""How many files an answer lists: the first of these numbers that its budget allows."""
+MAX_NAMES, MAX_WORDS = 20, 64  # the most names, and the most words, of a phrase that are looked up
+LEAST_WORDS = 5  # characters. A shorter part of a phrase says too little.
+LISTED = (20, 5, 0)  # how many files an answer lists: the first of these numbers that its budget allows
 
 _WRAPPING = "\"'`<>()[]{},;@ \t\r\n"
 _LINES = re.compile(
-    r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$",
-    re.I,
+    r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$", re.I
 )
 _DIGEST = re.compile(r"[-_]([0-9a-f]{6,64})$")
 _BREAKS = re.compile(r":?[\s\"'`<>()\[\]{},;=|]+")
-_NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")
-"""What a path or a file's name has in it."""
+_NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")  # what a path or a file's name has in it
 _WORD = re.compile(r"[^\W_]+")
 
 
 def named(path: str, paths: Sequence[str]) -> str | None:
-    """Return the one file that `path` names, or None.
-
-    The path may lack slashes at its ends and leading directories, as long as exactly one file fits.
-    """
+    """Return the one file that `path` names, or None. The path may lack slashes at its ends and leading directories, as
+    long as exactly one file fits."""
     if path in paths:
         return path
     wanted = _bare(path)

@@ -16,10 +16,8 @@ import msgspec
 
 from proxy.plan.preview import line_count, line_feeds
 
-OURS = "[lines"
-"""The beginning of our line."""
-CHARACTERS_PER_TOKEN = 3
-"""The first guess at a page's size; English and code have 3 to 5."""
+OURS = "[lines"  # the beginning of our line
+CHARACTERS_PER_TOKEN = 3  # the first guess at a page's size; English and code have 3 to 5
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -34,9 +32,7 @@ class Span(msgspec.Struct, frozen=True):
 
 def line_start(text: str, number: int, start: int = 0) -> int:
     """Return where the line `number` lines below the one at `start` begins, or the text's length if there is none.
-
-    Halves the text and counts: going from newline to newline takes seconds if a body is full of them.
-    """
+    Halves the text and counts: going from newline to newline takes seconds if a body is full of them."""
     low, high = start, len(text)
     while high - low > 1:
         middle = (low + high) // 2
@@ -58,11 +54,9 @@ def span(text: str, line: int, limit: int = sys.maxsize, column: int = 0) -> Spa
 
 def page(text: str, span: Span, call: str, budget: int, count: Callable[[str], int]) -> str | None:
     """Return as much of `span` as `budget` tokens hold, including our last line; None if not even one character fits.
-
     The page is cut at the end of a line, or within a line that exceeds the budget alone. `call` is the call that our
     line gives for continuing, up to the arguments that vary: `read_file(path="…"`. `count` is called about ten times,
-    on texts of at most twice the budget.
-    """
+    on texts of at most twice the budget."""
 
     def shown(size: int) -> str:
         stop = span.start + size

@@ -15,8 +15,7 @@ from proxy.plan.preview import line_count
 from proxy.tools.find import Index
 from proxy.tools.pages import line_start
 
-Files = Mapping[str, str]
-"""Path → whole text. May be lazy: a text is looked up only when it is read or searched."""
+Files = Mapping[str, str]  # path → whole text. May be lazy: a text is looked up only when it is read or searched.
 
 Find = Callable[[bytes, int], int]
 """Like `bytes.find` over UTF-8: takes an offset and returns where the first match at or after it begins, or -1. May
@@ -28,10 +27,8 @@ continue from there.
 
 LONG_LINE, LEAD = 500, 150
 """Characters: of a longer line, only windows of this size around its matches are shown, each with so many before it."""
-FEW, AROUND = 5, 3
-"""Up to so many matches come with so many lines around them: a match alone often says nothing."""
-NEIGHBOUR_CHARS = 200
-"""The most characters of a line around a match."""
+FEW, AROUND = 5, 3  # up to so many matches come with so many lines around them: a match alone often says nothing
+NEIGHBOUR_CHARS = 200  # the most characters of a line around a match
 SHORT_LINES, SHORT_CHARS = 40, 3_000
 """A named file up to this size is shown if nothing matches in it: a weak model often searches for the wrong word."""
 
@@ -75,10 +72,8 @@ def searched(text: str) -> bytes:
 
 
 def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
-    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a match.
-
-    Yields None after each part without a match, so that the caller can let others have their turn.
-    """
+    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a match. Yields None after
+    each part without a match, so that the caller can let others have their turn."""
     number, start = 1, 0
     while start < len(data) and (found := find(data, start)) != -1:
         if found < 0:

@@ -59,37 +59,36 @@ def test_a_result_stays_for_so_many_replies(views: int, moved_at: int) -> None:
     assert causes("u a t:9000 a:10 t:5 a:10 t:5 a:10 t:5", rules(keep_views=views)) == [(moved_at, Cause.EARLY)]
 
 
-def test_a_finished_turn_counts_as_seen() -> None:
-    """Clients that make one reply of its steps show fewer answers than there were."""
-    assert causes("u a t:9000 a:10 u", rules(keep_views=9)) == [(5, Cause.EARLY)]
+FREE, COLD = rules(cached_read=0.0, cache_write=1.0), rules(cached_read=1.0, cache_write=1.0)
+HEADED = "s:4000 u a t:5000 a:10 u a:10 u"
+CAUSED: dict[str, tuple[str, Offload, Room, int, list[tuple[int, Cause]]]] = {
+    "a finished turn counts as seen, whose steps a client may make one reply of": (
+        "u a t:9000 a:10 u", rules(keep_views=9), Room(), 0, [(5, Cause.EARLY)]
+    ),
+    "an event without tools of ours": (HEADED, rules(), Room(), 0, [(6, Cause.EARLY)]),
+    "the first one pays for our tools and all that comes after them": (HEADED, rules(), Room(), 400, []),
+    "nothing pays where reads are free": ("u a t:50000 " + "a:10 u " * 30, FREE, Room(), 0, []),
+    "everything pays without a cache": ("u a t:300 a:9000 u", COLD, Room(), 0, [(5, Cause.EARLY)]),
+    "the ceiling does not wait for views or prices": (
+        "u a t:5000 a:10 u", rules(keep_views=9, max_total_tokens=5000), Room(), 0, [(5, Cause.TOTAL)]
+    ),
+    "a full window need not pay": (
+        "u a t:900 a:10 t:900", rules(keep_views=9), Room(3500, aside=1300), 0, [(5, Cause.WINDOW)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "offload", "room", "tools", "found"), CAUSED.values(), ids=CAUSED.keys())
+def test_what_causes_an_event(
+    text: str, offload: Offload, room: Room, tools: int, found: list[tuple[int, Cause]]
+) -> None:
+    assert causes(text, offload, room, tools) == found
 
 
 def test_a_result_that_is_still_new_stays_behind_an_old_one_that_moves() -> None:
     text = "u a t:9000 a:10 t:300 a:10 t:300 a:10 t:10"
     plan = fold(history(text), rules(keep_views=3), Room())
     assert {index: plan.events[move.event - 1].point for index, move in plan.moves.items()} == {2: 9}
-
-
-def test_the_first_event_pays_for_our_tools_and_all_that_comes_after_them() -> None:
-    text = "s:4000 u a t:5000 a:10 u a:10 u"
-    assert causes(text, rules()) == [(6, Cause.EARLY)]
-    assert causes(text, rules(), tools=400) == []
-
-
-def test_nothing_pays_where_reads_are_free() -> None:
-    assert causes("u a t:50000 " + "a:10 u " * 30, rules(cached_read=0.0, cache_write=1.0)) == []
-
-
-def test_everything_pays_without_a_cache() -> None:
-    assert causes("u a t:300 a:9000 u", rules(cached_read=1.0, cache_write=1.0)) == [(5, Cause.EARLY)]
-
-
-def test_the_ceiling_does_not_wait_for_views_or_prices() -> None:
-    assert causes("u a t:5000 a:10 u", rules(keep_views=9, max_total_tokens=5000)) == [(5, Cause.TOTAL)]
-
-
-def test_a_full_window_need_not_pay() -> None:
-    assert causes("u a t:900 a:10 t:900", rules(keep_views=9), Room(3500, aside=1300)) == [(5, Cause.WINDOW)]
 
 
 def test_a_plan_says_how_far_the_next_event_is() -> None:

@@ -104,11 +104,7 @@ def test_a_copy_goes_on_where_the_first_part_ended(words: list[str], cut: int) -
 # -- in the plan ------------------------------------------------------------------------------------------------------
 
 OFFLOAD = written.offload(
-    mode=Mode.COMPRESS,
-    max_total_tokens=1_000,
-    keep_views=1,
-    pin_user_tokens=20,
-    compress=Compress(snapshot_tokens=100),
+    mode=Mode.COMPRESS, max_total_tokens=1_000, keep_views=1, pin_user_tokens=20, compress=Compress(snapshot_tokens=100)
 )
 
 

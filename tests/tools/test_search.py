@@ -137,34 +137,26 @@ def test_files_keep_their_order() -> None:
     assert [(match.path, match.line) for match in found] == [("b", 1), ("a", 1), ("a", 2)]
 
 
+LINE = "x" + "é" * 499 + "x" + "中" * 599 + "x" + "é" * 20
+WINDOWS: dict[str, tuple[str, str, list[tuple[int, str]]]] = {
+    "a window around each match": (LINE, "x", [
+        (0, LINE[:LONG_LINE] + "…"), (500, "…" + LINE[500 - LEAD : 850] + "…"), (1100, "…" + LINE[1100 - LEAD :])]),
+    "no more windows than matches": ("x" + "é" * 2000, "x", [(0, "x" + "é" * (LONG_LINE - 1) + "…")]),
+    "matches within a window count once": ("ab" * 1000, "a", [
+        (0, "ab" * 250 + "…"), (500, "…" + "ab" * 250 + "…"), *[(at, "…" + "ab" * 250 + "…") for at in (850, 1200)],
+        (1550, "…" + "ab" * 250 + "…"), (1900, "…" + "ab" * 125)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "pattern", "windows"), WINDOWS.values(), ids=WINDOWS.keys())
+def test_a_long_line_shows_windows(line: str, pattern: str, windows: list[tuple[int, str]]) -> None:
+    found = matches({"f": f"\n{line}\n"}, ["f"], find_in(pattern))
+    assert found == [LineMatch("f", 2, column, text, windowed=True) for column, text in windows]
+
+
 def test_a_line_of_500_characters_is_shown_whole() -> None:
     line = "é" * (LONG_LINE - 1) + "x"
-    assert list(matches({"f": line}, ["f"], find_in("x"))) == [LineMatch("f", 1, LONG_LINE - 1, line)]
-
-
-def test_a_longer_line_shows_windows() -> None:
-    line = "x" + "é" * 499 + "x" + "中" * 599 + "x" + "é" * 20
-    found = list(matches({"f": f"a\n{line}\nb"}, ["f"], find_in("x")))
-    assert [(match.line, match.column, match.windowed) for match in found] == [
-        (2, 0, True),
-        (2, 500, True),
-        (2, 1100, True),
-    ]
-    assert found[0].text == line[:LONG_LINE] + "…"
-    assert found[1].text == "…" + line[500 - LEAD : 850] + "…"
-    assert found[2].text == "…" + line[1100 - LEAD :]
-
-
-def test_a_long_line_has_no_more_windows_than_matches() -> None:
-    line = "x" + "é" * 2000
-    assert list(matches({"f": line}, ["f"], find_in("x"))) == [
-        LineMatch("f", 1, 0, line[:LONG_LINE] + "…", windowed=True)
-    ]
-
-
-def test_matches_within_one_window_count_once() -> None:
-    found = list(matches({"f": "ab" * 1000}, ["f"], find_in("a")))
-    assert [match.column for match in found] == [0, 500, 850, 1200, 1550, 1900]
+    assert matches({"f": line}, ["f"], find_in("x")) == [LineMatch("f", 1, LONG_LINE - 1, line)]
 
 
 def test_an_empty_match_within_a_character() -> None:
