@@ -170,11 +170,19 @@ def test_a_later_summary_replaces_the_snapshot() -> None:
     assert plan.live == whole - taken + 20 + 100
 
 
-def test_the_first_user_message_is_always_pinned_then_the_newest() -> None:
-    text = "s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u"
-    [boundary] = planned(text, policy(Mode.COMPRESS, keep_recent_count=1)).boundaries
-    assert boundary.end == 11
-    assert boundary.pins == {1, 5, 7, 9}
+PINS: dict[str, tuple[str, int | None, int, set[int]]] = {
+    "the user's first message, then the newest": ("s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u", 1, 11, {1, 5, 7, 9}),
+    "one that does not fit ends them": ("s u a u:20 a u:101 a u a:2000 t:10 a u", None, 10, {1, 7}),
+    "later system messages have a budget": ("s u a s:60 a s:50 a u:60 a s:40 a:2000 t:10 a u", None, 12, {1, 5, 7, 9}),
+}
+
+
+@pytest.mark.parametrize(("text", "keep", "end", "pins"), PINS.values(), ids=PINS.keys())
+def test_small_messages_of_the_user_and_the_system_stay_within_a_budget(
+    text: str, keep: int | None, end: int, pins: set[int]
+) -> None:
+    [boundary] = planned(text, policy(Mode.COMPRESS, keep_recent_count=keep)).boundaries
+    assert (boundary.end, boundary.pins) == (end, pins)
 
 
 WORDY = "s u a:1900 t:190 a:600 u"
@@ -208,11 +216,6 @@ def test_a_result_moved_at_first_sight_does_not_wait() -> None:
     assert plan.moves == {3: Move(first_preview=True, event=1), 7: Move(first_preview=True, event=0)}
     assert len(plan.boundaries) == 1
     assert plan.shown(None).moves == {3: Move(first_preview=True, event=0), 7: Move(first_preview=True, event=0)}
-
-
-def test_a_user_message_that_does_not_fit_ends_the_pins() -> None:
-    [boundary] = planned("s u a u:20 a u:101 a u a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
-    assert boundary.pins == {1, 7}
 
 
 def test_unanswered_messages_are_never_summarised() -> None:
@@ -272,11 +275,6 @@ def test_a_full_window_moves_large_user_messages_that_an_earlier_event_had_to_le
     text = "s u a U:400 a t:400 a t:10 a:100 u a u a:400 t:10 a:10"
     plan = planned(text, policy(max_total_tokens=10_000), Room(window=1100))
     assert {index: move.event for index, move in plan.moves.items()} == {5: 1, 3: 2}
-
-
-def test_small_later_system_messages_stay_within_a_budget_of_their_own() -> None:
-    [boundary] = planned("s u a s:60 a s:50 a u:60 a s:40 a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
-    assert boundary.pins == {1, 5, 7, 9}
 
 
 def test_leading_system_messages_change_no_decision_within_their_share_of_the_window() -> None:
