@@ -12,6 +12,7 @@ import pytest
 
 from proxy.cli import MISTAKE, OK, main, recordings
 from proxy.cli.recordings import RecordedRequest
+from proxy.cli.sessions import usage_of
 
 Json = dict[str, Any]
 SAMPLES = Path(__file__).parent / "samples"
@@ -160,6 +161,23 @@ def test_what_cannot_be_replayed_says_why(
     out, _ = capsys.readouterr()
     assert f"not planned: {read(path)[0].reason}" in out and why in out
     assert "1 of 2" in out
+
+
+@pytest.mark.parametrize(
+    ("usage", "said"),
+    [
+        (USAGE | {"cache_read_input_tokens": 100}, (120, 100)),
+        ({"input_tokens": 15, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 5}, (120, 100)),
+        ({"input_tokens": 120, "cached_input_tokens": 100, "output_tokens": 9}, (120, 100)),
+        (json.dumps(USAGE), (120, 100)),
+        ({"prompt_tokens": 120}, None),
+        ({"prompt_tokens": "many", "cached_tokens": -1}, None),
+        (None, None),
+    ],
+)
+def test_usage_is_read_in_everybodys_words(usage: Any, said: tuple[int, int] | None) -> None:
+    found = usage_of(usage)
+    assert (found and (found.prompt, found.cached)) == said
 
 
 def test_records_that_ask_no_model_are_passed_over(tmp_path: Path) -> None:
