@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -133,15 +133,17 @@ class _Request:
             tenant = self._identify(request)
             if self._dialect.name in references.NATIVE:
                 run = partial(self._run, size=request.size)
-                read = references.read(self._dialect, client.path, request, self._records, run)
-                request, wish, restored = await read
+                request, wish, restored = await references.read(self._dialect, client.path, request, self._records, run)
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
         if not request.model:
             request = replace(request, model=model_in(client.path))
-        chosen, header = tenant.policy.for_model(request.model), _our_header(client)
+        chosen, header = tenant.policy.for_model(request.model), set[bytes]()
+        if client.has_our_header:  # proxies may join several of them into a list
+            said = b",".join(client.headers.get_all(b"x-offload")).split(b",")
+            header = {word.strip().lower() for word in said}
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         prepared = Prepared(body, tenant, request, request.body if wish or restored else None, wish=wish)
@@ -415,10 +417,3 @@ class _Request:
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Return the result of `work`, which looks through so many bytes."""
         return await self._services.threads.run(self._tenant.namespace, work, size)
-
-
-def _our_header(client: Exchange) -> Collection[bytes]:
-    """Return what the client says in its header `x-offload`. Proxies may join several of them into a list."""
-    if not client.has_our_header:
-        return ()
-    return {word.strip().lower() for word in b",".join(client.headers.get_all(b"x-offload")).split(b",")}
