@@ -224,6 +224,16 @@ def test_an_output_that_can_be_no_list_of_parts_gets_none(type: str) -> None:
     assert RESPONSES.marked(entry, DEFAULTS[1]) is entry
 
 
+@pytest.mark.parametrize(
+    ("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses), (CHAT, chat), (MESSAGES, anthropic)]
+)
+def test_a_summary_call_ends_with_the_mark_that_the_client_has_behind_it(dialect: Dialect, body: Any) -> None:
+    request = dialect.parse(json.dumps(body(SIZES)).encode())
+    made = json.loads(dialect.summary_on_prefix("the task", request, request.entries[:4], [], 9, 4))
+    last = (made.get("messages") or made["input"])[-1]["content"][-1]
+    assert last["text"] == "the task" and last.keys() & set(KEYS)
+
+
 # -- marks and meaning -------------------------------------------------------------------------------------------------
 
 IMAGE = "data:image/png;base64,iVBORw0KGgo="

@@ -148,4 +148,3 @@ def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: 
     before = set(render.taken(transcript, since))
     expected = [index for index in render.taken(transcript, boundary) if index not in before]
     assert render.taken(transcript, boundary, since) == expected
-    assert render.taken(transcript, boundary, None) == render.taken(transcript, boundary)

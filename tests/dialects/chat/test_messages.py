@@ -153,9 +153,6 @@ def test_any_text_and_any_id(text: str, id: str) -> None:
     assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
-BREAKPOINT = {"type": "ephemeral"}
-
-
 # -- the history's digest ---------------------------------------------------------------------------------------------
 
 ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
