@@ -146,11 +146,6 @@ def test_preview_char_length(caller: Caller, length: int) -> None:
     assert found and found[1] == wide[:length]
 
 
-def test_preview_char_length_is_100_by_default(caller: Caller) -> None:
-    history = [user(), *step("c", TEXT), user()]
-    assert caller.compact(history).messages == caller.compact(history, preview_char_length=100).messages
-
-
 def test_a_replacement_is_never_larger_than_what_it_replaces(caller: Caller) -> None:
     history = [user(), *step("small", words(30)), *step("large", words(3_000)), user()]
     reply = caller.compact(history, preview_char_length=1_000_000)
@@ -169,11 +164,6 @@ def test_keep_recent_count_is_widened_to_whole_steps(caller: Caller, keep: int, 
     files = caller.compact(history, keep_recent_count=keep).files
     assert "".join(ids(files)) == moved
     assert caller.compact(history, keep_recent=keep).files == files
-
-
-def test_parallel_results_are_recent_together(caller: Caller) -> None:
-    history = [user(), *step("a", page("a", 300)), *step("b", *(page(f"b{n}", 300) for n in range(4)))]
-    assert ids(caller.compact(history, keep_recent_count=1).files) == ["a"]
 
 
 def test_one_message_is_recent_by_default(caller: Caller) -> None:

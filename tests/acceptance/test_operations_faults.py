@@ -19,7 +19,6 @@ from tests.acceptance.operations import (
     STORE,
     WRITTEN,
     Caller,
-    Summaries,
     assistant,
     operated,
     page,
@@ -31,8 +30,7 @@ from tests.acceptance.operations import (
 )
 from tests.acceptance.test_damage import found as counted
 from tests.fake_upstream import StrictUpstream
-from tests.serving import served, spawned
-from tests.stores.engines import redis_server
+from tests.serving import spawned
 from tests.strict import check
 
 Json = dict[str, Any]
@@ -67,13 +65,6 @@ def test_fault_re_fed_references_overwrote_the_originals(caller: Caller) -> None
     again = caller.compact(first.messages, chat_id="fixed", preview_char_length=5)
     assert (again.messages, again.files) == (first.messages, {})
     assert caller.text(first.references[0]) == TEXT
-
-
-def test_fault_a_fixed_chat_id_overwrote_earlier_groups(caller: Caller) -> None:
-    talks = [[user(page(name, 300)), assistant(page(name, 300)), user(), assistant()] for name in ("one", "two", "3")]
-    paths = [caller.compress(talk, chat_id="fixed").groups[0] for talk in talks]
-    assert len(set(paths)) == 3
-    assert [json.loads(caller.text(path)) for path in paths] == [talk[:2] for talk in talks]
 
 
 def test_fault_groups_written_at_once_overwrote_each_other(caller: Caller) -> None:
@@ -243,20 +234,6 @@ def test_the_store_is_down_and_the_messages_come_back() -> None:
         proxy.store.mkdir()
         assert caller.read(path).status == 404
         assert caller.compact(HISTORY).status == 200
-
-
-def test_redis_is_down_and_the_messages_come_back(tmp_path: Path) -> None:
-    with redis_server(tmp_path) as redis, StrictUpstream() as up:
-        up.respond(Summaries())
-        policies = {"default": {"upstream": {"base_url": up.url}}}
-        with served(policies, store=f"redis://127.0.0.1:{redis.port}/0") as proxy, Caller(proxy) as caller:  # type: ignore[arg-type]
-            [path] = caller.compact(HISTORY).files
-            assert caller.text(path) == TEXT
-            assert caller.grep("line 77:", path=STORE).metadata["matches"][0]["path"] == path
-            redis.stop()
-            for reply in (caller.compact(HISTORY, chat_id="another"), caller.compress(HISTORY)):
-                assert (reply.status, reply.messages) == (503, HISTORY)
-            assert caller.grep("line 77:").status == caller.read("/context_store/other.txt").status == 503
 
 
 def test_a_killed_process_has_kept_everything_it_answered_for(tmp_path: Path) -> None:

@@ -51,11 +51,6 @@ def test_grep_answers_with_this_exact_text(caller: Caller) -> None:
     assert reply.messages == []
 
 
-def test_without_a_glob_no_filter_is_named(caller: Caller) -> None:
-    put(caller, TOOLS)
-    assert caller.grep("tool", path=STORE).answer.startswith(f'Found 4 matches for pattern "tool" in path "{STORE}":\n')
-
-
 def test_matches_are_also_in_the_metadata(caller: Caller) -> None:
     paths = put(caller, TOOLS)
     found = {(one["path"], one["line"]): one for one in caller.grep("too", path=STORE).metadata["matches"]}
@@ -130,12 +125,6 @@ def test_a_glob_is_matched_against_the_relative_path(caller: Caller) -> None:
     assert len(caller.grep("here", path="/a", glob="*.txt").metadata["matches"]) >= 1
 
 
-def test_file_names_below_the_directory_are_relative_to_it(caller: Caller) -> None:
-    [path] = put(caller, {"x": "here"}, "/a/sub").values()
-    [name] = re.findall(r"^File: (.*)$", caller.grep("here", path="/a").answer, re.MULTILINE)
-    assert f"/a/{name}" == path
-
-
 # -- grep in one file --------------------------------------------------------------------------------------------------
 
 
@@ -163,12 +152,6 @@ def test_grep_in_one_file_has_a_limit_of_50_by_default(caller: Caller) -> None:
         for given in ({}, {"limit": 7}, {"limit": 150}, {"limit": 10_000})
     ]
     assert counts == [50, 7, 150, 200]
-
-
-def test_grep_in_a_missing_file_is_404(caller: Caller) -> None:
-    reply = caller.post("/grep", {"pattern": "x", "file_path": "/context_store/none.txt"})
-    assert reply.status == 404
-    assert "/context_store/none.txt" in reply.answer
 
 
 # -- read_file ---------------------------------------------------------------------------------------------------------
@@ -202,11 +185,6 @@ def test_read_file_takes_offset_and_limit(
     caller: Caller, lines: str, given: Json, start: int, stop: int | None
 ) -> None:
     assert caller.read(lines, **given).answer == "".join(LINES.splitlines(keepends=True)[start:stop])
-
-
-def test_read_file_takes_both_names_of_the_path(caller: Caller, lines: str) -> None:
-    assert caller.post("/read_file", {"file_path": lines}).answer == LINES
-    assert caller.post("/read_file", {"absolute_path": lines}).answer == LINES
 
 
 def test_read_file_returns_metadata(caller: Caller) -> None:

@@ -92,9 +92,6 @@ async def test_many_clients_at_once(kept: Kept) -> None:
     assert [FACT in answer for answer in answers] == [True, False] * 10
 
 
-INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-
-
 @pytest.mark.parametrize(
     ("method", "key", "body", "status"),
     [
