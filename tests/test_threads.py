@@ -122,7 +122,7 @@ async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_thread
     await settle()
     gate.open.set()
     await asyncio.gather(*tasks, *blocked)
-    assert {*gate.ran[:4]} == {"later0", "c", "d", "e"}
+    assert not {*gate.ran[:3]} & {"later1", "later2"}  # only what somebody waits for, and what ran already
 
 
 def long_work(ended: threading.Event) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.acceptance.test_archive import FACT, LOGS
 from tests.acceptance.test_recall import NOBODYS, Kept, kept
+from tests.clock import PATIENCE
 from tests.serving import Proxy, spawned, tight, wait_until
 
 mcp = pytest.importorskip("mcp")
@@ -29,7 +30,7 @@ async def over_http(kept: Kept, key: str) -> AsyncIterator[Any]:
     from mcp.client.streamable_http import streamable_http_client
 
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
+    async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE, trust_env=False) as http:
         transport = streamable_http_client(f"{kept.proxy.root}/_offload/mcp", http_client=http)
         async with mcp.Client(transport) as client:
             yield client
