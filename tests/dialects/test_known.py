@@ -106,15 +106,7 @@ class Api(NamedTuple):
         steps = [one for number in range(12) for one in self.step(number, f"result {number} " * 60)]
         task = {"role": "user", "content": "The task."}
         asked = {"role": "user", "content": "Go on."}
-        return [
-            task,
-            *steps[:8],
-            *entries,
-            asked,
-            *steps[8:],
-            {"role": "assistant", "content": "."},
-            asked,
-        ]
+        return [task, *steps[:8], *entries, asked, *steps[8:], {"role": "assistant", "content": "."}, asked]
 
 
 def _call(kind: str) -> Json:

@@ -65,7 +65,6 @@ class Case:
 
 
 SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
-COMPACTED = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10), LAST)
 CUT = Case(SYSTEM, USER, *step(1, 680), *step(4, 300), *step(2, 680, 200), *step(3, 100), LAST)
 
 
@@ -173,17 +172,6 @@ def test_rounds_before_the_cut_are_gone_with_it() -> None:
 # -- what can be read back --------------------------------------------------------------------------------------------
 
 
-def test_every_moved_text_is_a_file() -> None:
-    """O1."""
-    files = moved_files(CHAT, COMPACTED.transcript, COMPACTED.plan, "/store", None, COMPACTED.chain)
-    moved = {index: json.loads(COMPACTED.raws[index])["content"] for index in COMPACTED.plan.moves}
-    assert sorted(files.values()) == sorted(moved.values())
-    for index, message in enumerate(COMPACTED.render()):
-        if index in moved:
-            [path] = [path for path in files if path in json.loads(message)["content"]]
-            assert files[path] == moved[index]
-
-
 def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -> None:
     steps = [USER]
     for number, path in enumerate(("mailer/settings.py", "billing/settings.py")):
@@ -195,21 +183,6 @@ def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -
     [path] = files
     for word in ("mailer/settings.py", "billing/settings.py", "c0", "c1"):
         assert list(files.index.find(word).paths) == [path]
-
-
-def test_a_snapshots_originals_are_one_file_in_the_words_they_came_in() -> None:
-    files = moved_files(CHAT, CUT.transcript, CUT.plan, "/store", CUT.plan.boundaries[-1], CUT.chain)
-    text = files[CUT.shown().path]
-    assert text.startswith("### 3 assistant\ns1 xxx")
-    assert "### 6 tool call_2_0 look\ncall_2_0 call_2_0 " in text
-    assert "### 5 assistant calls look call_2_0\n{}" in text
-    for index in render.taken(CUT.transcript, CUT.plan.boundaries[-1]):
-        assert json.loads(CUT.raws[index])["content"] in text
-    assert "never touch production" not in text
-
-
-def test_a_snapshot_that_is_not_shown_has_no_file() -> None:
-    assert not moved_files(CHAT, CUT.transcript, CUT.plan, "/store", None, CUT.chain)
 
 
 def paired(messages: Sequence[Message]) -> bool:

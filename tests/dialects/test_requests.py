@@ -41,12 +41,7 @@ def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -
 
 @pytest.mark.parametrize(
     ("dialect", "body"),
-    [
-        (CHAT, b"{}"),
-        (MESSAGES, b'{"messages": [1]}'),
-        (RESPONSES, b'{"input": [1]}'),
-        (RESPONSES, b'{"input": [[]]}'),
-    ],
+    [(CHAT, b"{}"), (MESSAGES, b'{"messages": [1]}'), (RESPONSES, b'{"input": [1]}'), (RESPONSES, b'{"input": [[]]}')],
 )
 def test_nor_is_what_cannot_be_divided(dialect: Dialect, body: bytes) -> None:
     with pytest.raises(Unplannable):

@@ -82,15 +82,11 @@ def test_a_server_may_stream_one_round_and_not_the_next(api: Api, first: bool) -
         says(api, text("It is 42."), theirs(), number=2, stream=first),
     ]
     out, _ = run(api.turn(), rounds[0], ODD + rounds[1] if first else rounds[1])
-    shown = api.blocks(json.loads(out) if first else api.assembled(out))
-    assert " ".join(one.text for one in shown if one.kind == "text").split() == [
-        "Let",
-        "me",
-        "look.",
-        "It",
-        "is",
-        "42.",
-    ]
+    reply = json.loads(out) if first else api.assembled(out)
+    shown = api.blocks(reply)
+    said = [word for one in shown if one.kind == "text" for word in one.text.split()]
+    assert " ".join(said) == "Let me look. It is 42."
+    assert api.usage(reply) == (200, 20)
     assert shown[-1] == theirs()
 
 

@@ -175,19 +175,13 @@ def test_a_word_for_several_means_all_of_them(path: str) -> None:
     "path",
     [
         *(
-            "/etc/passwd",
-            "../../etc/passwd",
-            "mailer/other.py",
-            "nothing",
-            "\x00",
-            "..",
-            "/context_store/../etc",
+            "/etc/passwd", "../../etc/passwd", "mailer/other.py", "nothing", "\x00", "..", "/context_store/../etc",
             "*.go",
         ),
         *("cat mailer/other.py", "result of read_file mailer/other.py", "read_log(path='/var/log/mail.log')", "x of y"),
         *("python -m json", "= = =", "other.py, another.py", "a\nb"),
     ],
-)
+)  # fmt: skip
 def test_what_was_not_moved_is_not_found(path: str) -> None:
     assert found(path) in ([], list(FILES)) if path == ".." else found(path) == []
 

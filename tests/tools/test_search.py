@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.tools import search
-from proxy.tools.find import below, fitting, named, relative
+from proxy.tools.find import fitting, relative
 from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch
 from tests.doubling import assert_linear
 
@@ -29,62 +29,6 @@ def find_in(pattern: str) -> Find:
         return match.start() if match else -1
 
     return find
-
-
-@pytest.mark.parametrize(
-    ("path", "file"),
-    [
-        ("/context_store/a.txt", "/context_store/a.txt"),
-        ("context_store/a.txt", "/context_store/a.txt"),
-        ("./context_store/a.txt", "/context_store/a.txt"),
-        (" /context_store/a.txt/ ", "/context_store/a.txt"),
-        ("a.txt", "/context_store/a.txt"),
-        ("./a.txt", "/context_store/a.txt"),
-        ("sub/a.json", "/context_store/sub/a.json"),
-        ("c.txt", "/other/c.txt"),
-        ("txt", None),
-        (".txt", None),
-        ("A.TXT", None),
-        ("", None),
-        (".", None),
-        ("/", None),
-        ("/context_store", None),
-        ("/context_store/../other/c.txt", None),
-        ("../c.txt", None),
-        ("/etc/passwd", None),
-        ("a.txt\0", None),
-    ],
-)
-def test_a_path_names_one_file(path: str, file: str | None) -> None:
-    assert named(path, FILES) == file
-
-
-def test_a_name_that_two_files_have_is_ambiguous() -> None:
-    assert named("a.txt", ["/x/a.txt", "/y/a.txt"]) is None
-    assert named("x/a.txt", ["/x/a.txt", "/y/x/a.txt"]) == "/x/a.txt", "the whole path goes before a part of one"
-    assert named("a", ["/a", "a/"]) is None
-    assert named("/a", ["/a", "a"]) == "/a"
-
-
-@pytest.mark.parametrize(
-    ("directory", "files"),
-    [
-        ("/context_store", FILES[:3]),
-        ("/context_store/", FILES[:3]),
-        ("context_store", FILES[:3]),
-        ("./context_store//", FILES[:3]),
-        ("sub", FILES[2:3]),
-        ("/context_store/sub/", FILES[2:3]),
-        ("", FILES),
-        (".", FILES),
-        ("/", FILES),
-        ("/context", ()),
-        ("/context_store/a.txt", ()),
-        ("..", ()),
-    ],
-)
-def test_a_directory_names_the_files_below_it(directory: str, files: tuple[str, ...]) -> None:
-    assert below(directory, FILES) == list(files)
 
 
 @pytest.mark.parametrize(

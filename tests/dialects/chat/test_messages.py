@@ -15,7 +15,7 @@ from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS
 from proxy.dialects.render import compact
-from proxy.plan.history import BEGINNING, History, Naming, Terms, extend
+from proxy.plan.history import History, Naming, Terms
 from proxy.plan.message import Message, Reading, ToolCall
 from proxy.plan.plan import Role, Room
 from proxy.plan.preview import MARK, Shape
@@ -60,6 +60,11 @@ SIZES: list[tuple[dict[str, Any], int]] = [
     ({"role": "assistant", "content": "a", "reasoning": "bcd"}, 4),
     ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "n", "input": "xyz"}}]}, 4),
 ]
+
+
+@pytest.mark.parametrize(("fields", "size"), SIZES)
+def test_the_tokens_of_a_message_are_those_of_what_it_says(fields: dict[str, Any], size: int) -> None:
+    assert message(**fields).tokens == size + 4
 
 
 @pytest.mark.parametrize("raw", [b"1", b"[]", b'"user"', b'{"role":"user"'])
@@ -225,31 +230,7 @@ def history(*raws: bytes, offload: Offload | None = None) -> History:
     )
 
 
-def chain(*raws: bytes) -> list[bytes]:
-    return history(*raws).links[1:]
-
-
-SYSTEM, USER = b'{"role":"system","content":"be good"}', b'{"role":"user","content":"hi"}'
 ASKS = json.dumps({"role": "assistant", "tool_calls": [call("c1"), call("c2", "fetch")]}).encode()
-
-
-def test_the_chain_leaves_system_messages_out() -> None:
-    noon, later = (b'{"role":"system","content":"it is %d"}' % hour for hour in (12, 13))
-    assert chain(noon, USER)[1] == chain(later, USER)[1] == chain(USER)[0]
-    known = CHAT.read(USER, READING, words)
-    assert chain(USER) == [extend(BEGINNING, known.meaning)]
-
-
-def test_results_know_their_tools() -> None:
-    known = history(SYSTEM, USER, ASKS, tool("a", "c2"), tool("b", "c1"))
-    assert known.tools == ["", "", "", "fetch", "search"]
-    assert [item.role for item in known.items] == [
-        Role.SYSTEM,
-        Role.USER,
-        Role.ASSISTANT,
-        Role.TOOL,
-        Role.TOOL,
-    ]
 
 
 def test_excluded_tools_are_never_moved() -> None:

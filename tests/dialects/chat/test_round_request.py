@@ -30,6 +30,8 @@ def test_what_is_not_ours_keeps_its_bytes_and_its_place() -> None:
         b'"x":"\\u00e9","stream":true,'
         b'"seed":123456789012345678901,"stream_options":{"include_usage":true}}'
     )
+    plain = CHAT.parse(b'{"model":"m","messages":[],"seed":1e2}')
+    assert ChatRoundRequest(plain, [b'{"a": 1}'], [], 8).first() == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'
 
 
 @pytest.mark.parametrize("tools", [None, [], [SEARCH]])

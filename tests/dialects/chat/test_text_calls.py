@@ -85,8 +85,7 @@ def test_any_other_text_stays_a_text(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "beginning",
-    ["I", '{"name": "Z"', "<p>", "<p c", "`x`", "```python\nx", '{"id": "' + "x" * 400, "-"],
+    "beginning", ["I", '{"name": "Z"', "<p>", "<p c", "`x`", "```python\nx", '{"id": "' + "x" * 400, "-"]
 )
 def test_a_text_is_shown_as_soon_as_it_cannot_be_a_call(beginning: str) -> None:
     assert not could_be_call(beginning, NAMES)

@@ -157,12 +157,7 @@ def read(out: bytes) -> Json:
     [choice] = reply["choices"]
     message = {key: value for key, value in choice["message"].items() if value is not None}
     logprobs = (choice.get("logprobs") or {}).get("content") or []
-    return {
-        "message": message,
-        "finish": choice["finish_reason"],
-        "usage": reply.get("usage"),
-        "logprobs": logprobs,
-    }
+    return {"message": message, "finish": choice["finish_reason"], "usage": reply.get("usage"), "logprobs": logprobs}
 
 
 def made(reply: Json) -> list[tuple[str, str, str]]:

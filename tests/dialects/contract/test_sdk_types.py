@@ -50,24 +50,12 @@ ITEMS = {
 }
 """Items of a response. Which of them the client answers may also be told by a member, as for `tool_search_call`."""
 EVENTS_OF_ITEMS = (
-    "response.code_interpreter_call",
-    "response.compaction.",
-    "response.content_part.",
-    "response.custom_tool_call_input.",
-    "response.file_search_call.",
-    "response.function_call_arguments.",
-    "response.image_generation_call.",
-    "response.mcp_call",
-    "response.mcp_list_tools.",
-    "response.output_item.",
-    "response.output_text.",
-    "response.reasoning_summary_part.",
-    "response.reasoning_summary_text.",
-    "response.reasoning_text.",
-    "response.refusal.",
-    "response.shell_call_",
-    "response.web_search_call.",
-)
+    "response.code_interpreter_call", "response.compaction.", "response.content_part.",
+    "response.custom_tool_call_input.", "response.file_search_call.", "response.function_call_arguments.",
+    "response.image_generation_call.", "response.mcp_call", "response.mcp_list_tools.", "response.output_item.",
+    "response.output_text.", "response.reasoning_summary_part.", "response.reasoning_summary_text.",
+    "response.reasoning_text.", "response.refusal.", "response.shell_call_", "response.web_search_call.",
+)  # fmt: skip
 """How the names of events begin that tell with `output_index` which item they are about."""
 OTHER_EVENTS = {"error"} | {
     f"response.audio.{kind}" for kind in ("delta", "done", "transcript.delta", "transcript.done")

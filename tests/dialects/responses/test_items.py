@@ -84,8 +84,7 @@ ALLOWS = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "app
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered"),
-    [({**SEARCH, "execution": "client"}, {**FOUND, "execution": "client"}), (ASKS, ALLOWS)],
+    ("asked", "answered"), [({**SEARCH, "execution": "client"}, {**FOUND, "execution": "client"}), (ASKS, ALLOWS)]
 )
 def test_what_the_client_answers_ends_a_reply(asked: Json, answered: Json) -> None:
     entries = parsed(

@@ -13,10 +13,7 @@ from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.plan.turn import Addition
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
-from tests.dialects.responses.turns import (
-    response,
-    turn,
-)
+from tests.dialects.responses.turns import response, turn
 
 Json = dict[str, Any]
 
