@@ -17,13 +17,11 @@ from proxy.errors import Overloaded
 from proxy.policy import Mode, Policy
 from proxy.requests import handler
 from proxy.requests.handler import Chat
-from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Outcome
 from tests.dialects.chat.turns import ANSWER, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import LONG, OFF, OVERFLOW, World, chat, refused, reply_headers
 from tests.requests.test_handler import POLICY as FREE
-from tests.telemetry.test_metrics import samples
 
 CHUNKED = (b"transfer-encoding", b"chunked")
 OBSERVE = [CHUNKED, (b"x-offload", b" Observe ")]
@@ -227,23 +225,3 @@ async def test_a_continuation_is_not_looked_up(world: World) -> None:
     _, outcome = await world.ask(body, ScriptedReply(REPLY))
     assert world.sent == [body] and not outcome.store_errors
     assert seen(outcome) == ("untouched", "off", "", "field")
-
-
-async def test_metrics_log_and_headers_agree_and_what_was_sent_is_counted_as_sent(world: World) -> None:
-    metrics, outcomes = Metrics(), []
-    for reply in (ScriptedReply(REPLY), ScriptedReply(ANSWER), refused(OVERFLOW)):
-        _, outcome = await world.ask(LONG, reply)
-        outcomes.append(outcome)
-        metrics.record([outcome])
-    found = samples(metrics)
-
-    def total(name: str, **labels: str) -> float:
-        return found[f"offload_{name}_total", frozenset(({"tenant": "acme"} | labels).items())]
-
-    for outcome, usage in zip(outcomes, ("billed", "unknown"), strict=False):
-        assert total("observed_requests", usage=usage) == 1
-        for field in ("tokens_before", "tokens_after", "cost_before", "cost_after"):
-            assert total(f"observed_{field}", usage=usage) == getattr(outcome, field) > 0
-    sent = sum(outcome.tokens_before for outcome in outcomes)
-    assert total("context_tokens_before") == total("context_tokens_after") == sent
-    assert total("messages_compacted") == 0

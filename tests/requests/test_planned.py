@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import canonical
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import WINDOW_MARGIN, Room
-from proxy.plan.turn import Hidden, Unplannable
-from proxy.policy import Inject, Mode, Policy, Tools
-from proxy.requests.cache import MessageCache
-from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered, plan
+from proxy.plan.turn import Hidden
+from proxy.policy import Inject, Policy, Tools
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.requests.summaries import summary_on_prefix
 from tests.requests.planning import (
     ALWAYS,
@@ -25,7 +23,6 @@ from tests.requests.planning import (
     OFFLOAD,
     POLICY,
     SHORT,
-    Counting,
     Json,
     planned,
 )
@@ -34,24 +31,6 @@ from tests.requests.planning import (
 def snapshot(history: Planned) -> ActiveSnapshot:
     [boundary] = history.plan.boundaries
     return ActiveSnapshot(boundary, "the record", history.originals_path(boundary))
-
-
-@pytest.mark.parametrize(
-    ("policy", "members"),
-    [
-        (Policy(offload=replace(OFFLOAD, mode=Mode.OFF)), {}),
-        (POLICY, {"n": 2}),
-        (POLICY, {"tools": [{"function": {"name": name}} for name in ("grep", "offload_grep")]}),
-    ],
-)
-async def test_some_requests_must_not_be_changed(policy: Policy, members: dict[str, Any]) -> None:
-    asked = CHAT.parse(json.dumps({"model": "m", "messages": SHORT, **members}).encode())
-    assert await plan(CHAT, asked, policy, None, MessageCache(Counting())) is None
-
-
-async def test_a_history_that_is_not_valid_cannot_be_planned() -> None:
-    with pytest.raises(Unplannable):
-        await planned(["no message"])
 
 
 async def test_tools_can_be_injected_always() -> None:

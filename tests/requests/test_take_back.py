@@ -16,7 +16,6 @@ from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Verdict
 from proxy.requests import relay
 from proxy.requests.handler import Chat
-from tests.asgi import ScriptedClient
 from tests.clock import Clock, turns
 from tests.dialects.chat.turns import ANSWER, DONE, folded, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
@@ -46,22 +45,21 @@ async def test_refused_usage_is_left_out_and_the_rest_stays(world: World) -> Non
     assert (outcome.kind, outcome.reason, outcome.refused) == ("offloaded", "", ("usage",))
 
 
-@pytest.mark.parametrize("body", [LONG, STREAMED])
-@pytest.mark.parametrize("said", [ODD, b"", b"<html>", b'{"detail": [{"msg": "no"}]}'])
-@pytest.mark.parametrize("status", [400, 404, 422])
+TEMPLATE = b'{"error": {"message": "chat template: KeyError: tool", "type": "server_error"}}'
+
+
+@pytest.mark.parametrize("body", [LONG, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(400, ODD), (404, b""), (422, b"<html>"), (400, b'{"detail": [{"msg": "no"}]}'), (500, TEMPLATE)],
+)
 async def test_refusal_in_unknown_words_leads_to_the_clients_own_bytes(
-    world: World, body: bytes, said: bytes, status: int
+    world: World, body: bytes, status: int, said: bytes
 ) -> None:
     reply = ANSWER if body == STREAMED else HELLO
     client, outcome = await world.ask(body, refused(said, status), ScriptedReply(reply))
     assert world.sent[1] == body and (client.status, client.body) == (200, reply)
     assert (outcome.kind, outcome.reason, outcome.refused) == ("untouched", "refused", ("any",))
-
-
-async def test_server_error_about_templates_leads_to_the_clients_own_bytes(world: World) -> None:
-    said = b'{"error": {"message": "chat template: KeyError: tool", "type": "server_error"}}'
-    client, _ = await world.ask(LONG, refused(said, 500), ScriptedReply(HELLO))
-    assert world.sent[1] == LONG and client.body == HELLO
 
 
 BOUND = b'{"type":"error","error":{"message":"Invalid `signature`. The block is bound to a different conversation."}}'
@@ -125,6 +123,9 @@ async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: Worl
 
 
 TOOLS_SAID = "this model does not support tools"
+BEGIN: dict[str, Any] = {
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+}
 ODD_ERRORS: dict[str, Any] = {
     "OpenAI": json.loads(NO_TOOLS),
     "a text": {"error": TOOLS_SAID},
@@ -141,8 +142,7 @@ ODD_ERRORS: dict[str, Any] = {
 
 @pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS.keys())
 async def test_error_in_the_place_of_a_reply_may_have_any_shape(world: World, error: Any) -> None:
-    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-    for events in (b": keep-alive\n\n" + stream(error, DONE), stream(role) + stream(error, DONE)):
+    for events in (b": keep-alive\n\n" + stream(error, DONE), stream(BEGIN) + stream(error, DONE)):
         client, outcome = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
         assert world.sent[-1] == STREAMED and client.body == ANSWER and outcome.refused == ("any",)
         world = World()
@@ -151,18 +151,16 @@ async def test_error_in_the_place_of_a_reply_may_have_any_shape(world: World, er
     assert world.sent[-1] == LONG and client.body == HELLO and outcome.refused == ("any",)
 
 
-async def test_event_that_is_named_an_error_is_a_refusal_whatever_its_data_says(world: World) -> None:
-    for data in (b'{"reason": "tools"}', b'"no tools"', b"no tools"):
-        events = b"event: error\ndata: " + data + b"\n\n"
-        client, _ = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
-        assert world.sent[-1] == STREAMED and client.body == ANSWER
-        world = World()
+@pytest.mark.parametrize("data", [b'{"reason": "tools"}', b'"no tools"', b"no tools"])
+async def test_event_that_is_named_an_error_is_a_refusal_whatever_its_data_says(world: World, data: bytes) -> None:
+    said = ScriptedReply(b"event: error\ndata: " + data + b"\n\n", headers=[STREAM])
+    client, _ = await world.ask(STREAMED, said, ScriptedReply(ANSWER))
+    assert world.sent[-1] == STREAMED and client.body == ANSWER
 
 
 @pytest.mark.parametrize("nothing", [None, "", {}, [], False])
 async def test_reply_with_an_empty_error_is_a_reply(world: World, nothing: Any) -> None:
-    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-    start = {"choices": [role], "error": nothing}
+    start = {**BEGIN, "error": nothing}
     client, outcome = await world.ask(STREAMED, ScriptedReply(stream(start) + ANSWER))
     assert client.body.startswith(stream(start)) and text(folded(client.body)) == "It is 42."
     assert (outcome.kind, outcome.refused, len(world.sent)) == ("offloaded", (), 1)
@@ -211,12 +209,11 @@ async def test_refusal_that_cannot_be_read_whole_costs_the_client_nothing(
 async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_counts(world: World) -> None:
     where = msgspec.structs.replace(POLICY.upstream, context_window=40_000)
     world.policy = msgspec.structs.replace(POLICY, upstream=where)
-    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-    late = stream(role) + stream(json.loads(NO_TOOLS), DONE)
+    late = stream(BEGIN) + stream(json.loads(NO_TOOLS), DONE)
     billed = stream({"choices": [], "usage": usage(len(STREAMED), 10)})
     for _ in range(2):
         own = ScriptedReply(ANSWER.replace(b"data: [DONE]", billed + b"data: [DONE]"))
-        client, outcome = await world.ask(STREAMED, ScriptedReply(stream(role), late, headers=[STREAM]), own)
+        client, outcome = await world.ask(STREAMED, ScriptedReply(stream(BEGIN), late, headers=[STREAM]), own)
         assert world.sent[-1] == STREAMED and text(folded(client.body)) == "It is 42."
         assert (outcome.refused, len(world.sent) % 2) == (("any",), 0)
     client, _ = await world.ask(STREAMED, ScriptedReply(ANSWER))
@@ -224,9 +221,8 @@ async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_count
 
 
 async def test_final_error_after_the_head_of_a_stream_costs_no_other_request(world: World) -> None:
-    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
-    client, _ = await world.ask(STREAMED, ScriptedReply(stream(role), said, headers=[STREAM]))
+    client, _ = await world.ask(STREAMED, ScriptedReply(stream(BEGIN), said, headers=[STREAM]))
     assert b"Rate limited" in client.body and len(world.sent) == 1
 
 
@@ -291,57 +287,3 @@ async def test_refusal_in_unknown_words_is_believed_of_this_conversation_alone(w
     other = LONG.replace(b"What is it?", b"Who is it?")
     _, outcome = await world.ask(other, ScriptedReply(HELLO))
     assert changed(world.sent[-1]) and outcome.kind == "offloaded"
-
-
-POISONS: dict[str, tuple[dict[str, Any], bytes, int]] = {
-    "a generation that failed (Groq)": ({}, FAILED, 400),
-    "JSON mode with tools (Gemini)": (
-        {"response_format": {"type": "json_object"}},
-        b'[{"error": {"message": "Function calling with a response mime type: \'application/json\' is unsupported"}}]',
-        400,
-    ),
-    "reasoning effort with tools (OpenAI)": (
-        {"reasoning_effort": "high"},
-        b'{"error": {"message": "Function tools with reasoning_effort are not supported for m."}}',
-        400,
-    ),
-    "our stream_options (Mistral)": (
-        {"stream": True},
-        b'{"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted", "input": {}}]}',
-        422,
-    ),
-    "an odd refusal": ({}, ODD, 400),
-    "a refusal that quotes the request": (
-        {"user": "maximum context length is 1300"},
-        b'{"detail": [{"loc": ["body", "user"], "msg": "no", "input": "this model does not support tools"}]}',
-        422,
-    ),
-}
-
-
-@pytest.mark.parametrize(("members", "said", "status"), POISONS.values(), ids=POISONS.keys())
-async def test_poison_touches_nobody_else_and_not_the_callers_next_conversation(
-    world: World, members: dict[str, Any], said: bytes, status: int
-) -> None:
-    victim, ours = "victim-1", "acme-1"
-
-    async def ask(body: bytes, namespace: str, *replies: ScriptedReply) -> ScriptedClient:
-        world.upstream.replies = [*world.upstream.replies[: len(world.upstream.requests)], *replies]
-        return await world.send(body, namespace)
-
-    answer = ANSWER if members.get("stream") else HELLO
-    poisonous = chat("word " * 5_000, **members)
-    following = chat("other " * 4_000, **({"stream": True} if members.get("stream") else {}))
-    for body in (poisonous, following):
-        await ask(body, victim, ScriptedReply(answer))
-    before = world.sent[-2:]
-    for _ in range(4):
-        world.upstream.replies = world.upstream.replies[: len(world.upstream.requests)]
-        client = await ask(poisonous, ours, refused(said, status), ScriptedReply(answer), ScriptedReply(answer))
-        assert client.status in (200, status)
-    world.upstream.replies = world.upstream.replies[: len(world.upstream.requests)]
-    for body in (poisonous, following):
-        await ask(body, victim, ScriptedReply(answer))
-    assert world.sent[-2:] == before
-    await ask(following, ours, ScriptedReply(answer))
-    assert changed(world.sent[-1]) and b'"grep"' in world.sent[-1]

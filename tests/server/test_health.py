@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from proxy.policy import Policy, Upstream
 from proxy.server.access import deep_health
@@ -46,28 +47,6 @@ def test_deep_health_checks_store_and_breaker(up: StrictUpstream, serve: Callabl
         assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
 
 
-def test_deep_health_tells_a_store_that_cannot_be_written(
-    up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path
-) -> None:
-    up.respond(lambda _: whole({"object": "list", "data": []}))
-    with redis_server(tmp_path, "--maxmemory", "1") as redis:
-        proxy = serve({"default": {"upstream": {"base_url": up.url}}}, store=f"redis://127.0.0.1:{redis.port}/0")
-        status, page = deep(proxy)
-        assert (status, page["status"]) == (503, "degraded")
-        assert page["store"] == {"fault": "Redis failed: OutOfMemoryError OOM", "breaker": "closed"}
-
-
-def test_deep_health_checks_every_upstream(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    up.respond(lambda _: whole({}, 500))
-    [port] = free_ports(1)
-    gone = f"http://127.0.0.1:{port}/v1"
-    rules = [{"model": "m", "upstream": {"base_url": gone}}]
-    status, page = deep(serve({"default": {"upstream": {"base_url": up.url}, "rules": rules}}))
-    assert (status, page["store"]["fault"]) == (503, None)
-    assert page["upstreams"][up.url] == "answered 500"
-    assert "connect" in page["upstreams"][gone]
-
-
 def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     up.respond(lambda _: whole({}))
     proxy = serve({"default": {"upstream": {"base_url": up.url}}}, admin_token="secret")
@@ -78,17 +57,21 @@ def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable
     assert shallow.json() == {"status": "healthy"}
 
 
-async def test_no_key_of_a_policy_leaves_and_any_status_below_500_will_do(tmp_path: Path) -> None:
+async def test_every_upstream_is_asked_without_a_key_and_any_status_below_500_will_do(tmp_path: Path) -> None:
+    """Those of rules, too."""
+
     async def answers(peer: Peer) -> None:
         asked = await peer.request()
         await peer.send(b"HTTP/1.1 %b No\r\nContent-Length: 0\r\n\r\n" % asked.target.split(b"/")[1])
 
+    [port] = free_ports(1)
     store = Guarded(open_store(str(tmp_path)), warn=lambda kind, text: None)
     async with upstream(answers) as wire, UpstreamClient(Settings()) as client:
-        urls = [f"{wire.url}/{status}/v1" for status in (401, 404, 503)]
+        urls = [*(f"{wire.url}/{status}/v1" for status in (401, 404, 503)), f"http://127.0.0.1:{port}/v1"]
         policies = [Policy(upstream=Upstream(base_url=url, api_key="sk-secret")) for url in urls]
-        healthy, page = await deep_health(store, client, policies)
-    assert not healthy
-    assert page["upstreams"] == dict(zip(urls, [None, None, "answered 503"], strict=True))
+        healthy, page = await deep_health(store, client, [*policies[:2], replace(policies[2], rules=(policies[3],))])
+    assert not healthy and page["store"]["fault"] is None
+    *answered, gone = (page["upstreams"][url] for url in urls)
+    assert answered == [None, None, "answered 503"] and "connect" in gone
     assert len(wire.requests) == 3 and not any("sk-secret" in str(asked.headers) for asked in wire.requests)
     await store.close()

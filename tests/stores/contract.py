@@ -180,18 +180,11 @@ class StoreContract:
         assert [await swept(store, space), await swept(store, space, later=120)] == [0, 3]
         assert set(await listed(store, space)) == {f"{space}x/original/a"}
 
-    @pytest.mark.parametrize(
-        "key", ["", "a", "a/b", "a/b/c/d", "../b/c", "a/../c", "a/b/..", "/a/b/c", "a/b/é", "a//c"]
-    )
-    async def test_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
-        with pytest.raises(ValueError):
-            await store.put(key, b"1")
-        with pytest.raises(ValueError):
-            await store.get(key)
-        with pytest.raises(ValueError):
-            await store.get_many([key])
-        with pytest.raises(ValueError):
-            await store.delete(key)
+    async def test_what_is_no_key_is_refused(self, store: Store) -> None:
+        for key in ("", "a/b", "../b/c", "a/b/é"):
+            for work in (store.put(key, b"1"), store.get(key), store.get_many([key]), store.delete(key)):
+                with pytest.raises(ValueError):
+                    await work
 
     async def test_what_no_key_begins_with_is_refused(self, store: Store) -> None:
         for prefix in ("../", "/", "a*", ".tmp"):

@@ -32,7 +32,22 @@ def test_every_beginning_of_a_key_is_a_prefix(namespace: str, kind: str, name: s
         assert checked_prefix(key[:length]) == key[:length]
 
 
-NO_KEYS = ["a/b/.c", ".tmp/b/c", "a/../c", "a/./c", f"a/b/{'c' * 256}", "a/b/c\n", "a/b/c/", "/a/b/c", "a\\b\\c", "a/b"]
+NO_KEYS = [
+    "a/b/.c",
+    ".tmp/b/c",
+    "a/../c",
+    "a/./c",
+    f"a/b/{'c' * 256}",
+    "a/b/c\n",
+    "a/b/c/",
+    "/a/b/c",
+    "a\\b\\c",
+    "a/b",
+    "",
+    "a",
+    "a/b/c/d",
+    "a/b/é",
+]
 
 
 @pytest.mark.parametrize("key", [*NO_KEYS, "a//c"])

@@ -139,16 +139,6 @@ async def test_an_acl_user_of_the_prefix_is_enough(tmp_path: Path) -> None:
         await elsewhere.close()
 
 
-async def test_full(tmp_path: Path) -> None:
-    with redis_server(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as process:
-        store = open_store(url(process))
-        with pytest.raises(StoreFault, match="OutOfMemoryError"):
-            for number in range(50):
-                await store.put(f"full-1/original/{number}", b"x" * 500_000)
-        assert await store.get("full-1/original/0") == b"x" * 500_000
-        await store.close()
-
-
 SECRET = "my-password-is-hunter2"
 
 
@@ -197,18 +187,6 @@ async def test_keys_of_a_wrong_type_are_absent_and_hide_no_others(redis_process:
     assert await store.put("wrong-1/files/b", b"3") is False
     assert await store.get("wrong-1/files/b") == b"2"
     await store.close()
-
-
-async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
-    with redis_server(tmp_path, "--appendfsync", "always") as process:
-        store = open_store(url(process))
-        await store.put("a-1/round/k", b"1")
-        process.stop()
-        with pytest.raises(StoreFault, match="Redis failed"):
-            await store.get("a-1/round/k")
-        process.start()
-        assert await store.get("a-1/round/k") == b"1"
-        await store.close()
 
 
 async def test_an_address_that_moves_to_a_new_master_is_followed(tmp_path: Path) -> None:
