@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
@@ -20,8 +21,9 @@ from msgspec.structs import replace
 from proxy import regex
 from proxy.plan.history import extend
 from proxy.plan.recognise import Visible
-from proxy.plan.turn import Verdict
+from proxy.plan.turn import Unplannable, Verdict
 from proxy.policy import ArchiveUse
+from proxy.rawjson import NotJson
 from proxy.regex import Budget, sliced
 from proxy.requests.archive import Archive
 from proxy.requests.caching import Pauses
@@ -157,7 +159,11 @@ class Rounds:
 
     async def remember(self, turn: Turn) -> None:
         """Record what the finished turn hid, under the digest of the history that ends with the visible reply. The
-        client's reply ends only afterwards."""
+        client's reply ends only afterwards. A reply that no history could hold is not recorded."""
+        with suppress(NotJson, Unplannable):
+            await self._remember(turn)
+
+    async def _remember(self, turn: Turn) -> None:
         if continuation := turn.continuation:
             await self._records.keep_continuation(continuation)
         planned, hidden, model = self._planned, turn.hidden, self._planned.request.model

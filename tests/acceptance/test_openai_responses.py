@@ -305,3 +305,16 @@ def test_a_client_that_sends_its_history_has_our_tools_from_then_on(up: StrictUp
     with served({"default": {"upstream": {"base_url": up.url}}}) as agents, client_of(agents) as client:
         begun(asking(client, False), made)
     assert [len(request.json["tools"]) for request in up.requests if request.method == "POST"] == [1, 3, 3]
+
+
+@pytest.mark.parametrize("item", [0, {"type": ["message"]}], ids=str)
+def test_an_item_that_no_history_could_hold_reaches_the_client_after_a_hidden_round(
+    proxy: Proxy, up: StrictUpstream, client: openai.OpenAI, api: ResponsesApi, item: Any
+) -> None:
+    items = begun(asking(client, stream=False), api)
+    found = {"type": "function_call", "id": "fc", "call_id": "c", "name": "grep", "arguments": '{"pattern": "is"}'}
+    outputs: list[Any] = [[{**found, "status": "completed"}], [item]]
+    up.respond(lambda _: whole({"id": "resp_1", "object": "response", "status": "completed", "output": outputs.pop(0)}))
+    body = {"model": "m", "input": items, "tools": [TOOL]}
+    reply = httpx.post(f"{proxy.url}/responses", json=body, headers={"authorization": "Bearer k"}, timeout=60)
+    assert (reply.status_code, reply.json().get("output")) == (200, [item])
