@@ -79,22 +79,23 @@ def marks(sent: Json) -> list[tuple[int, Json]]:
     return found
 
 
+BOTH = pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
 SIZES = [200, 200, 9000, 200]
 """The third one moves."""
 
 
-@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
-async def test_they_are_on_the_last_result_before_what_moved_and_on_what_moved_last(
+@BOTH
+async def test_they_are_before_and_on_what_moved_last_until_the_next_event(
     dialect: Dialect, body: Any, first: int
 ) -> None:
-    request = body(SIZES)
-    made = await sent(dialect, request)
-    where = first + 3
+    where, made = first + 3, await sent(dialect, body(SIZES))
     assert marks(made)[-3:] == [(where, MARK), (where + 2, MARK), (where + 4, MARK)]
     assert "0000" not in json.dumps(made["messages"][where]) and "1111" in json.dumps(made["messages"][where])
+    later = await sent(dialect, body([*SIZES, 200, 200]))
+    assert later["messages"][: len(made["messages"]) - 1] == made["messages"][:-1]
 
 
-@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
+@BOTH
 @pytest.mark.parametrize(("system", "end", "ours"), [(HOUR, MARK, MARK), (HOUR, HOUR, HOUR), (HOUR, None, MARK)])
 async def test_it_lives_as_long_as_the_clients_next_one(
     dialect: Dialect, body: Any, first: int, system: Json, end: Json | None, ours: Json
@@ -113,12 +114,6 @@ async def test_without_marks_of_the_client_or_room_there_is_none(dialect: Dialec
     assert json.dumps(await sent(dialect, full)).count("cache_control") == 4
 
 
-@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
-async def test_it_stays_where_it_is_until_the_next_event(dialect: Dialect, body: Any) -> None:
-    earlier, later = [(await sent(dialect, body(sizes)))["messages"] for sizes in (SIZES, [*SIZES, 200, 200])]
-    assert later[: len(earlier) - 1] == earlier[:-1]
-
-
 async def test_a_mark_of_the_clients_at_that_place_stays_as_it_is() -> None:
     request = anthropic(SIZES)
     request["messages"][4]["content"][0]["cache_control"] = HOUR
@@ -126,7 +121,7 @@ async def test_a_mark_of_the_clients_at_that_place_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("content", [{"a": 1}, 7, True, None, "", [], [{"type": "thinking", "thinking": "hm"}]])
-@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
+@BOTH
 async def test_content_that_can_carry_none_keeps_its_bytes(
     dialect: Dialect, body: Any, first: int, content: Any
 ) -> None:
@@ -205,16 +200,9 @@ async def test_ours_are_spelled_like_the_clients(dialect: Dialect, body: Any) ->
     assert "cache_control" not in json.dumps(made)
     made = await sent(dialect, request | {"prompt_cache_options": {"mode": "explicit"}})
     assert openai_marks(made) == [0, 5, 7, 9]
-
-
-@pytest.mark.parametrize(("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses)])
-async def test_ours_displaces_none_of_the_clients(dialect: Dialect, body: Any) -> None:
-    request = body(SIZES)
-    name = "content" if dialect is CHAT else "output"
-    kind = "text" if dialect is CHAT else "input_text"
-    entries = request["messages"] if dialect is CHAT else request["input"]
-    entries[3][name] = [marked({"type": kind, "text": "so"})]
-    assert openai_marks(await sent(dialect, request)) == [0, 3, 9]
+    name, kind = ("content", "text") if dialect is CHAT else ("output", "input_text")
+    (request.get("messages") or request["input"])[3][name] = [marked({"type": kind, "text": "so"})]
+    assert openai_marks(await sent(dialect, request)) == [0, 3, 9], "ours displaces none of the client's"
 
 
 @pytest.mark.parametrize("type", ["computer_call_output", "local_shell_call_output"])

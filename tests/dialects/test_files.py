@@ -107,27 +107,15 @@ def test_a_message_that_was_pinned_is_in_the_file_of_the_cut_that_takes_it() -> 
 
 
 def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call() -> None:
-    raws = [
-        Raw(json.dumps(message).encode())
-        for message in (
-            {"role": "user", "content": "rules"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [
-                    {
-                        "id": id,
-                        "type": "function",
-                        "function": {"name": "cat", "arguments": f'{{"path":"/var/{id}.log"}}'},
-                    }
-                    for id in "ab"
-                ],
-            },
-            {"role": "tool", "tool_call_id": "a", "content": "p" * 900},
-            {"role": "tool", "tool_call_id": "b", "content": "q" * 900},
-            {"role": "assistant", "content": "done"},
-        )
+    calls = [{**CALL, "id": id, "function": {"name": "cat", "arguments": f'{{"path":"/var/{id}.log"}}'}} for id in "ab"]
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "rules"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "p" * 900},
+        {"role": "tool", "tool_call_id": "b", "content": "q" * 900},
+        {"role": "assistant", "content": "done"},
     ]
+    raws = [Raw(json.dumps(message).encode()) for message in messages]
     transcript, chain = history(raws).transcript(raws), history(raws).links
     boundary = SummaryBoundary(4, frozenset({0}), 1)
     planned = Plan({2: Move(False, 1)}, (boundary,), (OffloadEvent(5, 0, 5),), 0, True)

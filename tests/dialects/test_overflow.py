@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -135,10 +136,10 @@ def test_other_errors_are_others(status: int, body: Any) -> None:
     assert status != 400 or window(sent(body)) is None
 
 
-@pytest.mark.parametrize("vendor", WORDINGS)
-def test_every_wording_was_seen(vendor: str) -> None:
+def test_every_wording_was_seen() -> None:
     texts = [refusals.error_text(sent(row[3])).text for row in OVERFLOWS]
-    assert any(refusals._wordings[vendor].search(text) for text in texts)
+    seen = [any(re.search(wording, text, re.IGNORECASE) for text in texts) for wording in WORDINGS.values()]
+    assert [vendor for vendor, found in zip(WORDINGS, seen, strict=True) if not found] == []
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"", b"null", b"1", b"[" * 9_999, b'{"error":' * 9_999, b'"\xff"'])

@@ -72,10 +72,6 @@ def items(*messages: Json, offload: Offload = OFFLOAD) -> list[tuple[Role, bool]
     return [(item.role, item.preview < item.tokens) for item in history.items[len(TALKED) :]]
 
 
-def test_later_system_messages_that_are_large_are_results() -> None:
-    assert items(said("system", "x" * 100), said("developer", "x" * 300)) == [(Role.SYSTEM, False), (Role.TOOL, True)]
-
-
 def test_leading_system_messages_and_the_first_user_message_never_move() -> None:
     large = [said("system", "x" * 9000), said("developer", "x" * 9000), said("user", "x" * 9000)]
     history = History(Terms("m", OFFLOAD, Room(), 0)).extended(measured(large))
@@ -83,7 +79,8 @@ def test_leading_system_messages_and_the_first_user_message_never_move() -> None
     assert all(item.preview == item.tokens for item in history.items)
 
 
-def test_only_large_user_messages_can_move() -> None:
+def test_only_large_messages_of_user_and_system_can_move() -> None:
+    assert items(said("system", "x" * 100), said("developer", "x" * 300)) == [(Role.SYSTEM, False), (Role.TOOL, True)]
     assert items(said("user", "x" * 490), said("user", "x" * 600)) == [(Role.USER, False), (Role.USER, True)]
 
 

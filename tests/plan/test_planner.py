@@ -197,17 +197,13 @@ def test_an_event_waits_for_its_snapshot_as_long_as_its_patience(more: int, wait
     assert plan.shown(None).empty == waits
 
 
-def test_an_event_does_not_wait_beyond_the_next_one() -> None:
+def test_an_event_does_not_wait_beyond_the_next_one_or_without_a_summary() -> None:
     plan = planned("s u a:1900 t:190 a:600 t:1500 a u", policy(Mode.AUTO))
     assert [boundary.event for boundary in plan.boundaries] == [1]
     assert (len(plan.events), sorted(plan.moves)) == (2, [5])
     assert plan.shown(None) == plan
-
-
-def test_an_event_without_a_summary_does_not_wait() -> None:
-    plan = planned("s u a t:2000 a u", policy(Mode.AUTO))
-    assert len(plan.events) == 1
-    assert plan.shown(None) == plan
+    alone = planned("s u a t:2000 a u", policy(Mode.AUTO))
+    assert len(alone.events) == 1 and alone.shown(None) == alone
 
 
 def test_a_result_moved_at_first_sight_does_not_wait() -> None:

@@ -21,6 +21,7 @@ from proxy.plan.preview import CHUNK, GLIMPSE_CHARS, Label, Shape
 from proxy.stores import is_part
 from proxy.tools import pages
 from tests.doubling import assert_linear
+from tests.sampling import sample
 
 SHAPE = Shape("/context_store", 10)
 
@@ -36,11 +37,6 @@ def test_a_preview_has_the_documented_form() -> None:
 def test_the_first_preview_shows_a_screen_or_more_by_policy() -> None:
     assert SHAPE.first_preview().preview_chars == GLIMPSE_CHARS
     assert Shape("/s", 5000).first_preview().preview_chars == 5000
-
-
-def test_other_content_has_another_digest() -> None:
-    assert preview.digest("a") != preview.digest("b")
-    assert re.fullmatch("[0-9a-f]{32}", preview.digest("\ud83d"))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +126,7 @@ def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     assert len(made.about) < 200 and "\n" not in made.about
 
 
-@pytest.mark.parametrize("text", ["a", "a.1", "a/", "/", ".", "~", "a~", "a.b ", "-", "@"])
+@pytest.mark.parametrize("text", sample(["a/", "a", "a.1", "/", ".", "~", "a~", "a.b ", "-", "@"], 4))
 def test_looking_for_paths_is_linear(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(preview, "_TEXT_CHARS", 10_000_000)
     assert_linear(preview.paths, text * (30_000 // len(text)), text * (60_000 // len(text)))
@@ -288,6 +284,7 @@ def test_a_digest_is_made_in_steps() -> None:
     assert preview.digest(text) == hashlib.sha256(LONG.encode()).hexdigest()[:32]
     assert max(text.read) <= CHUNK and sum(text.read) == len(LONG)
     assert preview.digest("") == hashlib.sha256(b"").hexdigest()[:32]
+    assert re.fullmatch("[0-9a-f]{32}", preview.digest("\ud83d"))
 
 
 def test_lines_are_counted_in_steps() -> None:

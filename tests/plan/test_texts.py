@@ -60,17 +60,24 @@ def as_system(api: Api, text: str) -> list[Json]:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", APIS)
 def test_a_rule_of_the_user_is_in_every_later_request(name: str, text: str, mode: Mode) -> None:
-    api, rules = APIS[name], ("Boss:", "ask_boss")
+    api = APIS[name]
     shapes = [
         as_result(api, TEXTS[text]),
         as_result(api, f"{LONG}\n{TEXTS[text]}"),
-        as_result(api, RULE + LONG, "AskUserQuestion"),
-        as_result(api, RULE + LONG, "ask_boss"),
         beside_result(api, TEXTS[text]),
         as_system(api, TEXTS[text]),
     ]
     for probe in shapes:
-        made = sent(api, api.within(probe), mode, said=rules)
+        made = sent(api, api.within(probe), mode, said=("Boss:",))
+        assert made.cut if mode is Mode.COMPRESS else made.moved
+        assert RULE in made.entries[0].decode()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", APIS)
+def test_what_a_tool_asked_the_user_is_in_every_later_request(name: str, mode: Mode) -> None:
+    for tool in ("AskUserQuestion", "ask_boss"):
+        made = sent(APIS[name], APIS[name].within(as_result(APIS[name], RULE + LONG, tool)), mode, said=("ask_boss",))
         assert made.cut if mode is Mode.COMPRESS else made.moved
         assert RULE in made.entries[0].decode()
 

@@ -42,12 +42,16 @@ def kinds(reply: Json) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_call_before_a_fallback_is_none(stream: bool) -> None:
-    reply = messages.message(say("Let me."), GREP, FALLBACK, say("So."), stop_reason="end_turn")
-    got, asked, turn = converse(reply, stream=stream)
-    assert len(asked) == 1
-    assert kinds(got) == ["text", "fallback", "text"]
-    assert turn.hidden is None
+@pytest.mark.parametrize(
+    ("blocks", "stop", "shown"),
+    [
+        ([say("Let me."), GREP, FALLBACK, say("So.")], "end_turn", ["text", "fallback", "text"]),
+        ([GREP, FALLBACK, FETCH], "tool_use", ["fallback", "tool_use"]),
+    ],
+)
+def test_a_call_before_a_fallback_is_none(blocks: list[Json], stop: str, shown: list[str], stream: bool) -> None:
+    got, asked, turn = converse(messages.message(*blocks, stop_reason=stop), stream=stream)
+    assert (len(asked), kinds(got), got["stop_reason"], turn.hidden) == (1, shown, stop, None)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -61,16 +65,6 @@ def test_a_fallback_that_calls_our_tool(stream: bool) -> None:
     assert [block["type"] for block in written["content"]] == ["fallback", "text", "tool_use"]
     assert [block["tool_use_id"] for block in results["content"]] == ["toolu_1_4"]
     assert not turn.mixed
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_fallback_that_calls_the_clients_tool(stream: bool) -> None:
-    reply = messages.message(GREP, FALLBACK, FETCH)
-    got, asked, turn = converse(reply, stream=stream)
-    assert len(asked) == 1
-    assert kinds(got) == ["fallback", "tool_use"]
-    assert got["stop_reason"] == "tool_use"
-    assert turn.hidden is None
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -105,10 +99,8 @@ def test_a_chat_call_of_ours_behind_the_finish_reason(finish: str) -> None:
         chat.DONE,
     )
     out, _ = run(chat.turn(), first, chat.ANSWER)
-    finishes = [
-        choice["finish_reason"] for one in chat.events(out)[:-1] for choice in one["choices"] if choice["finish_reason"]
-    ]
-    assert finishes == ["stop"]
+    finishes = [choice["finish_reason"] for one in chat.events(out)[:-1] for choice in one["choices"]]
+    assert list(filter(None, finishes)) == ["stop"]
     assert sdks.chat(out)["choices"][0]["message"]["content"] == "Let me.\n\nIt is 42."
 
 
@@ -132,32 +124,15 @@ def test_what_a_round_shows_that_is_asked_again_goes_back_once(stream: bool) -> 
 INLINE = {"type": "tool_definition", "definition": {"name": "grep", "input_schema": {"type": "object"}}}
 TOOLSET = {"type": "mcp_toolset", "mcp_server_name": "files", "tools": [{"name": "grep", "input_schema": {}}]}
 CONFIGURED = {"type": "mcp_toolset", "mcp_server_name": "files", "configs": {"grep": {"enabled": True}}}
+ADDED = {"type": "tool_addition", "tool": INLINE}
+ADDED_SET = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": TOOLSET}}
+COMPACTED = {"type": "compaction", "content": "x", "tool_changes": [ADDED]}
 DEFINING = {
-    "tool_addition": {
-        "messages": [messages.HI, {"role": "system", "content": [{"type": "tool_addition", "tool": INLINE}]}]
-    },
-    "tool_addition with a toolset": {
-        "messages": [
-            messages.HI,
-            {
-                "role": "system",
-                "content": [{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": TOOLSET}}],
-            },
-        ]
-    },
+    "tool_addition": {"messages": [messages.HI, {"role": "system", "content": [ADDED]}]},
+    "tool_addition with a toolset": {"messages": [messages.HI, {"role": "system", "content": [ADDED_SET]}]},
     "mcp_toolset": {"tools": [TOOLSET]},
     "configs of an mcp_toolset": {"tools": [CONFIGURED]},
-    "compaction": {
-        "messages": [
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "compaction", "content": "x", "tool_changes": [{"type": "tool_addition", "tool": INLINE}]}
-                ],
-            },
-            messages.HI,
-        ]
-    },
+    "compaction": {"messages": [{"role": "assistant", "content": [COMPACTED]}, messages.HI]},
 }
 
 
