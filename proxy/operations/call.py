@@ -249,7 +249,7 @@ class OperationCall:
     """What the operation adds to its outcome."""
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a reading thread when it is this caller's turn, and return its result."""
+        """Run `work` in a thread when it is this caller's turn, and return its result."""
         return await self.services.threads.run(self.tenant.namespace, lambda: work(*args, **kwargs))
 
 

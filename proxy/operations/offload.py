@@ -5,7 +5,7 @@
 The caller adopts the result, so one call is one event: there are no pins, and nothing has to pay for itself. Every
 message is accepted: one with members that we do not know stays unchanged, and is summarised as JSON. All comparisons
 are strict, and sizes are in tokens. Files are written only after all summaries are made, and the reply is sent only
-after all files are written. Reading threads do all work on the bytes of messages.
+after all files are written. Threads do all work on the bytes of messages.
 """
 
 from __future__ import annotations

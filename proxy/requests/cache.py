@@ -1,4 +1,5 @@
-"""The cache of measured messages. Only new messages are decoded and counted, in a thread if that takes long."""
+"""What was measured before: messages, previews, and histories with their plan so far. Only new messages are decoded and
+counted, in a thread if that takes long."""
 
 from __future__ import annotations
 

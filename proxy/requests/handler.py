@@ -56,7 +56,7 @@ _without_identity = logs.Limited(logging.getLogger(__name__))
 
 
 class Chat:
-    """Answers every chat request of this process."""
+    """Answers the chat requests of one API, and those that only count their tokens."""
 
     def __init__(self, services: Services, dialect: Dialect) -> None:
         self._services = services

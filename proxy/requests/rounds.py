@@ -26,7 +26,7 @@ from proxy.policy import ArchiveUse
 from proxy.rawjson import NotJson
 from proxy.regex import Budget, sliced
 from proxy.requests.archive import Archive
-from proxy.requests.caching import Pauses
+from proxy.requests.upstream_caches import Pauses
 from proxy.telemetry.outcome import ToolUse
 from proxy.threads import NEW
 from proxy.tools import answer as tools
@@ -79,7 +79,8 @@ class Spending:
 
 @dataclass(frozen=True)
 class Services:
-    """What all requests of a process share: `known` is what upstreams have shown, `sink` gets all outcomes."""
+    """What all requests of a process share: `reader` measures histories, `known` is what upstreams have shown,
+    `sink` gets all outcomes."""
 
     settings: Settings
     upstream: UpstreamClient

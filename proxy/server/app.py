@@ -33,7 +33,6 @@ from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identified, identify, retention
 from proxy.requests.cache import MessageCache
-from proxy.requests.caching import Adviser
 from proxy.requests.capture import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
@@ -41,6 +40,7 @@ from proxy.requests.references import KeptReplies
 from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
+from proxy.requests.upstream_caches import Adviser
 from proxy.requests.windows import Known
 from proxy.server import websocket
 from proxy.server.access import COME_BACK, Inflow, check_origin, deep_health, require_monitor

@@ -16,8 +16,8 @@ from proxy.dialects.chat import CHAT
 from proxy.errors import StoreFault
 from proxy.plan.prices import cache_lifetime
 from proxy.policy import Mode, Offload, Policy, Upstream
-from proxy.requests.caching import ENOUGH, LARGE, LATER, MOST, Adviser, Pauses, Seen, advice
 from proxy.requests.handler import Chat
+from proxy.requests.upstream_caches import ENOUGH, LARGE, LATER, MOST, Adviser, Pauses, Seen, advice
 from proxy.telemetry.outcome import Kind, Miss, Outcome
 from tests import written
 from tests.dialects.chat.turns import called, whole
