@@ -101,7 +101,7 @@ def test_a_file_that_is_damaged_later_is_named_and_begins_anew_once_it_is_delete
 def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
     with StrictUpstream() as upstream:
         upstream.respond(lambda request: text("Served."))
-        flags, told = ["--workers=3", f"--dashboard={path}"], {"OFFLOAD_ADMIN_TOKEN": ADMIN}
+        flags, told = ["--workers=2", f"--dashboard={path}"], {"OFFLOAD_ADMIN_TOKEN": ADMIN}
         with spawned({"default": tight(upstream.url)}, flags=flags, environment=told) as proxy:
             for number in range(40):
                 turn(proxy, begin(), number)

@@ -16,7 +16,7 @@ from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.plan.message import ToolCall
-from proxy.requests import conversation
+from proxy.requests import conversation, relay
 from proxy.requests.relay import Refusal
 from proxy.threads import SMALL
 from proxy.tools.answer import ToolAnswer
@@ -310,8 +310,9 @@ async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status
     assert all(reply.closed for reply in bench.partner.read)
 
 
-@pytest.mark.parametrize("reply", [b"x" * (33 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
-async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes) -> None:
+@pytest.mark.parametrize("reply", [b"x" * (5 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
+async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "WHOLE_LIMIT", 4 << 20)
     bench = Bench(ScriptedReply(reply, headers=[JSON]), stream=False)
     with pytest.raises(UpstreamBroken):
         await bench.run()

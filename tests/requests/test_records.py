@@ -317,7 +317,6 @@ def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int 
 
 
 @DAMAGE
-@settings(max_examples=3 * settings.default.max_examples)
 def test_a_sealed_snapshot_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
     key = "tenant-caller/snapshots/a"
     laid.lay(key, damaged(sealed(key, STORED), where, bits))
