@@ -324,7 +324,6 @@ def test_long_runs_are_reduced_by_four_fifths() -> None:
 
 
 @needed
-@needed
 def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
     savings.report(runs, tmp_path)

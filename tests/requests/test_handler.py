@@ -307,13 +307,6 @@ async def test_overflow_is_planned_anew_for_the_window_upstream_names(world: Wor
     assert world.sent[2] == world.sent[1], "the window is remembered"
 
 
-async def test_request_that_fails_without_our_tools_too_teaches_nothing(world: World) -> None:
-    for _ in range(3):
-        client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(NO_TOOLS, 422))
-        assert (client.status, client.body, outcome.status) == (422, NO_TOOLS, 422)
-    assert not world.services.known.has_refusals("acme-1")
-
-
 async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
     refusals = [refused(OVERFLOW)] * 3

@@ -110,10 +110,13 @@ async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothin
     assert not world.services.known.has_refusals("acme-1")
 
 
-async def test_client_sees_the_refusal_of_its_own_bytes(world: World) -> None:
-    client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(ODD, 422))
-    assert (client.status, client.body) == (422, ODD)
-    assert (outcome.kind, outcome.refused) == ("untouched", ())
+@pytest.mark.parametrize("own", [ODD, NO_TOOLS])
+async def test_client_sees_the_refusal_of_its_own_bytes_which_teaches_nothing(world: World, own: bytes) -> None:
+    for _ in range(3):
+        client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(own, 422))
+        assert (client.status, client.body) == (422, own)
+        assert (outcome.kind, outcome.refused) == ("untouched", ())
+    assert not world.services.known.has_refusals("acme-1")
 
 
 async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: World) -> None:

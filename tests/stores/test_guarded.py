@@ -145,25 +145,19 @@ async def test_only_what_is_not_known_is_asked_for(visit: Visit, store: Scripted
     assert len(store.asked) == 2
 
 
-async def test_absence_is_asked_about_again(visit: Visit, store: Scripted) -> None:
-    assert await got(visit, KEY) is Missing.ABSENT
-    store.records[KEY] = b"1"
-    assert await got(visit, KEY) == b"1"
-
-
-async def test_absence_is_remembered_where_it_is_final(guarded: Guarded, store: Scripted) -> None:
-    assert await got(guarded.visit(), KEY, final=True) is Missing.ABSENT
-    assert await got(guarded.visit(), KEY) is Missing.ABSENT
-    assert store.asked == [f"get {KEY}"]
+@pytest.mark.parametrize(
+    ("trouble", "final", "asked"), [(None, False, 2), (None, True, 1), ("away", True, 2)], ids=["", "final", "failure"]
+)
+async def test_only_absence_that_is_final_is_remembered(
+    guarded: Guarded, store: Scripted, trouble: str | None, final: bool, asked: int
+) -> None:
+    store.trouble = trouble
+    assert await got(guarded.visit(), KEY, final=final) is (Missing.FAILED if trouble else Missing.ABSENT)
+    store.trouble = None
+    assert await got(guarded.visit(), KEY, final=final) is Missing.ABSENT
+    assert store.asked == [f"get {KEY}"] * asked
     assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
     assert await got(guarded.visit(), KEY) == b"1"
-
-
-async def test_failure_is_never_remembered(visit: Visit, store: Scripted) -> None:
-    store.trouble = "away"
-    assert await got(visit, KEY, final=True) is Missing.FAILED
-    store.trouble = None
-    assert await got(visit, KEY, final=True) is Missing.ABSENT
 
 
 async def test_what_was_written_need_not_be_read(guarded: Guarded, store: Scripted) -> None:
@@ -532,12 +526,6 @@ def test_the_keys_of_recent_puts_are_bounded_and_count() -> None:
     assert memory.was_put("a/b/099")
     memory.note_put("a/b/" + "x" * PUTS_BYTES)
     assert memory.size == (0, 100 * (len("a/b/000") + ENTRY_WEIGHT))
-
-
-def test_an_empty_record_is_a_record() -> None:
-    memory = Memory(100_000, 60)
-    memory.keep("a/b/c", b"")
-    assert memory.recall(["a/b/c"]) == {"a/b/c": b""}
 
 
 def test_a_put_ends_an_absence_but_no_record() -> None:
