@@ -424,13 +424,6 @@ def asked(up: StrictUpstream) -> Iterator[None]:
         yield
 
 
-async def test_the_fake_upstream_works_in_async_tests(up: StrictUpstream) -> None:
-    up.script(text("yes"))
-    async with httpx.AsyncClient() as client:
-        reply = await client.post(f"{up.url}/chat/completions", content=json.dumps(request()))
-    assert reply.json()["choices"][0]["message"]["content"] == "yes"
-
-
 def test_leaving_does_not_wait_for_replies_that_hang() -> None:
     with ExitStack() as held, StrictUpstream() as up:
         up.script(hang())

@@ -10,6 +10,8 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,27 +105,21 @@ class Model:
         return self.seen[-1].texts[-1]
 
 
+@contextmanager
+def archived(model: Model, store: Path, name: str = "chat", **policy: Any) -> Iterator[Proxy]:
+    """A proxy with this store, in front of a strict upstream that runs the model."""
+    with StrictUpstream() as upstream:
+        upstream.respond(api(name, model))
+        with served({"default": tight(upstream.url, **policy)}, store=store) as proxy:
+            yield proxy
+
+
 def first_conversation(proxy: Proxy, name: str, model: Model) -> str:
     """The reference of the first log, which has been moved out and stored."""
     ask(proxy, name, LOGS, "And?")
     reference = next(path for path in REFERENCE.findall(model.seen[-1].shown) if "0.log" in path)
     wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
     return reference
-
-
-@each_api
-@pytest.mark.parametrize("inject", ["agents", "when_offloading"])
-def test_a_summary_that_quotes_a_reference_leads_to_the_text(name: str, inject: str, tmp_path: Path) -> None:
-    """In another process, too, and marked as of an earlier conversation."""
-    model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api(name, model))
-        policy = tight(upstream.url, tools={"inject": inject})
-        with served({"default": policy}, store=tmp_path) as proxy:
-            reference = first_conversation(proxy, name, model)
-        with served({"default": policy}, store=tmp_path) as proxy:
-            ask(proxy, name, [], f"Recall: so far I read logs, kept in {reference}. What opens the vault?")
-    assert FACT in model.got and "from an earlier conversation" in model.got
 
 
 def swept(store: Path, days: float) -> None:
@@ -139,13 +135,17 @@ def swept(store: Path, days: float) -> None:
 
 
 @each_api
-@pytest.mark.parametrize(("days", "there"), [(1, True), (29, True), (31, False)])
-def test_the_next_session_reads_it_until_retention_ends(name: str, days: float, there: bool, tmp_path: Path) -> None:
-    """It only has the summary. What is listed for people goes at the same time."""
+@pytest.mark.parametrize(
+    ("days", "there", "inject"), [(1, True, "agents"), (29, True, "when_offloading"), (31, False, "agents")]
+)
+def test_the_next_session_reads_it_until_retention_ends(
+    name: str, days: float, there: bool, inject: str, tmp_path: Path
+) -> None:
+    """It only has the summary, and runs in another process. What is listed for people goes at the same time."""
     model = Model()
     with StrictUpstream() as upstream:
         upstream.respond(api(name, model))
-        policy = tight(upstream.url)
+        policy = tight(upstream.url, tools={"inject": inject})
         with served({"default": policy}, store=tmp_path) as proxy:
             reference = first_conversation(proxy, name, model)
         swept(tmp_path, days)
@@ -159,11 +159,9 @@ def test_the_next_session_reads_it_until_retention_ends(name: str, days: float, 
 @each_api
 def test_grep_finds_lines_of_an_earlier_conversation(name: str, tmp_path: Path) -> None:
     model = Model("grep", pattern="vault")
-    with StrictUpstream() as upstream:
-        upstream.respond(api(name, model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            reference = first_conversation(proxy, name, model)
-            ask(proxy, name, [], f"Recall {reference}: what opens the vault?")
+    with archived(model, tmp_path, name) as proxy:
+        reference = first_conversation(proxy, name, model)
+        ask(proxy, name, [], f"Recall {reference}: what opens the vault?")
     assert FACT in model.got and "from an earlier conversation" in model.got
 
 
@@ -171,50 +169,42 @@ def test_grep_finds_lines_of_an_earlier_conversation(name: str, tmp_path: Path) 
 def test_a_name_in_other_words_is_understood(form: str, tmp_path: Path) -> None:
     """With a line, in quotes, without its folder or ending."""
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            reference = first_conversation(proxy, "chat", model)
-            name = reference.rpartition("/")[2]
-            model.path = form.format(reference, name, name.removesuffix(".txt"))
-            ask(proxy, "chat", [], f"Recall what context_store has:\n{name} and no more")
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        name = reference.rpartition("/")[2]
+        model.path = form.format(reference, name, name.removesuffix(".txt"))
+        ask(proxy, "chat", [], f"Recall what context_store has:\n{name} and no more")
     assert FACT in model.got
 
 
 def test_a_call_without_a_name_is_told_the_names(tmp_path: Path) -> None:
     model = Model("grep", pattern="vault")
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            reference = first_conversation(proxy, "chat", model)
-            model.path = "/context_store"
-            ask(proxy, "chat", [], f"Recall {reference}: what opens the vault?")
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        model.path = "/context_store"
+        ask(proxy, "chat", [], f"Recall {reference}: what opens the vault?")
     assert reference in model.got and "all of it is in your context" not in model.got
 
 
 def test_callers_without_a_key_share_no_archive(tmp_path: Path) -> None:
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            ask(proxy, "chat", LOGS, "And?", key="")
-            reference = next(path for path in REFERENCE.findall(model.seen[-1].shown) if "0.log" in path)
-            wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
-            ask(proxy, "chat", [], f"Recall {reference}", key="")
+    with archived(model, tmp_path) as proxy:
+        ask(proxy, "chat", LOGS, "And?", key="")
+        reference = next(path for path in REFERENCE.findall(model.seen[-1].shown) if "0.log" in path)
+        wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
+        ask(proxy, "chat", [], f"Recall {reference}", key="")
     assert FACT not in model.got and "not among the texts that are kept" in model.got
 
 
 def test_another_caller_learns_nothing_from_a_name(tmp_path: Path) -> None:
     """What is another's is answered in the words for what never existed."""
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            reference = first_conversation(proxy, "chat", model)
-            answers = []
-            for asked in (reference, f"/context_store/0.log-{16 * 'a'}.txt"):
-                ask(proxy, "chat", [], f"Recall {asked}", key="mallory")
-                answers.append(model.got.replace(asked, "PATH"))
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        answers = []
+        for asked in (reference, f"/context_store/0.log-{16 * 'a'}.txt"):
+            ask(proxy, "chat", [], f"Recall {asked}", key="mallory")
+            answers.append(model.got.replace(asked, "PATH"))
     assert FACT not in answers[0] and answers[0] == answers[1]
     assert "not among the texts that are kept" in answers[0]
 
@@ -222,32 +212,26 @@ def test_another_caller_learns_nothing_from_a_name(tmp_path: Path) -> None:
 def test_only_a_quoted_name_is_looked_up(tmp_path: Path) -> None:
     """The model cannot read what the request does not name: a name that it makes up leads nowhere."""
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url, tools={"inject": "agents"})}, store=tmp_path) as proxy:
-            model.path = first_conversation(proxy, "chat", model)
-            ask(proxy, "chat", [], "Recall what was in the log.")
+    with archived(model, tmp_path, tools={"inject": "agents"}) as proxy:
+        model.path = first_conversation(proxy, "chat", model)
+        ask(proxy, "chat", [], "Recall what was in the log.")
     assert FACT not in model.got and "not among" not in model.got
 
 
 def test_a_text_of_this_conversation_comes_first(tmp_path: Path) -> None:
     """Its own moved texts are read from the request, so that a store that fails loses nothing."""
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            reference = first_conversation(proxy, "chat", model)
-            ask(proxy, "chat", LOGS, f"Recall {reference}: what opens the vault?")
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        ask(proxy, "chat", LOGS, f"Recall {reference}: what opens the vault?")
     assert FACT in model.got and "from an earlier conversation" not in model.got
 
 
 def test_without_originals_the_answer_says_that_the_text_is_not_kept(tmp_path: Path) -> None:
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url, store_originals=False)}, store=tmp_path) as proxy:
-            ask(proxy, "chat", LOGS, "And?")
-            ask(proxy, "chat", [], f"Recall {REFERENCE.findall(model.seen[-1].shown)[0]}")
+    with archived(model, tmp_path, store_originals=False) as proxy:
+        ask(proxy, "chat", LOGS, "And?")
+        ask(proxy, "chat", [], f"Recall {REFERENCE.findall(model.seen[-1].shown)[0]}")
     assert "not among the texts that are kept" in model.got and "Nothing has been moved" not in model.got
 
 
@@ -271,10 +255,8 @@ def test_paths_lead_nowhere_else(path: str, tmp_path: Path) -> None:
     (tmp_path / f"x-{16 * '0'}.txt").write_text(FACT)
     model = Model()
     model.path = path
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url, tools={"inject": "agents"})}, store=tmp_path / "a" / "b") as proxy:
-            ask(proxy, "chat", [], f"Recall {path} of context_store")
+    with archived(model, tmp_path / "a" / "b", tools={"inject": "agents"}) as proxy:
+        ask(proxy, "chat", [], f"Recall {path} of context_store")
     assert "root:" not in model.got and FACT not in model.got
 
 

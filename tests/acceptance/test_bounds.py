@@ -90,7 +90,7 @@ OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settin
 BODILESS = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 100, 1000])
+@pytest.mark.parametrize("size", [1, 3, 50, 1000])
 @pytest.mark.parametrize("offer", [(), OFFER], ids=["plain", "h2c"])
 async def test_a_body_is_never_read_as_a_head(size: int, offer: tuple[bytes, ...]) -> None:
     """However it is cut, and whatever stands behind it."""
@@ -111,7 +111,7 @@ EARLY = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 5, 64, 499])
+@pytest.mark.parametrize("size", [1, 64, 499])
 @pytest.mark.parametrize("status", EARLY)
 async def test_an_early_reply_closes_the_connection(status: int, size: int) -> None:
     """The rest of the body is no request, nor is what comes behind it; the next connection is served."""

@@ -75,8 +75,10 @@ def proxy(up: StrictUpstream) -> Iterator[Proxy]:
         yield one
 
 
-@pytest.mark.parametrize("path", APIS)
-@pytest.mark.parametrize("name", CODINGS)
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [*(("/responses", name) for name in CODINGS), ("/messages", "zstd"), ("/messages/count_tokens", "gzip")],
+)
 def test_compressed_requests(proxy: Proxy, up: StrictUpstream, path: str, name: str) -> None:
     coding, compress = CODINGS[name]
     headers = {"x-api-key": "k", "content-type": "application/json", "content-encoding": coding}

@@ -116,7 +116,8 @@ def test_an_interrupted_demo_leaves_nothing(
     wait_until(lambda: _gone(demo.pid))
 
 
-@pytest.mark.parametrize("mode", ["compact", pytest.param("auto", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", ["compact", "auto"])
 def test_the_demo_session_runs_in_every_mode_that_needs_no_summary(serve: Callable[..., Proxy], mode: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
     count = lru_cache(maxsize=4096)(Tokens().count)

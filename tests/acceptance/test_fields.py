@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -120,17 +119,6 @@ def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, clien
     up.script(calls(("grep", {"pattern": "needle"})), text("found"))
     post(client, {**BASE, "messages": history()}, **{"Idempotency-Key": "one"})
     assert [request.header("idempotency-key") for request in up.chats] == ["one", None]
-
-
-def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) -> None:
-    reply = post(
-        client, gzip.compress(json.dumps({**BASE, "messages": history()}).encode()), **{"content-encoding": "gzip"}
-    )
-    assert int(reply.headers["x-offload-compacted"]) > 0
-    assert up.chats[-1].header("content-encoding") is None
-    short = gzip.compress(json.dumps({**BASE, "messages": history("small")}).encode())
-    post(client, short, **{"content-encoding": "gzip"})
-    assert up.requests[-1].body == short
 
 
 HOSTILE = (

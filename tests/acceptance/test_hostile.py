@@ -21,7 +21,7 @@ from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import ScriptedClient
 from tests.clock import PATIENCE, soon, until
-from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
+from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, hang, text
 from tests.serving import PLAIN, Proxy, tight, write_policies
 
 Json = dict[str, Any]
@@ -42,22 +42,6 @@ def ours(reply: httpx.Response) -> Json:
 # -- what one client's mistake must not teach -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        {"tools": [{"type": "function", "function": {"name": "fetch", "parameters": 3}}]},
-        {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
-    ],
-    ids=["a tool's schema", "a choice that there is not"],
-)
-def test_a_clients_mistake_does_not_switch_offloading_off(serve: Callable[..., Proxy], mistake: Json) -> None:
-    with StrictUpstream(expect_refusals=True) as up:
-        up.respond(lambda _: text("Yes."))
-        proxy = serve({"default": tight(up.url)})
-        assert post(proxy, **mistake).status_code == 400
-        assert ours(post(proxy))["x-offload-compacted"] == "3"
-
-
 def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve: Callable[..., Proxy]) -> None:
     with StrictUpstream(Rules(context_window=20_000), expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
@@ -65,21 +49,6 @@ def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve:
         assert [post(proxy, max_tokens=1_000_000).status_code for _ in range(12)] == [200] * 12
         assert len(up.refusals) == 1, "which names the window; from then on the reply is limited to its room"
         assert ours(post(proxy))["x-offload-compacted"] == "0"
-
-
-@pytest.mark.parametrize("said", ["messages with role 'tool' must follow a call", "prompt is too long"])
-def test_a_refused_follow_up_leaks_nothing_of_the_request(
-    up: StrictUpstream, serve: Callable[..., Proxy], said: str
-) -> None:
-    proxy = serve({"default": tight(up.url)})
-    up.respond(lambda request: text("Yes.") if request.messages[-1]["role"] != "tool" else error(400, refused))
-    refused = {"error": {"message": said, "type": "invalid_request_error"}}
-    before = ours(post(proxy))
-    up.script(calls(GREP))
-    reply = post(proxy)
-    assert reply.json()["choices"][0]["message"]["content"] == "Yes.", "upstream takes the client's own bytes"
-    assert said not in reply.text
-    assert ours(post(proxy)) == before
 
 
 # -- a reply without bounds -------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,19 +77,3 @@ def test_a_window_that_a_refusal_names_holds_from_the_next_request_on(up: Strict
         before = len(up.requests)
         assert ask(proxy, 13).status_code == 200
         assert len(up.requests) == before + 1, "it is not refused first"
-
-
-def test_one_process_does_not_wait_for_what_another_has_learned(up: StrictUpstream, tmp_path: Path) -> None:
-    policies = {"default": policy(up)}
-    with served(policies, tmp_path) as one, served(policies, tmp_path) as two:
-        for proxy in (one, two):
-            before = len(up.requests)
-            assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
-            assert len(up.requests) > before + 1, "each is refused once"
-            assert lessons(proxy, "refused") == 1
-    given = {"default": policy(up, context_window=WINDOW)}
-    with served(given, tmp_path) as one, served(given, tmp_path) as two:
-        for proxy in (one, two):
-            before = len(up.requests)
-            assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
-            assert len(up.requests) == before + 1, "with `context_window`, they agree at once"

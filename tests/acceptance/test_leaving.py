@@ -16,7 +16,7 @@ from tests.serving import Proxy, tight
 
 Json = dict[str, Any]
 
-TIMES = 25
+TIMES = 10
 LONG: list[Json] = [
     {"role": "user", "content": "Look it up."},
     {

@@ -161,31 +161,6 @@ def test_a_mixed_turn_answers_ours_and_leaves_theirs(ask: Ask, api: MessagesApi)
     assert api.refused == []
 
 
-def test_reminders_that_come_once_lose_no_hidden_round(ask: Ask, api: MessagesApi) -> None:
-    messages = begun(ask, api)
-    looked(api)
-    reply = ask(messages)
-    without = [
-        {**message, "content": [block for block in message["content"] if block != REMINDER]}
-        if isinstance(message["content"], list)
-        else message
-        for message in messages
-    ]
-    api.script([say("Done.")])
-    ask([*without, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "?"}])
-    assert "grep" in json.dumps(api.asked[-1]["messages"])
-    assert api.refused == []
-
-
-def test_what_the_user_says_beside_results_begins_a_turn(ask: Ask, api: MessagesApi) -> None:
-    messages = begun(ask, api)
-    messages[-1]["content"].append(say("Stop, look for the code instead."))
-    looked(api)
-    ask(messages)
-    assert api.asked[-1]["messages"][len(messages) - 1] == messages[-1]
-    assert api.refused == []
-
-
 def test_an_untouched_request_and_its_reply_arrive_byte_for_byte(
     proxy: Proxy, api: MessagesApi, up: StrictUpstream
 ) -> None:
@@ -198,14 +173,6 @@ def test_an_untouched_request_and_its_reply_arrive_byte_for_byte(
     assert up.requests[-1].body == raw
     assert {name: up.requests[-1].header(name) for name in beta} == beta
     assert accumulated(reply.content)["content"][1] == say("Hello.")
-
-
-def test_edits_of_the_history_are_left_to_the_plan(proxy: Proxy, api: MessagesApi) -> None:
-    for edits in ([{"type": "clear_tool_uses_20250919"}], []):
-        api.script([say("ok")])
-        reply = post(proxy, body_of([USER], context_management={"edits": edits}))
-        assert reply.headers["x-offload-reason"].startswith("waiting: ")
-        assert ("context_management" in api.asked[-1]) is (not edits)
 
 
 def test_clearing_old_thinking_is_no_compaction(proxy: Proxy, api: MessagesApi) -> None:
@@ -257,24 +224,6 @@ def test_errors_have_anthropics_shape(proxy: Proxy, api: MessagesApi) -> None:
         ours = http.get(f"{proxy.url}/messages", headers={**offer, "sec-websocket-version": "13"})
     assert ours.json()["type"] == "error"
     assert ours.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_a_request_that_is_too_long_is_made_to_fit(
-    up: StrictUpstream, api: MessagesApi, serve: Callable[..., Proxy]
-) -> None:
-    proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 100_000})})
-    api.window = 3_000
-    messages: list[Json] = [USER]
-    for number in range(4):
-        id = f"toolu_{number}"
-        messages.append({"role": "assistant", "content": [call("fetch", {}, id=id)]})
-        results = [{"type": "tool_result", "tool_use_id": id, "content": f"{number} {BIG}" * 2}]
-        messages.append({"role": "user", "content": results})
-    api.script([say("ok")])
-    reply = post(proxy, body_of(messages, max_tokens=100))
-    assert reply.status_code == 200, reply.text
-    assert "prompt is too long" in api.refused[0]
-    api.refused.clear()
 
 
 def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:

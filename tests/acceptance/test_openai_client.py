@@ -13,7 +13,6 @@ from typing import Any
 import openai
 import pytest
 
-from tests.clock import wait_until
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, mixed, text
 from tests.serving import Proxy, tight
 
@@ -170,59 +169,6 @@ def test_a_mixed_turn_is_put_back_together(up: StrictUpstream, ask: Callable[...
     assert set(results) == {"ours_1", "theirs_1", "ours_2"}
     assert "heliotrope-7291" in results["ours_1"]
     assert results["theirs_1"] == "a short result"
-
-
-def test_parallel_calls_of_ours_and_a_wrong_one_are_answered(up: StrictUpstream, ask: Callable[..., Json]) -> None:
-    up.script(
-        calls(
-            ("grep", {"pattern": "heliotrope"}, "a"),
-            ("read_file", {"path": "/etc/passwd"}, "b"),
-            ("read_file", "{not json", "c"),
-        ),
-        text("Sorry."),
-    )
-    assert ask(history())["message"]["content"] == "Sorry."
-    found, elsewhere, malformed = (message["content"] for message in up.chats[1].messages[-3:])
-    assert "heliotrope-7291" in found
-    assert "root:" not in elsewhere
-    assert "/context_store/" in elsewhere, "it names what there is"
-    assert malformed
-
-
-def test_the_client_s_own_tools_of_our_names_stay_its_own(up: StrictUpstream, ask: Callable[..., Json]) -> None:
-    theirs = {"type": "function", "function": {"name": "grep", "parameters": {"type": "object"}}}
-    up.script(
-        calls(("offload_grep", {"pattern": "code is"}), ("grep", {"pattern": "x"}, "theirs")),
-    )
-    reply = ask(history(), tools=[TOOL, theirs])
-    assert [call["id"] for call in reply["message"]["tool_calls"]] == ["theirs"]
-    assert up.chats[0].tool_names == ["fetch", "grep", "offload_grep", "offload_read_file"]
-
-
-def test_reply_headers_describe_the_offloading(up: StrictUpstream, client: openai.OpenAI) -> None:
-    up.respond(_finds_the_code)
-    made = client.chat.completions.with_raw_response.create(model="m", messages=history(), tools=[TOOL])  # type: ignore[arg-type]
-    headers = made.headers
-    assert int(headers["x-offload-tokens-after"]) < int(headers["x-offload-tokens-before"]) / 2
-    assert (headers["x-offload-compacted"], headers["x-offload-mode"], headers["x-offload-rounds"]) == (
-        "3",
-        "compact",
-        "1",
-    )
-
-
-def test_moved_results_are_in_the_store(up: StrictUpstream, ask: Callable[..., Json], proxy: Proxy) -> None:
-    up.script(text("Yes."))
-    messages = history()
-    ask(messages)
-    names = [reference.rpartition("/")[2] for reference in references(up.chats[0])]
-
-    def written() -> Json:
-        return {path.name: path.read_text() for path in proxy.stored() if path.parent.name == "originals"}
-
-    wait_until(lambda: len(written()) == len(names))  # the reply does not wait for it
-    kept = written()
-    assert [kept[name] for name in names] == [message["content"] for message in messages if message["role"] == "tool"]
 
 
 def _finds_the_code(request: Recorded) -> Message:

@@ -5,14 +5,12 @@ The policy is tight enough that compaction, hidden rounds and mixed turns happen
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import httpx
 import openai
 import pytest
 
@@ -231,28 +229,6 @@ def test_nothing_stored_means_no_ids_of_what_is_put_back(ask: Callable[..., Any]
     assert put_back
     assert "id" not in put_back[0]
     assert api.refused == []
-
-
-@pytest.mark.parametrize(
-    ("members", "reason"),
-    [
-        ({"previous_response_id": "resp_unknown"}, b"previous_response_id"),
-        ({"background": True}, b"background"),
-        ({"conversation": "conv_1"}, b"conversation"),
-    ],
-)
-def test_what_cannot_be_planned_goes_through_and_says_why(
-    proxy: Proxy, api: ResponsesApi, up: StrictUpstream, members: Json, reason: bytes
-) -> None:
-    body = json.dumps({"model": "m", "input": "hi", **members}).encode()
-    api.script([say("ok")])
-    with httpx.Client(trust_env=False) as http:
-        reply = http.post(f"{proxy.url}/responses", content=body, headers={"authorization": "Bearer k"})
-        assert reply.headers["x-offload-reason"].encode() == reason
-        metrics = http.get(f"{proxy.root}/metrics").text
-    assert up.requests[-1].body == body
-    assert re.search(rf'unplanned_requests_total{{[^}}]*dialect="responses"[^}}]*obstacle="{reason.decode()}"', metrics)
-    api.refused.clear()
 
 
 RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"

@@ -18,7 +18,7 @@ from tests.acceptance.operations import World
 
 OPERATIONS = {path.decode() for path in PATHS}
 EXAMPLES = settings(
-    max_examples=settings.default.max_examples // 4, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings.default.max_examples // 6, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

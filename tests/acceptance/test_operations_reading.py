@@ -211,19 +211,15 @@ def test_reading_a_missing_file_is_404(caller: Caller, lines: str, path: str) ->
 # -- whose files -------------------------------------------------------------------------------------------------------
 
 
-def test_two_callers_never_see_each_others_files(caller: Caller) -> None:
-    """Both callers use default.yaml and the same directory, chat and call id."""
-    with Caller(caller.proxy) as other:
-        never_meet(caller, other)
-
-
-def test_two_tenants_never_see_each_others_files(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    """Nor does the default tenant see theirs; two keys of one tenant do where its policy says so."""
+def test_callers_never_see_each_others_files(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    """Nor do two callers of the default tenant, with the same directory, chat and call id; two keys of one tenant do
+    where its policy says so."""
     up.respond(Summaries())
     shared = {**tenant(up, "acme", "a1", "a2"), "share_namespace": True}
     proxy = serve({"acme": shared, "beta": tenant(up, "beta", "b"), "default": {"upstream": {"base_url": up.url}}})
-    with Caller(proxy, "a1") as acme, Caller(proxy, "a2") as same, Caller(proxy, "b") as beta, Caller(proxy) as other:
-        never_meet(acme, beta, other)
+    with Caller(proxy, "a1") as acme, Caller(proxy, "a2") as same, Caller(proxy, "b") as beta:
+        with Caller(proxy) as one, Caller(proxy) as other:
+            never_meet(acme, beta, one, other)
         assert same.grep("heliotrope").metadata == acme.grep("heliotrope").metadata
 
 
@@ -235,7 +231,7 @@ def tenant(up: StrictUpstream, name: str, *keys: str) -> Json:
 
 def never_meet(*callers: Caller) -> None:
     """Check that each caller finds and opens its own files and no others."""
-    secrets = dict(zip(callers, ("heliotrope", "chartreuse", "periwinkle"), strict=False))
+    secrets = dict(zip(callers, ("heliotrope", "chartreuse", "periwinkle", "vermilion"), strict=True))
     for one, secret in secrets.items():
         one.compact([user(), *step("same", page(secret, 300)), user()])
         one.compress([user(page(secret, 300)), assistant()], chat_id="same", keep_recent_count=0)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.test_archive import FACT, LOGS, Model, ask, body, first_conversation
+from tests.acceptance.test_archive import FACT, LOGS, Model, archived, ask, body, first_conversation
 from tests.clients.apis import api
 from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, served, tight, wait_until
@@ -157,13 +157,11 @@ def test_what_cannot_be_meant_is_told(kept: Kept, what: str, given: Json) -> Non
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
 def test_every_api_is_listed(name: str, tmp_path: Path) -> None:
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api(name, model))
-        with served({"default": tight(upstream.url)}, store=tmp_path) as proxy:
-            first_conversation(proxy, name, model)
-            wait_until(lambda: bool(recall(proxy, "sessions")["metadata"]["sessions"]))
-            [session] = recall(proxy, "sessions")["metadata"]["sessions"]
-            assert session["title"] == "Look into the logs." and session["model"] == body(name, [], "")[1]["model"]
+    with archived(model, tmp_path, name) as proxy:
+        first_conversation(proxy, name, model)
+        wait_until(lambda: bool(recall(proxy, "sessions")["metadata"]["sessions"]))
+        [session] = recall(proxy, "sessions")["metadata"]["sessions"]
+        assert session["title"] == "Look into the logs." and session["model"] == body(name, [], "")[1]["model"]
 
 
 def test_the_index_is_written_once_for_each_event(tmp_path: Path) -> None:
@@ -193,10 +191,8 @@ def recall_of(store: Path, upstream: str) -> list[Json]:
 
 def test_without_originals_there_is_no_index(tmp_path: Path) -> None:
     model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url, store_originals=False)}, store=tmp_path) as proxy:
-            ask(proxy, "chat", LOGS, "And?")
+    with archived(model, tmp_path, store_originals=False) as proxy:
+        ask(proxy, "chat", LOGS, "And?")
     assert not list(tmp_path.rglob("*/sessions/*"))
 
 

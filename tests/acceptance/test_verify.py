@@ -92,15 +92,14 @@ def reading(asked: Asked, _: int) -> Message:
     return look("/fact.log" if FACT in asked.shown else "/blind.log")
 
 
-@pytest.mark.parametrize("name", ["chat", "responses", "messages"])
 @pytest.mark.parametrize(
-    ("answer", "same"),
+    ("name", "answer", "same"),
     [
-        (steady, (1, 1, 1, 1)),
-        (seeing, (1, 1, 0, 0)),
-        (elsewhere, (1, 1, 1, 0)),
-        (fickle, (0, 0, 1, 1)),
-        (reading, (1, 1, 1, 1)),
+        ("chat", steady, (1, 1, 1, 1)),
+        ("chat", seeing, (1, 1, 0, 0)),
+        ("responses", elsewhere, (1, 1, 1, 0)),
+        ("messages", fickle, (0, 0, 1, 1)),
+        *[(name, reading, (1, 1, 1, 1)) for name in ("chat", "responses", "messages")],
     ],
 )
 def test_only_what_the_model_does_next_is_compared(
