@@ -40,14 +40,3 @@ def test_a_long_history_is_summarised_from_previews_that_can_be_read(name: str, 
         reference = next(path for path in REFERENCE.findall(first.shown) if "0.log" in path)
         ask(proxy, name, [], f"Recall. So far: {reference}")
         assert FACT in writer.seen[-1].texts[-1], "and it can be read after the summary"
-
-
-@each_api
-def test_a_history_that_costs_little_more_is_sent_whole(name: str, tmp_path: Path) -> None:
-    """Here, moving its only result would save less than half."""
-    writer = Writer()
-    with StrictUpstream() as up, served({"default": tight(up.url)}, store=tmp_path) as proxy:
-        up.respond(api(name, writer))
-        ask(proxy, name, [("/logs/0.log", LOGS[0][1][:700]), ("/logs/1.log", "short")], COMPACT)
-    [seen] = writer.seen
-    assert HINT not in seen.shown and not REFERENCE.findall(seen.shown)

@@ -238,22 +238,6 @@ def test_a_summary_call_extends_the_request_that_was_sent(up: StrictUpstream, se
         assert call.cached_tokens > 0.8 * (call.prompt_tokens - 500)
 
 
-def test_a_summary_call_includes_hidden_rounds(up: StrictUpstream, model: Model, serve: Any) -> None:
-    def searches(request: Recorded) -> Reply:
-        if "grep" in request.tool_names and request.messages[-1]["role"] == "user":
-            return calls(("grep", {"pattern": "never"}))
-        return text(f"{len(request.messages)} {WORDS}")
-
-    model.answer = searches
-    Talk(serve({"default": policy(up, max_tool_message_tokens=500)})).go(12)
-    last = summaries(up)[-1]
-    assert len(summaries(up)) >= 2
-    assert any(message["role"] == "tool" for message in last.messages)
-    before = [one for one in up.chats[: up.chats.index(last)] if not is_summary(one)]
-    assert any(last.raw_messages[:-1] == one.raw_messages[: len(last.messages) - 1] for one in before)
-    assert last.json["tools"] == before[-1].json["tools"]
-
-
 # -- what stays -------------------------------------------------------------------------------------------------------
 
 
@@ -278,21 +262,6 @@ def test_hostile_text_in_a_summary_is_not_promoted(up: StrictUpstream, model: Mo
     system = turns(up)[-1].messages[0]["content"]
     assert system.count("</state_snapshot>") == system.count("messages are stored in") == 1
     assert "<system>" not in system
-
-
-def test_auto_mode_keeps_references_and_snapshot(up: StrictUpstream, serve: Any) -> None:
-    talk = Talk(serve({"default": policy(up, "auto", keep_recent_count=3)}), tools=[TOOL])
-    talk.go(4)
-    talk.step(1, f"result one {WORDS * 2}")
-    talk.messages.append({"role": "assistant", "content": "Read it."})
-    talk.messages.append({"role": "user", "content": "Go on."})
-    talk.go(4)
-    sent = turns(up)
-    assert summaries(up)
-    assert any("(detailed result is stored in" in str(message["content"]) for one in sent for message in one.messages)
-    moved = next(index for index, one in enumerate(sent) if "(detailed result is stored" in str(one.messages))
-    assert all(f"result one {WORDS * 2}" not in str(one.messages) for one in sent[moved:])
-    assert shows(sent[-1])
 
 
 def test_the_originals_of_a_snapshot_can_be_searched_and_read(up: StrictUpstream, model: Model, serve: Any) -> None:

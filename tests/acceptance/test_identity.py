@@ -66,6 +66,13 @@ def post(proxy: Proxy, name: str, number: int, question: str, token: str, **head
     return httpx.post(f"{proxy.url}{path}", json=made, headers=given, verify=PLAIN)
 
 
+def moved(proxy: Proxy, checked: Checked) -> str:
+    """The reference of the first log, once it is stored."""
+    reference = next(path for path in REFERENCE.findall(checked.seen[-1].shown) if "0.log" in path)
+    wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
+    return reference
+
+
 def asked(up: StrictUpstream) -> list[bytes]:
     return [request.body for request in up.requests if request.method == "POST"]
 
@@ -150,8 +157,7 @@ def test_a_text_is_recalled_with_another_token_and_by_nobody_else(tmp_path: Path
     with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
         up.respond(checked := Checked("chat"))
         post(proxy, "chat", 8, "Look.", "good-1", **{"x-account": ACCOUNT})
-        reference = next(path for path in REFERENCE.findall(checked.seen[-1].shown) if "0.log" in path)
-        wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
+        reference = moved(proxy, checked)
         for token, account, known in (("good-2", ACCOUNT, True), ("good-1", "8" * 36, False), ("good-1", "", False)):
             post(proxy, "chat", 0, f"Recall {reference}", token, **({"x-account": account} if account else {}))
             assert (FACT in checked.seen[-1].texts[-1]) is known, (token, account)
@@ -166,8 +172,7 @@ def test_a_header_that_upstream_does_not_get_says_nothing(tmp_path: Path) -> Non
     with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
         up.respond(checked := Checked("chat"))
         post(proxy, "chat", 8, "Look.", "good-1", **{"x-account": ACCOUNT})
-        reference = next(path for path in REFERENCE.findall(checked.seen[-1].shown) if "0.log" in path)
-        wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
+        reference = moved(proxy, checked)
         hidden = {"x-account": ACCOUNT, "connection": "x-account"}
         post(proxy, "chat", 0, f"Recall {reference}", "good-2", **hidden)
         assert FACT not in checked.seen[-1].texts[-1]
@@ -197,8 +202,7 @@ def test_a_listed_key_tells_its_users_apart(monkeypatch: pytest.MonkeyPatch, tmp
         with served({"team": listed}, store=tmp_path, environment={"GATEWAY": "good-gateway"}) as proxy:
             up.respond(checked := Checked("chat"))
             post(proxy, "chat", 8, "Look.", "good-gateway", **{"x-user": "alice"})
-            reference = next(path for path in REFERENCE.findall(checked.seen[-1].shown) if "0.log" in path)
-            wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
+            reference = moved(proxy, checked)
             for user in ("bob", "alice"):
                 post(proxy, "chat", 0, f"Recall {reference}", "good-gateway", **{"x-user": user})
                 assert (FACT in checked.seen[-1].texts[-1]) is (user == "alice")

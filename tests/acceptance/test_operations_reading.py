@@ -104,27 +104,6 @@ def test_without_a_path_all_of_the_callers_files_are_searched(caller: Caller) ->
     assert len(caller.grep("tool").metadata["matches"]) == 8
 
 
-def test_grep_searches_a_directory_and_everything_below(caller: Caller) -> None:
-    for store in ("/a", "/a/b", "/a/b/c", "/ab", "/b"):
-        put(caller, {"x": f"here is {store};"}, store)
-    below = {"/a": {"/a", "/a/b", "/a/b/c"}, "/a/": {"/a", "/a/b", "/a/b/c"}, "/a/b": {"/a/b", "/a/b/c"}}
-    for path, stores in below.items():
-        found = {one["text"] for one in caller.grep("here is", path=path).metadata["matches"]}
-        assert found == {f"here is {store};" for store in stores}
-
-
-def test_a_glob_is_matched_against_the_relative_path(caller: Caller) -> None:
-    put(caller, {"x": "here"}, "/a")
-    put(caller, {"x": "here"}, "/a/sub")
-    caller.compress([user("here, " * 400), assistant()], store_dir="/a", keep_recent_count=0)
-    counts = {
-        glob: len({match["path"] for match in caller.grep("here", path="/a", glob=glob).metadata["matches"]})
-        for glob in ("*.json", "*.md", "sub/*", "sub/*.txt", "compressed_*.json", "**/*.json")
-    }
-    assert counts == {"*.json": 1, "*.md": 0, "sub/*": 1, "sub/*.txt": 1, "compressed_*.json": 1, "**/*.json": 1}
-    assert len(caller.grep("here", path="/a", glob="*.txt").metadata["matches"]) >= 1
-
-
 # -- grep in one file --------------------------------------------------------------------------------------------------
 
 

@@ -188,15 +188,6 @@ async def test_chunked_requests_are_relayed(shared: Shared) -> None:
     assert second.body == b""
 
 
-async def test_a_trailer_does_not_become_a_header(shared: Shared) -> None:
-    head = b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    trailers = b"0\r\nAuthorization: Bearer another\r\nX-Trailer: 1\r\n\r\n"
-    async with shared.relay(replying(OK)) as link:
-        await link.ask(head + chunk(b"abc") + trailers)
-        names = [name for name, _ in link.wire.requests[0].headers]
-    assert names == [b"Host", b"Content-Length"]
-
-
 async def test_a_request_without_a_body_is_relayed_without_one(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link:
         for method in (b"GET", b"DELETE", b"OPTIONS"):
@@ -278,17 +269,6 @@ async def test_streamed_chunks_arrive_one_by_one(shared: Shared) -> None:
             got.append(piece)
             seen.set()
     assert got == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
-
-
-async def test_a_replys_head_does_not_wait_for_its_body(shared: Shared) -> None:
-    async def handle(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(EVENTS)
-        await peer.gone()
-
-    async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(post(b"{}"))
-        assert (await soon(read_head(reader))).status == 200
 
 
 async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
@@ -527,28 +507,19 @@ async def test_a_truncated_reply_reaches_the_client_as_truncated(shared: Shared)
     assert cut.value.partial == b"abc"
 
 
-async def test_an_upstream_that_does_not_speak_http_is_502(shared: Shared) -> None:
-    async with shared.relay(replying(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")) as link:
-        reply = await link.ask(get("/v1/models"))
-    assert (reply.status, error_of(reply)["code"]) == (502, "upstream_broken")
+@pytest.mark.parametrize(
+    "reply", [b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\nok"]
+)
+@pytest.mark.parametrize("target", ["/v1/files", "/v1/chat/completions"])
+async def test_an_upstream_that_does_not_speak_http_is_502(shared: Shared, reply: bytes, target: str) -> None:
+    async with shared.relay(replying(reply)) as link, connection(link.port) as (reader, writer):
+        for _ in range(2):
+            writer.write(post(b"{}", target=target))
+            got = await read_message(reader)
+            assert (got.status, error_of(got)["code"]) == (502, "upstream_broken")
 
 
 # Who may
-
-
-async def test_other_upgrades_are_ignored(shared: Shared) -> None:
-    """Java's HTTP client offers h2c in every first request."""
-    offer = [
-        "Connection: Upgrade, HTTP2-Settings",
-        "Upgrade: h2c",
-        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
-    ]
-    async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
-        for body in (b"one", b"two"):
-            writer.write(post(body, *offer))
-            assert (await read_message(reader)).body == b"ok"
-    assert [asked.body for asked in link.wire.requests] == [b"one", b"two"]
-    assert not any(asked.get(b"upgrade") or asked.get(b"http2-settings") for asked in link.wire.requests)
 
 
 async def test_paths_of_the_proxy_are_never_relayed(shared: Shared) -> None:
@@ -630,14 +601,6 @@ async def test_a_chat_request_has_a_size() -> None:
     assert len(link.wire.requests) == 1
 
 
-async def test_every_request_leaves_one_outcome() -> None:
-    async with relay(replying(OK)) as link:
-        await link.ask(get("/v1/models"))
-        await link.ask(get("/v1/../x"))
-        await link.counts('offload_requests_total{dialect="",kind="relay",status="200",tenant="default"}')
-        await link.counts('offload_requests_total{dialect="",kind="refused",status="403",tenant="default"}')
-
-
 async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -653,14 +616,3 @@ async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None
         lines = [json.loads(one) for one in proxy.log().splitlines() if "request_id" in one]
     assert [line["fault"] for line in lines] == ["connect", "connect"]
     assert all(line["detail"].startswith(f"http://127.0.0.1:{port}: ClientConnectorError: ") for line in lines)
-
-
-async def test_an_upstream_header_with_a_control_character_is_502(shared: Shared) -> None:
-    async with shared.relay(replying(b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\nok")) as link:
-        for path in (b"/v1/files", b"/v1/chat/completions"):
-            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}" % path
-            async with connection(link.port) as (reader, writer):
-                for _ in range(2):
-                    writer.write(head)
-                    reply = await read_message(reader)
-                    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (502, "upstream_broken")

@@ -1,4 +1,4 @@
-"""What clients put into roles and limits, through a running proxy: whose snapshot is shown, and which prefix breaks."""
+"""What clients put into roles and limits, through a running proxy: which prefix breaks."""
 
 from __future__ import annotations
 
@@ -9,46 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.test_compress import RULE, SNAPSHOT, SYSTEM, TOOL, WORDS, Model, Talk, policy, summaries, turns
-from tests.fake_upstream import Recorded, Reply, StrictUpstream, text
+from tests.acceptance.test_compress import RULE, SYSTEM, TOOL, WORDS, Model, Talk, policy, summaries, turns
+from tests.fake_upstream import StrictUpstream
 
 Json = dict[str, Any]
 
 
-class Reading(Model):
-    """Its summaries say which fruit it has read of."""
-
-    def __call__(self, request: Recorded) -> Reply:
-        said = json.dumps(request.messages)
-        fruit = next((one for one in ("BANANA", "APPLE") if one in said), "none")
-        self.summary = lambda: text(SNAPSHOT.replace("</state_snapshot>", f"<read>{fruit}</read></state_snapshot>"))
-        return super().__call__(request)
-
-
 @pytest.fixture
 def up(up: StrictUpstream) -> StrictUpstream:
-    up.respond(Reading())
+    up.respond(Model())
     return up
-
-
-@pytest.mark.parametrize("results", [[], ["gptme"]])
-@pytest.mark.parametrize("role", ["system", "developer"])
-def test_a_run_is_never_shown_what_another_run_read(
-    role: str, results: list[str], up: StrictUpstream, serve: Any
-) -> None:
-    """Equal prompts and answers; only what the commands printed differs, and it comes in a system message."""
-    proxy = serve({"default": policy(up, results=results)})
-    for fruit in ("APPLE", "BANANA"):
-        messages: list[Json] = [SYSTEM, {"role": "user", "content": RULE}]
-        for number in range(6):
-            messages.append({"role": "assistant", "content": f"answer {number} {WORDS}"})
-            messages.append({"role": role, "content": f"Ran command: `fruit {number}`\n\n{fruit}"})
-        before = len(up.chats)
-        assert Talk(proxy, [*messages, {"role": "user", "content": "Which fruit?"}]).post().status_code == 200
-        [sent] = [request for request in up.chats[before:] if request in turns(up)]
-        assert f"<read>{fruit}</read>" in str(sent.messages)
-    assert len(summaries(up)) == 2
-    assert "APPLE" not in str(turns(up)[-1].messages)
 
 
 def prefixes(up: StrictUpstream) -> int:

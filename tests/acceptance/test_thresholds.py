@@ -71,15 +71,6 @@ def test_it_acts_at_its_ceiling(
     assert sent < came
 
 
-def test_compress_summarises_at_its_ceiling(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    up.respond(answer)
-    offload = {"mode": "compress", "max_total_tokens": 3_000, "compress": {"wait": "always", "snapshot_tokens": 300}}
-    proxy = serve({"default": {"upstream": {"base_url": up.url}, "offload": offload}})
-    came, sent, headers = first_acts(up, proxy, 400)
-    assert 3_000 < came <= 3_900
-    assert headers["x-offload-compressed"] != "0" and sent < came
-
-
 @pytest.mark.parametrize(("profile", "ceiling"), [("careful", 60_000), ("balanced", 30_000), ("frugal", 20_000)])
 def test_a_profile_acts_at_its_ceiling_where_reads_are_free(
     up: StrictUpstream, serve: Callable[..., Proxy], profile: str, ceiling: int
@@ -91,20 +82,3 @@ def test_a_profile_acts_at_its_ceiling_where_reads_are_free(
         headers = ask(proxy, messages)
         acts = headers["x-offload-compacted"] != "0"
         assert acts == (history(messages) > ceiling), headers.get("x-offload-reason")
-
-
-def test_a_profile_acts_earlier_at_a_gateways_prices(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    up.respond(answer)
-    offload = {"cached_read": 0.1, "cache_write": 1.25}
-    came, _, _ = first_acts(up, serve({"default": {"upstream": {"base_url": up.url}, "offload": offload}}), 4_000)
-    assert came < 30_000
-
-
-def test_observe_changes_nothing_and_says_what_it_would_do(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    up.respond(answer)
-    offload = {"mode": "observe", "max_total_tokens": 500, "max_tool_message_tokens": 100}
-    proxy = serve({"default": {"upstream": {"base_url": up.url}, "offload": offload}})
-    headers = ask(proxy, session(300, 4))
-    assert headers["x-offload-compacted"] != "0"
-    assert "detailed result" not in str(up.chats[-1].messages)
-    assert ask(proxy, session(300, 1))["x-offload-reason"].startswith("waiting: the history is")
