@@ -135,7 +135,7 @@ def our_names(defined: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]
     """
     if defined == b"null":
         return NAMES, frozenset()
-    if len(bounded(tools, Reason.TOO_MANY_TOOLS) if not rawjson.is_null(tools) else ()) > MAX_TOOLS - len(NAMES):
+    if not rawjson.is_null(tools) and len(bounded(tools, Reason.TOO_MANY_TOOLS)) > MAX_TOOLS - len(NAMES):
         return None, frozenset()
     defined = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), defined)
     taken = {name for name, forms in _ENDS.items() if any(form in defined for form in forms)}

@@ -150,7 +150,9 @@ def _segments(items: Sequence[Item], plan: Plan, offload: Offload) -> list[tuple
         end += item.tokens
         if leads or not boundary or index >= boundary.end or index in boundary.pins:
             move = plan.moves.get(index)
-            state = 0 if move is None else 2 if move.event else 1
+            state = 0  # whole; 1: moved at first sight; 2: moved at an event
+            if move:
+                state = 2 if move.event else 1
             segments.append(((index, state), live(item, move), end))
     return segments
 

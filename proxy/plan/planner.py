@@ -173,9 +173,11 @@ class Fold:
         return self._offload.mode is not Mode.COMPACT and not self.messages.crowded
 
     def _wants_summary(self) -> bool:
-        """Whether moving results alone leaves too much."""
-        if self.messages.crowded or self._offload.mode is not Mode.AUTO:
-            return not self.messages.crowded and self._offload.mode is Mode.COMPRESS
+        """Whether moving results alone leaves too much, as it always does in the mode that moves none."""
+        if not self._may_summarise:
+            return False
+        if self._offload.mode is Mode.COMPRESS:
+            return True
         left = self.messages.total - self._gain()
         return left > max(self._ceiling, self._offload.compact_ratio_threshold * self.messages.total)
 

@@ -123,11 +123,12 @@ class _Request:
 
     async def _parse(self, body: bytes) -> Prepared:
         """Parse the body and choose the policy for its model. Gives a reason instead if we cannot read the body."""
-        tenant, client, wish, restored = self._tenant, self._client, None, False
-        limit, threads = self._services.settings.body_limit, self._services.threads
+        tenant, client, clear = self._tenant, self._client, body
+        wish: Wish | None = None
+        restored = False  # whether references in it were replaced by what they stand for
         try:
-            clear = body
             if client.encoded:
+                limit, threads = self._services.settings.body_limit, self._services.threads
                 clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
             request = await self._run(partial(self._dialect.parse, clear), len(clear))
             tenant = self._identify(request)
@@ -140,15 +141,14 @@ class _Request:
             return Prepared(body, tenant, unplanned=error.reason)
         if not request.model:
             request = replace(request, model=model_in(client.path))
-        chosen, header = tenant.policy.for_model(request.model), set[bytes]()
-        if client.has_our_header:  # proxies may join several of them into a list
-            said = b",".join(client.headers.get_all(b"x-offload")).split(b",")
-            header = {word.strip().lower() for word in said}
+        chosen, header = tenant.policy.for_model(request.model), _our_header(client)
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         prepared = Prepared(body, tenant, request, request.body if wish or restored else None, wish=wish)
-        if chosen.offload.mode is Mode.OFF or b"off" in header:
-            prepared = replace(prepared, unplanned=Reason.OFF if chosen.offload.mode is Mode.OFF else Reason.HEADER)
+        if chosen.offload.mode is Mode.OFF:
+            prepared = replace(prepared, unplanned=Reason.OFF)
+        elif b"off" in header:
+            prepared = replace(prepared, unplanned=Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in header:
             return replace(prepared, observed=True)
         elif self._accepted:
@@ -417,3 +417,11 @@ class _Request:
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Return the result of `work`, which looks through so many bytes."""
         return await self._services.threads.run(self._tenant.namespace, work, size)
+
+
+def _our_header(client: Exchange) -> set[bytes]:
+    """Return the words of the client's `x-offload`. Proxies may join several of these headers into a list."""
+    if not client.has_our_header:
+        return set()
+    said = b",".join(client.headers.get_all(b"x-offload")).split(b",")
+    return {word.strip().lower() for word in said}

@@ -171,8 +171,9 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def reply_limit(self, tokens: int) -> int | None:
         """Return the limit of the reply beside `tokens` of messages; None if the client's own fits or there is none."""
         left = self.reply_left(tokens)
-        fits = left is None or self.request.reply_tokens <= left
-        return None if fits or left is None else self.dialect.reply_limit(self.request, left)
+        if left is None or self.request.reply_tokens <= left:
+            return None
+        return self.dialect.reply_limit(self.request, left)
 
     def exceeds(self, *, refused: bool) -> bool:
         """Whether upstream would refuse the request as it came for its length, or probably, if it has just done so."""

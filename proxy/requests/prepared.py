@@ -170,12 +170,16 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def compacted(self) -> int:
         """Messages whose texts moved."""
-        return self.rendered.compacted() if self.rendered else self.foreseen.compacted if self.foreseen else 0
+        if self.rendered:
+            return self.rendered.compacted()
+        return self.foreseen.compacted if self.foreseen else 0
 
     @cached_property
     def compressed(self) -> int:
         """Messages that a snapshot replaces."""
-        return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
+        if self.rendered:
+            return self.rendered.compressed()
+        return self.foreseen.compressed if self.foreseen else 0
 
     @cached_property
     def pointed(self) -> Answers | None:
@@ -248,12 +252,16 @@ def of_chat(
     """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
     request, planned, rendered, spent = prepared.request, prepared.in_force, prepared.rendered, prepared.spent
     before, after, basis = _costs(prepared)
-    kind = Kind.OFFLOADED if rendered else Kind.OBSERVED if prepared.foreseen else Kind.UNTOUCHED
+    kind, mode = Kind.UNTOUCHED, planned.policy.offload.mode if planned else Mode.OFF
+    if prepared.foreseen:
+        kind, mode = Kind.OBSERVED, Mode.OBSERVE
+    elif rendered:
+        kind = Kind.OFFLOADED
     outcome = replace(
         client.outcome(kind, prepared.tenant.name, prepared.tenant.namespace),
         model=request.model if request else "",
         stream=request.stream if request else False,
-        mode=(Mode.OBSERVE if prepared.foreseen else planned.policy.offload.mode if planned else Mode.OFF).value,
+        mode=mode.value,
         reason=prepared.reason,
         obstacle=prepared.obstacle,
         cost_before=before,

@@ -141,4 +141,6 @@ def _price(policy: Policy, model: str) -> float | None:
     """Return the money for a token of plain input, None if it is not known. A model on this machine costs nothing."""
     listed = price_of(policy.upstream.base_url, model)
     said = policy.offload.input_price if policy.offload.input_price is not None else listed.input_price
-    return 0.0 if said is None and listed is FREE else None if said is None else said / 1_000_000
+    if said is None:
+        return 0.0 if listed is FREE else None
+    return said / 1_000_000

@@ -177,7 +177,9 @@ def parse(body: bytes, members: Members) -> Request:
 def continued(request: Request, continuation: Continuation) -> bytes:
     """It goes on from the last of several rounds, with our outputs before its input."""
     given = request.members.get("input", NULL)
-    items = [] if rawjson.is_null(given) else [given] if rawjson.is_string(given) else rawjson.elements(given)
+    items: list[Raw] = []
+    if not rawjson.is_null(given):
+        items = [given] if rawjson.is_string(given) else rawjson.elements(given)
     members = request.members | {"previous_response_id": string(continuation.rounds[-1])}
     if continuation.after:
         members["input"] = joined([*continuation.after, *items])
