@@ -1,4 +1,8 @@
-"""What may look like a refusal of ours and is none. The real wordings are in `test_overflow`."""
+"""What upstreams say when they refuse a request, and what may look like a refusal of ours and is none.
+
+Where the context is too long, the wordings are in `test_overflow`.
+"""
+# ruff: noqa: E501  (errors are quoted as they come)
 
 from __future__ import annotations
 
@@ -12,13 +16,126 @@ from proxy.dialects.refusals import MOST, complaint, error_status, error_text
 from proxy.plan.turn import Addition, Complaint, Verdict
 from tests.doubling import assert_linear
 
-FINAL = Verdict.FINAL
-ANY = Addition.ANY
+GENERATION, FINAL = Verdict.GENERATION, Verdict.FINAL
+USAGE, ANY = Addition.USAGE, Addition.ANY
 
 
 def said(message: str, **more: Any) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None, **more}}
+
+
+def vllm(message: str, code: int = 400) -> dict[str, Any]:
+    return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": code}
+
+
+def google(message: str, code: int = 400) -> list[dict[str, Any]]:
+    return [{"error": {"code": code, "message": message, "status": "INVALID_ARGUMENT"}}]
+
+
+def anthropic(message: str, kind: str = "invalid_request_error") -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def extra(*path: str, **more: Any) -> dict[str, Any]:
+    """Mistral's error about a field that it does not know."""
+    mistake = {"type": "extra_forbidden", "loc": ["body", *path], "msg": "Extra inputs are not permitted", **more}
+    return {"object": "error", "message": {"detail": [mistake]}, "type": "invalid_request_error"}
+
+
+# -- as users reported it ---------------------------------------------------------------------------------------------
+
+# The columns: where it was seen (an issue or pull request on GitHub), status, body, what it is about.
+# fmt: off
+WORDINGS: list[tuple[str, int, Any, Complaint]] = [
+    # the context is too long (others are in `test_overflow`)
+    # our tools
+    ("sgl-project/sglang/pull/10184", 500, vllm("Internal server error: Unsupported tool_call_parser: None", 500), ANY),
+    ("vllm-project/vllm/issues/6631, newer", 400, vllm("[{'type': 'value_error', 'loc': ('body',), 'msg': 'Value error, Currently only named tools are supported.'}]"), ANY),
+    ("aaif-goose/goose/issues/6690", 400, {"error": "model does not support tools"}, ANY),
+    ("withceleste/celeste-python/issues/197", 400, google("Tool use with function calling is unsupported by the model."), ANY),
+    ("BerriAI/litellm/issues/14704", 400, said("UnsupportedParamsError: azure does not support parameters: ['tool_choice'], for model=gpt-5-chat-2025-08-07. To drop these, set `drop_params=True`"), ANY),
+    ("writer/writer-framework/pull/1013", 400, {"tpe": "fail.input.generic", "errors": [{"description": "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.", "key": "fail.input.generic"}]}, ANY),
+    ("truefoundry/models/pull/944", 405, {"status": "failure", "message": "deepinfra error: Tool calling is not supported for model: mistralai/Mistral-Small-24B-Instruct-2501"}, ANY),
+    ("MicrosoftDocs/azure-docs/issues/121504", 400, {"error": {"code": 400, "message": "Functions are not supported for this API version or this model version. To learn how to user use function calling with Azure OpenAI Service. Please refer to this wiki  https://learn.microsoft.com/en-us/azure/ai-services/openai/how-to/function-calling?tabs=python"}}, ANY),
+    # the usage of a stream
+    ("QuantumNous/new-api/issues/418", 400, said("Unknown parameter: 'stream_options'. (request id: 20240806214436917505976hvsFC5y2)", param="stream_options", code="unknown_parameter"), USAGE),
+    ("CherryHQ/cherry-studio/issues/9214", 400, {"detail": "Extra parameters ['stream_options'] are not allowed when extra-parameters is not set or set to be 'error'. Set extra-parameters to 'pass-through' to pass to the model."}, USAGE),
+    ("FlowiseAI/Flowise/issues/2866", 400, said("Extra inputs are not permitted, field: 'stream_options'"), USAGE),
+    ("BerriAI/litellm/issues/5803", 400, said("litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': \"The 'stream_options' parameter is only allowed when 'stream' is enabled.\", 'type': 'invalid_request_error', 'param': 'stream_options', 'code': None}}\nReceived Model Group=o1-mini\nAvailable Model Group Fallbacks=None"), USAGE),
+    # our place
+    ("BigPizzaV3/CodexPlusPlus/issues/267", 400, {"type": "error", "error": {"type": "bad_request_error", "message": "invalid params, chat content has invalid message role: system (2013)", "http_code": "400"}}, ANY),
+    # Qwen's template at llama.cpp, whose words stand behind those of its parser
+    ("tailcallhq/forgecode/issues/2586", 400, {"error": {"code": 400, "message": "Unable to generate parser for this template. Automatic parser generation failed: \n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "invalid_request_error"}}, ANY),
+    ("cortexkit/magic-context/issues/5", 500, {"error": {"code": 500, "message": "\n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "server_error"}}, ANY),
+    # something else in the request
+    ("editor-code-assistant/eca/issues/231", 422, extra("max_completion_tokens", input=32000), ANY),
+    ("yym68686/uni-api/issues/105", 400, {"code": "Client specified an invalid argument", "error": "Argument not supported on this model: presencePenalty"}, ANY),
+    ("anthropics/claude-code/issues/12894", 400, anthropic("messages.209.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. When `thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks). We recommend you include thinking blocks from previous turns. To avoid this requirement, disable `thinking`."), ANY),
+    # the limit of the reply
+    ("diffbot/code-gpt-docs/issues/284", 400, said("max_tokens is too large: 6000. This model supports at most 4096 completion tokens, whereas you provided 6000."), ANY),
+    ("databricks/databricks-sdk-go/issues/1183", 400, "Bad request: rpc error: code = InvalidArgument desc = max_tokens (10000) cannot exceed 8192. Please reduce the length of max output tokens generated.", ANY),
+    ("vercel/ai/issues/2772", 400, {"message": "The maximum tokens you requested exceeds the model limit of 4096. Try again with a maximum tokens value that is lower than 4096."}, ANY),
+    ("RooCodeInc/Roo-Code/issues/5729", 400, said("max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the context_window for this model"), ANY),
+    # images
+    ("zai-org/feedback/issues/570", 400, {"error": {"code": "InvalidParameter", "message": "Model do not support image input. Request id: 021788846573420402c3547e09b7409e300241a04980e228ce7ce", "type": "BadRequest"}}, ANY),
+    # what the model wrote
+    ("HunorLaczko/ha-groq-cloud-api/issues/20", 400, said("tool call validation failed: parameters for tool HassTurnOff did not match schema: errors: [`/domain`: expected array, but got string]", code="tool_use_failed"), GENERATION),
+    ("aaif-goose/goose/issues/1161", 400, {"error_code": "BAD_REQUEST", "message": "Error: Model response did not respect the required format. Please consider retrying or using a more straightforward prompt."}, GENERATION),
+    # nothing that any form of the request would change
+    ("vllm-project/vllm/issues/3486", 404, vllm("The model `Qwen1.5-14B-Chat-GPTQ-Int8` does not exist.", 404), FINAL),
+    ("microsoft/vscode/issues/282890", 400, {"message": "The requested model is not supported.", "code": "model_not_supported", "param": "model", "type": "invalid_request_error"}, FINAL),
+    ("egoist/chatwise-releases/issues/1273", 400, {"error": {"message": 'model "gpt-5.3-codex" is not accessible via the /chat/completions endpoint', "code": "unsupported_api_for_model"}}, FINAL),
+    ("enricoros/big-AGI/issues/898", 400, {"error": {"message": "Unknown model: claude-opus-4-5"}}, FINAL),
+    ("vyancharuk/nodejs-api-boilerplate/issues/16", 404, {"error": {"message": "No endpoints found for nousresearch/hermes-3-llama-3.1-405b:free.", "code": 404}}, FINAL),
+    ("NousResearch/hermes-agent/pull/14943", 404, {"error": {"message": "No endpoints available matching your guardrail restrictions and data policy. Configure: https://openrouter.ai/settings/privacy", "code": 404}}, FINAL),
+    ("truefoundry/models/pull/950", 400, {"status": "failure", "message": "together-ai error: Unable to access non-serverless model togethercomputer/EssentialAI-RNJ-1-Instruct. Please visit https://api.together.ai/models/togethercomputer/EssentialAI-RNJ-1-Instruct to create and start a new dedicated endpoint for the model."}, FINAL),
+    ("Alishahryar1/free-claude-code/issues/956", 404, {"status": 404, "title": "Not Found", "detail": "Function '12345678-b123-12a3-1221-123456789123': Not found for account 'Ab1EzDFj7NoQ'"}, FINAL),
+    ("compl-ai/compl-ai/issues/20", 400, said("The response was filtered due to the prompt triggering Azure OpenAI's content management policy. Please modify your prompt and retry. To learn more about our content filtering policies please read our documentation: https://go.microsoft.com/fwlink/?linkid=2198766", type=None, param="prompt", code="content_filter"), FINAL),
+    ("BerriAI/litellm/pull/16231", 400, said("litellm.BadRequestError: litellm.ContentPolicyViolationError: AzureException - The response was filtered due to the prompt triggering Azure OpenAI's content management policy. Please modify your prompt and retry.", type=None, code="400"), FINAL),
+    ("langflow-ai/langflow/issues/11120", 400, said("The model canopylabs/orpheus-arabic-saudi requires terms acceptance. Please have the org admin accept the terms at https://console.groq.com/playground?model=canopylabs%2Forpheus-arabic-saudi", code="model_terms_required"), FINAL),
+    ("cline/cline/issues/4971", 413, said("Request too large for model `moonshotai/kimi-k2-instruct` in organization `org_01` service tier `on_demand` on tokens per minute (TPM): Limit 10000, Requested 15088, please reduce your message size and try again.", type="tokens", code="rate_limit_exceeded"), FINAL),
+    ("popjane/free_chatgpt_api/issues/76", 403, said("user quota is not enough (request id: 2025020911093417487821572799492)", type="v_api_error", code="insufficient_user_quota"), FINAL),
+    ("router-for-me/CLIProxyAPI/pull/3859", 400, anthropic("Your credit balance is too low to access the Anthropic API."), FINAL),
+    # as the APIs document them, and what their users saw
+    ("Anthropic, docs: errors", 413, anthropic("Request exceeds the maximum allowed number of bytes.", "request_too_large"), FINAL),
+    ("Anthropic, docs: errors", 401, anthropic("invalid x-api-key", "authentication_error"), FINAL),
+    ("Anthropic, docs: errors", 403, anthropic("Your API key does not have permission to use the specified resource.", "permission_error"), FINAL),
+    ("Anthropic, docs: errors", 404, anthropic("model: claude-nowhere", "not_found_error"), FINAL),
+    ("Anthropic, docs: errors", 429, anthropic("This request would exceed your organization's rate limit of 30,000 input tokens per minute.", "rate_limit_error"), FINAL),
+    ("Anthropic, docs: errors", 500, anthropic("Internal server error", "api_error"), FINAL),
+    ("Anthropic, docs: errors", 529, anthropic("Overloaded", "overloaded_error"), FINAL),
+    ("Anthropic, docs: errors", 400, anthropic("Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits."), FINAL),
+    ("Anthropic, anthropics/claude-code/issues/21612", 400, anthropic("context_management: Extra inputs are not permitted"), ANY),
+    ("Anthropic, anthropics/claude-code/issues/10627", 400, anthropic("messages.1.content.0: Invalid `signature` in `thinking` block"), ANY),
+    ("Anthropic, anthropics/claude-code/issues/1237", 400, anthropic("messages.9: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_01. Each `tool_use` block must have a corresponding `tool_result` block in the next message."), ANY),
+    ("OpenAI, docs: errors", 401, said("Incorrect API key provided: sk-x.", code="invalid_api_key"), FINAL),
+    ("OpenAI, docs: errors", 403, said("Country, region, or territory not supported", code="unsupported_country_region_territory"), FINAL),
+    ("OpenAI, docs: errors", 404, said("The model `x` does not exist or you do not have access to it.", code="model_not_found"), FINAL),
+    ("OpenAI, docs: errors", 429, said("You exceeded your current quota, please check your plan and billing details.", code="insufficient_quota"), FINAL),
+    ("OpenAI, docs: errors", 503, said("Our servers are currently overloaded. Please try again later.", code="server_is_overloaded"), FINAL),
+    ("OpenAI, lace-ai/gai/pull/49", 400, said("No tool output found for function call call_1."), ANY),
+    ("OpenAI, openai/codex/issues/8132", 400, said("The encrypted content gAAA...Rg== could not be verified.", code="invalid_encrypted_content"), ANY),
+    ("OpenAI, docs: conversation state", 404, said("Item with id 'rs_1' not found. Items are not persisted when `store` is set to false."), ANY),
+]
+# fmt: on
+
+MISREAD = {"Alishahryar1/free-claude-code/issues/956"}
+"""What is about something else than it seems. It costs one request, which upstream refuses as well."""
+
+
+def sent(body: Any) -> bytes:
+    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "body", "about"), WORDINGS, ids=[f"{row[0]}-{row[3]}" for row in WORDINGS]
+)
+def test_what_upstreams_say(source: str, status: int, body: Any, about: Complaint) -> None:
+    assert (complaint(status, sent(body)) is about) is (source not in MISREAD)
+
+
+# -- bodies of any kind -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

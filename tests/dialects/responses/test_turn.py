@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from proxy import sse
+from proxy.dialects.refusals import is_error
+from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.errors import UpstreamBroken
-from proxy.plan.turn import State
+from proxy.plan.turn import Addition, State
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import FETCH, accumulated, events, response, stream, turn
 from tests.dialects.turning import feed, receive, run
@@ -19,7 +21,6 @@ Json = dict[str, Any]
 
 LOOKS = response(reasoning("I look."), say("Let me look."), call("grep", {"pattern": "x"}))
 ANSWERS = response(reasoning("There."), say("It is 42."), number=2)
-MIXED = response(reasoning("Both."), call("fetch", {"n": 1}), call("read_file", {"path": "p"}), call("fetch", {"n": 2}))
 
 
 def types(items: list[Json]) -> list[str]:
@@ -211,3 +212,46 @@ def test_nothing_is_continued_where_nothing_is_stored() -> None:
     assert one.continuation is None
     assert types(asked[1]["input"][1:]) == ["message", "function_call", "function_call_output"]
     assert not any("id" in item for item in asked[1]["input"])
+
+
+# -- refusals in the place of a reply ---------------------------------------------------------------------------------
+
+SILENT = response(reasoning("I look."), call("grep", {"pattern": "x"}))
+ERROR = {"code": "invalid_request_error", "message": "This model does not support tools"}
+FAILED = {"type": "response.failed", "sequence_number": 2, "response": {**SILENT, "output": [], "error": ERROR}}
+EVENT = {"type": "error", "sequence_number": 0, **ERROR, "param": None}
+
+
+def begun(whole: Json) -> bytes:
+    """The first events of a stream: that the response is there, and under way."""
+    return b"".join(encoded(event) for event in list(events_of(whole))[:2])
+
+
+@pytest.mark.parametrize(
+    "raw", [encoded(EVENT), encoded({**FAILED, "sequence_number": 0}), begun(SILENT) + encoded(FAILED)]
+)
+def test_error_in_the_place_of_a_stream(raw: bytes) -> None:
+    one = turn()
+    one.request()
+    receive(one, raw)
+    assert one.refusal is not None
+    assert RESPONSES.complaint(200, one.refusal) is Addition.ANY
+    assert is_error(one.refusal)
+
+
+@pytest.mark.parametrize("early", [b"", begun(SILENT)])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        sse.encode(json.dumps({"error": ERROR}).encode()),
+        sse.encode(json.dumps([{"error": ERROR}]).encode()),
+        sse.encode(json.dumps({"object": "error", **ERROR}).encode()),
+        sse.encode(json.dumps({"detail": [{"loc": ["body", "tools"], "msg": "Extra inputs"}]}).encode()),
+        sse.encode(b"no tools", b"error"),
+    ],
+)
+def test_error_of_another_api_in_the_place_of_a_stream(raw: bytes, early: bytes) -> None:
+    one = turn()
+    one.request()
+    receive(one, early + raw)
+    assert one.refusal is not None and RESPONSES.complaint(200, one.refusal) is Addition.ANY
