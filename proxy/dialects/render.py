@@ -324,7 +324,7 @@ def moved_files(
             add(index, piece)
     labels.update((path, replace(labels[path], said=tuple(words))) for path, words in said.items())
     messages = transcript.messages
-    elsewhere = {
+    elsewhere = {  # the calls whose results have a file of their own
         messages[index].answers
         for index in moved
         if index in plan.moves or all(piece.media for piece in messages[index].pieces)
@@ -332,15 +332,18 @@ def moved_files(
     for boundary, indexes in cuts:
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
         loaders[path] = partial(_whole, dialect, transcript, indexes, moved)
-        words = {
-            word: None
-            for index in indexes
-            for (call, _), label in zip(messages[index].calls, messages[index].labels, strict=False)
-            if call not in elsewhere
-            for word in (*label.said, call)
-        }
-        labels[path] = replace(ORIGINALS, said=tuple(words))
+        labels[path] = replace(ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere))
     return Files(loaders, labels, store_dir, media, dialect.takes)
+
+
+def _said_by_calls(messages: Sequence[Message], elsewhere: Collection[str]) -> tuple[str, ...]:
+    """Return what these messages' calls named, and the calls' ids, but for the calls whose results are `elsewhere`."""
+    words: dict[str, None] = {}
+    for message in messages:
+        for (call, _), label in zip(message.calls, message.labels, strict=False):
+            if call not in elsewhere:
+                words.update(dict.fromkeys((*label.said, call)))
+    return tuple(words)
 
 
 def _whole(
