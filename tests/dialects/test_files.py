@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.render import moved_files
+from proxy.dialects.render import Files, moved_files
 from proxy.plan import preview, summary
 from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading
@@ -49,19 +49,23 @@ def plan(*boundaries: int) -> Plan:
     return Plan({2: Move(False, 1)}, made, (OffloadEvent(6, 5, 5),), 0, True)
 
 
+def files_of(made: Plan, shown: SummaryBoundary | None = None) -> Files:
+    return moved_files(CHAT, TRANSCRIPT, made, "/store", shown, CHAIN)
+
+
 def path(text: str) -> str:
     return f"/store/look-{preview.digest(text)[:DIGITS]}.txt"
 
 
 def test_each_large_part_is_a_file_of_its_own() -> None:
-    files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
+    files = files_of(plan())
     assert dict(files) == {path("p" * 900): "p" * 900, path("q" * 900): "q" * 900}
     assert len(files) == 2
 
 
 @pytest.mark.parametrize("other", ["/etc/passwd", "/store/", path("p" * 900)[1:], "/store/../store/x", ""])
 def test_nothing_else_is_there(other: str) -> None:
-    files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
+    files = files_of(plan())
     with pytest.raises(KeyError):
         files[other]
 
@@ -70,9 +74,9 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
     both = plan(3, 5)
     names = [f"/store/{summary.file_name(CHAIN[end])}" for end in (3, 5)]
     for shown, there in ((None, []), (both.boundaries[0], names[:1]), (both.boundaries[1], names)):
-        files = moved_files(CHAT, TRANSCRIPT, both, "/store", shown, CHAIN)
+        files = files_of(both, shown)
         assert [name for name in files if "group" in name] == there
-    files = moved_files(CHAT, TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)
+    files = files_of(both, both.boundaries[1])
     assert [files[name].split("\n") for name in names] == [
         [
             "### 2 assistant reasoning",
@@ -94,14 +98,14 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
 def test_a_cut_without_the_one_before_has_its_messages_too() -> None:
     only = plan(5)
     name = f"/store/{summary.file_name(CHAIN[5])}"
-    text = moved_files(CHAT, TRANSCRIPT, only, "/store", only.boundaries[0], CHAIN)[name]
+    text = files_of(only, only.boundaries[0])[name]
     assert text.startswith("### 2 assistant") and text.endswith("### 5 assistant\n")
 
 
 def test_a_message_that_was_pinned_is_in_the_file_of_the_cut_that_takes_it() -> None:
     boundaries = (SummaryBoundary(3, frozenset({0, 2}), 1), SummaryBoundary(5, frozenset({0}), 2))
     pinned = Plan({}, boundaries, (OffloadEvent(6, 5, 5),), 0, True)
-    files = moved_files(CHAT, TRANSCRIPT, pinned, "/store", boundaries[1], CHAIN)
+    files = files_of(pinned, boundaries[1])
     first, second = (files[f"/store/{summary.file_name(CHAIN[end])}"] for end in (3, 5))
     assert "p" * 900 not in first and "p" * 900 in second and "### 2 assistant" not in second
 
@@ -132,7 +136,6 @@ PINS = st.sets(st.integers(0, 9)).map(frozenset)
 def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: tuple[int, frozenset[int]]) -> None:
     (first, kept), (end, pins) = sorted((one, other))
     since, boundary = SummaryBoundary(first, kept, 1), SummaryBoundary(end, pins, 2)
-    transcript = TRANSCRIPT
-    before = set(render.taken(transcript, since))
-    expected = [index for index in render.taken(transcript, boundary) if index not in before]
-    assert render.taken(transcript, boundary, since) == expected
+    before = set(render.taken(TRANSCRIPT, since))
+    expected = [index for index in render.taken(TRANSCRIPT, boundary) if index not in before]
+    assert render.taken(TRANSCRIPT, boundary, since) == expected

@@ -135,12 +135,9 @@ SMALL = msgspec.structs.replace(MIXED, tokens=90, sizes=(90,))
 LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)
 
 
-def test_hidden_rounds_stand_before_the_reply_they_led_to() -> None:
+def test_hidden_rounds_stand_before_their_reply_and_a_mixed_turn_is_put_together_again() -> None:
     assert LATER.plan.used == 9
     assert LATER.render(rounds={9: HIDDEN})[9:] == [*HIDDEN.before, *LATER.raws[9:]]
-
-
-def test_a_mixed_turn_is_put_together_again() -> None:
     assert LATER.render(rounds={7: SMALL})[7:] == [SMALL.instead, *SMALL.after, *LATER.raws[8:]]
 
 

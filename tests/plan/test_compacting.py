@@ -17,18 +17,13 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("text", ASKED)
-def test_prompts_of_clients_are_recognised(text: str) -> None:
-    assert asks_for_summary([text])
-    assert asks_for_summary(["<system-reminder>Be nice.</system-reminder>", text])
-
-
 OTHERS = ["", "Summarize this file.", "What did the conversation say?", "x" * READ_CHARS + ASKED[0]]
 
 
-@pytest.mark.parametrize("text", OTHERS)
-def test_other_texts_are_not(text: str) -> None:
-    assert not asks_for_summary([text])
+@pytest.mark.parametrize("text", [*ASKED, *OTHERS])
+def test_prompts_of_clients_are_recognised_and_other_texts_are_not(text: str) -> None:
+    for texts in ([text], ["<system-reminder>Be nice.</system-reminder>", text]):
+        assert asks_for_summary(texts) is (text in ASKED)
 
 
 @pytest.mark.parametrize(

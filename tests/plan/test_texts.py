@@ -1,15 +1,21 @@
-"""What the user said in the middle of a turn stays word for word, whoever sends it, in every mode."""
+"""What the words of a text say about it: that the user said it, that it reports an error, that it is a result."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from proxy.dialects import Dialect
 from proxy.plan import texts
+from proxy.plan.message import Reading
 from proxy.plan.preview import Shape, replacement
+from proxy.plan.texts import PRESETS, Carries, ResultPreset, reports_error
 from proxy.policy import Mode
 from tests.dialects.test_known import APIS, MODES, Api, Json, sent
+
+# -- what the user said in the middle of a turn stays word for word, whoever sends it, in every mode ------------------
 
 RULE = "Never touch the file legacy.py, whatever happens."
 QUEUED = (
@@ -115,3 +121,67 @@ def test_spans_behind_the_preview_are_added_once() -> None:
     shown = [replacement(text, "f", "o", 1, Shape("/s", chars), spans=span) for chars in (3, 21)]
     assert [one.count("<answer>c</answer>") for one in shown] == [1, 1]
     assert shown[0].endswith("; o)\n\n<answer>c</answer>") and shown[1].endswith("; o)")
+
+
+# -- with `keep_errors`, results that report an error stay as they are in every mode ----------------------------------
+
+TRACE = "".join(f'  File "a.py", line {number}, in call\n' for number in range(60))
+
+
+def failed(api: Api, how: str) -> list[Json]:
+    call, result = api.step(77, TRACE if how == "flag" else f"{how}\n{TRACE}")
+    if how == "flag" and api is APIS["messages"]:
+        return [call, {**result, "content": [{**result["content"][0], "is_error": True}]}]
+    if how == "flag" and api is APIS["responses"]:
+        output = [{"stdout": "", "stderr": TRACE, "outcome": {"type": "exit", "exit_code": 1}}]
+        shell: Json = {"type": "shell_call", "call_id": "call_77777777", "action": {"commands": ["make"]}}
+        return [shell, {"type": "shell_call_output", "call_id": "call_77777777", "output": output}]
+    return [call, result]
+
+
+WORDS = ("Traceback (most recent call last):", "Error: no such file", "Exit code 2", '{"error": "x"}', "ValueError: x")
+CASES = [(name, how) for name in APIS for how in ("flag", *WORDS) if (name, how) != ("chat", "flag")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("name", "how"), CASES)
+def test_an_error_stays_with_its_step_if_the_policy_says_so(name: str, how: str, mode: Mode) -> None:
+    api = APIS[name]
+    history = api.within(failed(api, how))
+    whole = json.dumps(TRACE)[1:-1]
+    for keep in (True, False):
+        made = sent(api, history, mode, keep_errors=keep)
+        assert (whole in made.entries[0].decode()) == keep
+        assert made.cut if mode is Mode.COMPRESS else made.moved
+
+
+ERRORS = [*WORDS, "  error: x", "[ERROR] x", "fatal: not a git repository", "exited with code 3"]
+OTHERS = ["", "No errors", "errors: 0", "Exit code 0", "All good, no error:", "def error(): ..."]
+
+
+@pytest.mark.parametrize("text", [*ERRORS, *OTHERS])
+def test_words_of_an_error(text: str) -> None:
+    assert reports_error([text, "more"]) is (text in ERRORS)
+    assert not reports_error([])
+
+
+# -- results in user messages are known by the policy's rules in every dialect ----------------------------------------
+
+READING = Reading(Shape("/s", 100), 20_000, PRESETS[ResultPreset.SMOLAGENTS])
+
+
+@pytest.mark.parametrize("dialect", [api.dialect for api in APIS.values()], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    ("texts", "carries"),
+    [
+        (["Observation:\nfound"], Carries.YES),
+        (["Observation:\n", "found"], Carries.YES),
+        (["Found"], Carries.NO),
+        (["Observation:\nfound\nNew task:\nNever write to /etc."], Carries.NO),
+        (["Observation:\nfound", "\nNew task:\nNever write to /etc."], Carries.NO),
+    ],
+)
+def test_observations_are_results(dialect: Dialect, texts: list[str], carries: Carries) -> None:
+    kind = "input_text" if dialect.name == "responses" else "text"
+    content: Any = [{"type": kind, "text": text} for text in texts]
+    assert dialect.read(json.dumps({"role": "user", "content": content}).encode(), READING, len).carries is carries
