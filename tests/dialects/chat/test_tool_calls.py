@@ -71,6 +71,10 @@ WAYS: dict[str, list[Json]] = {
         called("search", '{"q":', "a", 0), named(arguments="1}", id="x", index=0),
         called("grep", '{"p":', "b", 1), named(arguments="2}", id="y", index=1),
     ],
+    "the name again and again": [
+        called("search", "", "a", 0), called("search", '{"q":', "a", 0), called("search", "1}", "a", 0),
+        called("grep", "", "b", 1), called("grep", '{"p":', "b", 1), called("grep", "2}", "b", 1),
+    ],
     "the name behind the arguments": [
         named(arguments='{"q":1}', index=0, id="a"), named("search", index=0),
         named(arguments='{"p":2}', index=1, id="b"), named("grep", index=1),
