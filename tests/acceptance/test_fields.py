@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from proxy.policy import Tools
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -145,6 +147,20 @@ def test_a_models_path_reaches_nothing_but_this_request(up: StrictUpstream, clie
         answer.startswith("Nothing that was moved out of this conversation is called")
         and "/context_store/fetch-" in answer
     )
+
+
+def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RE2 needs microseconds for each byte of a text that is full of m."""
+    monkeypatch.setattr(Tools, "max_search_seconds", 0.3)
+    nasty = ("grep", {"pattern": "(?:.{0,99}m){9}zq"})
+    up.script(calls(*[nasty] * 30), text("ok"))
+    with served({"default": tight(up.url)}) as proxy, asking(proxy) as client:
+        begun = time.process_time()
+        assert post(client, {**BASE, "messages": history(("m" * 2_000 + "\n") * 300)}).status_code == 200
+        assert time.process_time() - begun < 5, "seconds of processor time; without the budget it is a minute"
+    answers = [message["content"] for message in up.chats[1].messages[-30:]]
+    assert all("searching took more than 0.3 seconds" in answer for answer in answers[:16])
+    assert all("at most 16 calls" in answer for answer in answers[16:])
 
 
 @pytest.mark.parametrize("call_id", ["../../x", "a/b\\c", "\u202e" * 9, "x" * 5000, "nul\x00"])

@@ -15,7 +15,6 @@ from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, body, each_api
 from tests.clients.apis import Asked, api
 from tests.fake_upstream import Message, Recorded, Reply, StrictUpstream, calls, error, text, whole
 from tests.serving import PLAIN, Proxy, served, tight, wait_until
-from tests.transcripts import load, needed, requests_of
 
 Json = dict[str, Any]
 ACCOUNT = "7b1d2c0e-6f5a-4a57-9b3a-0d6a6c1f2e11"
@@ -94,25 +93,6 @@ def test_rotating_tokens_and_one_identity_are_sent_as_one_key(name: str, tmp_pat
         assert kinds >= {"originals", "rounds", "snapshots"}
     assert len(sent[0]) > 20 and sent[0] == sent[1]
     assert sent[0][-1].count(b"read_file") > 3, "hidden rounds are put back"
-
-
-@needed
-def test_a_recorded_run_is_sent_as_with_one_key() -> None:
-    run = min(load(25_000, "openhands-multi-swe"), key=lambda run: run.total_tokens)
-    sent = []
-    for identity in (None, {"body": "safety_identifier"}):
-        with (
-            StrictUpstream() as up,
-            served({"default": {"upstream": {"base_url": up.url}, "identity": identity or {}}}) as proxy,
-        ):
-            up.respond(Checked("chat"))
-            for number, (messages, _) in enumerate(requests_of(run)):
-                made = {"model": "gpt-4o", "messages": messages, "tools": run.tools, "safety_identifier": "ab" * 32}
-                given = {"authorization": f"Bearer good-{number if identity else 0}"}
-                reply = httpx.post(f"{proxy.url}/chat/completions", json=made, headers=given, verify=PLAIN)
-                assert reply.status_code == 200
-            sent.append(asked(up))
-    assert sent[0] == sent[1]
 
 
 @each_api
@@ -206,24 +186,6 @@ def test_a_listed_key_tells_its_users_apart(monkeypatch: pytest.MonkeyPatch, tmp
             for user in ("bob", "alice"):
                 post(proxy, "chat", 0, f"Recall {reference}", "good-gateway", **{"x-user": user})
                 assert (FACT in checked.seen[-1].texts[-1]) is (user == "alice")
-
-
-def test_a_window_is_remembered_for_the_user_of_a_listed_key_alone(tmp_path: Path) -> None:
-    said = {"message": "This model's maximum context length is 4096 tokens.", "code": "context_length_exceeded"}
-
-    def narrow(request: Recorded) -> Reply:
-        return error(400, {"error": said}) if len(request.body) > 12_000 else text("Done.")
-
-    with StrictUpstream() as up:
-        offload = {"max_total_tokens": 100_000}
-        listed = tight(up.url, offload=offload, api_keys=[{"env": "GATEWAY"}], identity={"body": "user"})
-        with served({"team": listed}, store=tmp_path, environment={"GATEWAY": "good-gateway"}) as proxy:
-            up.respond(narrow)
-            made, headers = body("chat", LOGS[:8], "Look.")[1], {"authorization": "Bearer good-gateway"}
-            for user, tries in (("alice", 2), ("alice", 1), ("bob", 2)):
-                before, url = len(asked(up)), f"{proxy.url}/chat/completions"
-                reply = httpx.post(url, json={**made, "user": user}, headers=headers, verify=PLAIN)
-                assert (reply.status_code, len(asked(up)) - before) == (200, tries)
 
 
 def test_a_request_that_does_not_say_who_it_is_counts_by_its_key(tmp_path: Path) -> None:

@@ -42,16 +42,6 @@ def size(messages: list[Json]) -> int:
 # -- offload 95,000 tokens in auto mode, adopt the messages, go on -----------------------------------------------------
 
 
-def test_auto_mode_offloads_95_000_tokens(caller: Caller) -> None:
-    history = research(95_000)
-    reply = caller.offload(history, context_manage_mode="auto", model=MODEL)
-    assert reply.metadata["tokens_before"] == size(history) >= 95_000
-    assert reply.metadata["tokens_after"] == size(reply.messages) < 15_000
-    assert len(reply.messages) == len(history), "compaction was enough"
-    assert reply.messages[-2:] == history[-2:]
-    assert without_systems(caller.restored(reply.messages)) == without_systems(history)
-
-
 def test_a_conversation_continues_with_adopted_messages(caller: Caller) -> None:
     """Sixty more searches, after each tenth the offload: the context stays small and nothing is ever lost."""
     whole = adopted = research(30_000)

@@ -48,15 +48,14 @@ def azure_v1(proxy: Proxy) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{proxy.root}/openai/v1", api_key="sk-azure", max_retries=0, timeout=60)
 
 
-AZURE: dict[str, tuple[Callable[[Proxy], openai.OpenAI], str]] = {
-    "a deployment by the model": (azure, CHAT),
-    "a deployment of the client": (lambda proxy: azure(proxy, azure_deployment="my-gpt"), CHAT),
-    "the newer paths": (azure_v1, "/openai/v1/chat/completions"),
+AZURE: dict[str, tuple[Callable[[Proxy], openai.OpenAI], str, bool]] = {
+    "a deployment by the model": (azure, CHAT, True),
+    "a deployment of the client": (lambda proxy: azure(proxy, azure_deployment="my-gpt"), CHAT, False),
+    "the newer paths": (azure_v1, "/openai/v1/chat/completions", True),
 }
 
 
-@pytest.mark.parametrize(("client", "target"), AZURE.values(), ids=AZURE.keys())
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize(("client", "target", "stream"), AZURE.values(), ids=AZURE.keys())
 def test_chat_on_azure(
     up: StrictUpstream,
     serve: Callable[..., Proxy],

@@ -350,8 +350,8 @@ async def test_uploads_are_not_collected() -> None:
             assert (await ask(proxy.port, post(PART, target="/v1/files"))).status == 200
             before = resident(proxy.process.pid)
             async with connection(proxy.port) as (reader, writer):
-                writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (100 << 20))
-                for _ in range(100):
+                writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (40 << 20))
+                for _ in range(40):
                     writer.write(PART)
                     await writer.drain()
                 assert (await read_message(reader)).body == b"ok"
@@ -366,7 +366,7 @@ async def test_a_slow_reader_does_not_fill_the_memory() -> None:
         nonlocal written
         await peer.request()
         await peer.send(EVENTS)
-        for _ in range(200):
+        for _ in range(80):
             await peer.send(chunk(PART))
             written += len(PART)
         await peer.send(chunk(b""))
@@ -384,7 +384,7 @@ async def test_a_slow_reader_does_not_fill_the_memory() -> None:
                     before_that = written
                     await heard(proxy.port)
                 assert written < 40 << 20
-                assert sum([len(piece) async for piece in chunks(reader)]) == 200 << 20
+                assert sum([len(piece) async for piece in chunks(reader)]) == 80 << 20
             assert resident(proxy.process.pid) - before < 16 << 20
 
 
