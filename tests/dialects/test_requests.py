@@ -35,7 +35,9 @@ def test_what_is_read() -> None:
     assert bytes(asked.members["x"]) == b"1.50"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"FIELD":1}', b'{"FIELD":[],"model":1}', b'{"model": 1}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"FIELD":1}', b'{"FIELD":{}}', b'{"FIELD":[],"model":1}', b'{"model": 1}']
+)
 @pytest.mark.parametrize("dialect", FIELDS, ids=lambda dialect: dialect.name)
 def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -> None:
     with pytest.raises(Unplannable):

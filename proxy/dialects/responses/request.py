@@ -145,11 +145,11 @@ _kinds = msgspec.json.Decoder(list[ItemKind])
 
 def parse(body: bytes, members: Members) -> Request:
     given = members.get("input", NULL)
-    if rawjson.is_array(given):
-        items, kinds = bounded(given, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, given)[0]
-    else:
+    if rawjson.is_null(given) or rawjson.is_string(given):
         items = [] if rawjson.is_null(given) else [given]
         kinds = list(map(kind, items))
+    else:
+        items, kinds = bounded(given, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, given)[0]
     if bytes(members.get("background", b"")) == b"true":
         obstacle = "background"
     else:
