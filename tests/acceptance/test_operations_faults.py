@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy.operations.call import canonical, key_part
@@ -28,9 +30,8 @@ from tests.acceptance.operations import (
     user,
     words,
 )
-from tests.acceptance.test_damage import found as counted
 from tests.fake_upstream import StrictUpstream
-from tests.serving import spawned
+from tests.serving import PLAIN, Proxy, spawned
 from tests.strict import check
 
 Json = dict[str, Any]
@@ -173,6 +174,13 @@ def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def counted(proxy: Proxy, kind: str) -> float:
+    """Return how many damaged records of a kind the proxy has met."""
+    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
+    match = re.search(rf'^offload_store_damaged_records_total{{kind="{kind}"}} (\S+)$', page, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 @pytest.mark.parametrize(
