@@ -227,7 +227,10 @@ class Dialect(ABC):
 
     def answered(self, entry: Entry) -> str:
         """Return the id of the call that a result belongs to; empty for any other entry."""
-        return self._contents(entry).answers
+        try:
+            return self._contents(entry).answers
+        except NotJson:
+            return ""
 
     def sections(self, entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
         """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of

@@ -15,9 +15,10 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.entries import Entry
 from proxy.dialects.responses import items, reply, request
 from proxy.dialects.responses.reply import as_events
-from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, kind, members_of
+from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, items_of, kind, members_of
 from proxy.dialects.responses.talk import Talk
 from proxy.plan.compacting import Compacting, reference, referred
+from proxy.plan.message import ToolCall
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, elements_of, string, text_of
@@ -54,6 +55,10 @@ class ResponsesDialect(Dialect):
     content = staticmethod(items.content)
     written = staticmethod(items.written)
     error_event = staticmethod(reply.error_event)
+
+    def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
+        """An item of a type that nobody knows yet is a call like any other, also if it stands alone."""
+        return items.spoken(items_of(entry))
 
     def kept(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""

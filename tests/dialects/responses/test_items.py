@@ -14,6 +14,7 @@ from proxy.plan.history import History, Terms
 from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role, Room
 from proxy.plan.preview import MARK, Shape
+from proxy.plan.turn import Hidden
 from proxy.policy import Offload, SnapshotRole
 from tests.dialects.responses.api import call, reasoning, say
 
@@ -225,3 +226,16 @@ def test_a_reply_is_readable_item_by_item() -> None:
         ("4 assistant", "So."),
         ("4 assistant calls fetch c1", '{"n": 1}'),
     ]
+
+
+# -- hidden rounds -----------------------------------------------------------------------------------------------------
+
+
+def test_an_item_of_a_type_that_nobody_knows_yet_is_put_back_with_its_round() -> None:
+    new = json.dumps({"type": "quantum_call", "call_id": "q1", "qubits": "q" * 900}).encode()
+    before = (new, json.dumps(call("grep", call_id="c1")).encode(), json.dumps(result()).encode())
+    hidden = Hidden(before, b"[" + new + b"]", (), tokens=2_000, sizes=(900, 20, 1_080))
+    shrunk = RESPONSES.shrunk(hidden, 100)
+    assert shrunk.before[:2] == before[:2]
+    assert "left out now" in json.loads(shrunk.before[2])["output"]
+    assert list(map(bytes, RESPONSES.reinserted(shrunk, new))) == [*shrunk.before, new]
