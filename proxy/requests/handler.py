@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, for_model, model_in, refusals, usage
 from proxy.dialects.render import shown_block
-from proxy.errors import ClientFault, Overloaded, UpstreamBroken
+from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
@@ -52,7 +52,8 @@ T = TypeVar("T")
 WRITING = 10.0
 """Seconds that a reply to a request for compaction waits for the texts to be stored. Later requests need them."""
 
-_without_identity = logs.Limited(logging.getLogger(__name__))
+logger = logging.getLogger(__name__)
+_without_identity = logs.Limited(logger)
 
 
 class Chat:
@@ -86,8 +87,8 @@ class _Request:
         """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
-            self.prepared = await self._parse(body)
-            self.prepared = await self._plan(self.prepared)
+            self.prepared = await self._or_as_it_came(self._parse(body), self.prepared.again(body=body))
+            self.prepared = await self._or_as_it_came(self._plan(self.prepared), self.prepared)
             if self.prepared.wish is not None and await self._compacted(self.prepared.wish):
                 return
             if self.prepared.only_observed:
@@ -95,9 +96,21 @@ class _Request:
                 return
             form: Form | None = self._ladder.first(self.prepared, Form())
             while form is not None:
-                self.prepared = await self._render(self.prepared.again(form=form))
+                ready = self.prepared.again(form=form)
+                self.prepared = await self._or_as_it_came(self._render(ready), ready)
                 refusal = await self._send(self.prepared)
                 form = await self._next(refusal) if refusal else None
+
+    async def _or_as_it_came(self, stage: Awaitable[Prepared], before: Prepared) -> Prepared:
+        """Return what a stage makes of the request. A bug in it costs the plan and not the reply: what fails at one
+        request of a conversation would fail at all later ones."""
+        try:
+            return await stage
+        except OffloadError:
+            raise
+        except Exception:
+            logger.exception("a bug, in planning a request of %s: it goes as it came", self._tenant.name)
+            return before.again(planned=None, unplanned=Reason.BUG)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""

@@ -350,15 +350,17 @@ async def test_snapshots_and_hidden_rounds_that_cannot_be_read_are_counted(world
     assert outcome.store_errors["get:failed"] == 1
 
 
-async def test_bug_of_ours_is_the_proxys_fault_and_not_swallowed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+async def test_a_bug_in_sending_is_the_proxys_fault_and_not_swallowed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(world.services.summaries, "existing", fail)
+    monkeypatch.setattr("proxy.requests.handler.converse", fail)
     with pytest.raises(ZeroDivisionError):
         await world.ask(LONG)
     [outcome] = world.outcomes
-    assert (outcome.kind, outcome.status) == ("untouched", 0)
+    assert (outcome.kind, outcome.status) == ("offloaded", 0)
 
 
 # -- the event loop ---------------------------------------------------------------------------------------------------

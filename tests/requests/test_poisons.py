@@ -127,6 +127,28 @@ NEXT = (
 """The requests of other conversations: two that are offloaded, and two that go as they came."""
 
 
+@pytest.mark.parametrize(
+    "broken",
+    ["proxy.dialects.chat.ChatDialect.parse", "proxy.requests.handler.plan", "proxy.requests.handler.Rendered.of"],
+)
+async def test_a_bug_of_ours_costs_the_plan_and_not_the_reply(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nobody has thought of this")
+
+    world = Poisoned(lambda sent: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(broken, fail)
+        assert await world.say(ME, LONG) == (200, [LONG])
+        outcome = world.outcomes.pop()
+    assert (outcome.kind, outcome.reason, outcome.fault) == ("untouched", "bug", "")
+    assert "a bug, in planning a request of acme" in caplog.text and "nobody has thought of this" in caplog.text
+    status, sent = await world.say(ME, LONG)
+    assert status == 200 and sent != [LONG]
+    await world.close()
+
+
 async def test_a_poison_changes_no_other_request(poisoned: tuple[Poisoned, bytes]) -> None:
     world, poison = poisoned
     before = [await world.say(OTHER, body) for body in NEXT]

@@ -187,6 +187,7 @@ const REASONS = {
   too_many_tools: "left alone: too many tools",
   too_many_members: "left alone: too many members",
   field: "left alone: our tools do not go with the field",
+  bug: "left alone: a fault of the proxy, which its log shows",
   busy: "not observed: the proxy had too much to do",
   refused: "sent as it came: upstream refused the request as we changed it",
 };
