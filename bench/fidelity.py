@@ -38,7 +38,8 @@ from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
 from proxy.requests.planned import Rendered
 from proxy.tokens import Tokens
-from proxy.tools.answer import Material, Tool, ToolAnswer, answer
+from proxy.tools.answer import Material, ToolAnswer, answer
+from proxy.tools.definitions import Tool, parsed
 from tests.tools.paging import undone
 from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
 
@@ -94,13 +95,12 @@ class Reading:
         material = Material(
             self._files,
             self._index,
-            self._policy.offload.store_dir,
             self._policy.tools.max_answer_tokens,
             lambda text: self._tokens.count(text, MODEL),
             regex.compile,
             self._names,
         )
-        return answer(tool, json.dumps(arguments), material)
+        return answer(parsed(tool, json.dumps(arguments)), material)
 
     def whole(self, path: str) -> str:
         """A file's text, joined from its pages."""

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable
 
 import re2  # type: ignore[import-untyped]
 
-from proxy.threads import SLICE, WorkPool
+from proxy.threads import breathe
 from proxy.tools.search import Find, LineTooLong, TextLine, TooSlow
-
-T = TypeVar("T")
 
 MAX_LENGTH = 1_000
 """Characters of a pattern. Nobody needs more to grep."""
@@ -38,50 +35,14 @@ class Budget:
     """Seconds of processor time for the searches of one request, in whichever threads they run."""
 
     def __init__(self, seconds: float) -> None:
-        self._left = self._seconds = seconds
-
-    def end(self) -> None:
-        """Stop every search that still runs, because nobody waits for the result."""
-        self._left = 0.0
-
-    @property
-    def spent(self) -> float:
-        """Seconds spent so far."""
-        return self._seconds - self._left
-
-    def spend(self, seconds: float) -> None:
-        """Subtract `seconds` from the budget."""
-        self._left -= seconds
+        self._seconds = seconds
+        self.spent = 0.0
 
     def check(self) -> None:
         """Raises TooSlow if nothing is left."""
-        if self._left <= 0:
+        if self.spent >= self._seconds:
             said = f"searching took more than {self._seconds:g} seconds"
             raise TooSlow(f"{said}; make the pattern simpler, or search fewer files")
-
-
-async def sliced(pool: WorkPool, caller: str, steps: Generator[object, None, T], budget: Budget) -> T:
-    """Run a search that yields often, in slices, and return its result. Other callers get their turn between slices.
-
-    It ends within one slice when the caller stops waiting or the pool closes. The processor time of all its threads is
-    charged to `budget`; the search itself must check the budget.
-    """
-
-    def work() -> tuple[float, tuple[T] | None]:
-        begun = time.thread_time()
-        while (spent := time.thread_time() - begun) < SLICE:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                return time.thread_time() - begun, (stop.value,)
-        return spent, None
-
-    done = None
-    while done is None:
-        # `begun`, because the reply that waits for this search may be half written and must not be refused.
-        spent, done = await pool.run(caller, work, begun=True)
-        budget.spend(spent)
-    return done[0]
 
 
 def literal(text: str, budget: Budget | None = None) -> Find:
@@ -116,7 +77,7 @@ def compile(pattern: str, budget: Budget | None = None, *, quote: Callable[[str]
 
 
 class _Matcher:
-    """Searches a few whole lines at a time, so that others can have their turn and the budget is checked."""
+    """Searches a few whole lines at a time. In between, others have their turn and the budget is checked."""
 
     def __init__(self, program: re2._Regexp, budget: Budget) -> None:
         self._search = program.search
@@ -125,12 +86,18 @@ class _Matcher:
         self._longest = LINE_STEPS // program.programsize
 
     def __call__(self, data: bytes, start: int) -> int:
-        self._budget.check()
-        stop = self._stop(data, start)
-        match = self._search(data, start, stop)
-        if match:
-            return int(match.start())
-        return -1 if stop == len(data) else ~stop
+        while True:
+            self._budget.check()
+            stop = self._stop(data, start)
+            begun = time.thread_time()
+            match = self._search(data, start, stop)
+            self._budget.spent += time.thread_time() - begun
+            breathe()
+            if match:
+                return int(match.start())
+            if stop == len(data):
+                return -1
+            start = stop
 
     def _stop(self, data: bytes, start: int) -> int:
         """Return how far to search in one call: to the end of a line. Raises LineTooLong if that line is too long."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
+from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal
 from proxy.threads import SLICE, WorkPool
-from proxy.tools.answer import Material, ToolAnswer, answer, answering
+from proxy.tools.answer import Material, ToolAnswer, answer
+from proxy.tools.definitions import Asked
 from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow, in_data
 from tests.doubling import assert_linear, cpu
@@ -115,7 +115,7 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
 
 
 def material(files: dict[str, str], budget: int = 6_000, matcher: Callable[[str], Find] = compile) -> Material:
-    return Material(files, Index(files, {}, "/s"), "/s", budget, len, matcher)
+    return Material(files, Index(files, {}, "/s"), budget, len, matcher)
 
 
 def test_a_pattern_never_reads_beyond_its_line() -> None:
@@ -123,7 +123,7 @@ def test_a_pattern_never_reads_beyond_its_line() -> None:
     files = {"/s/f": "e and no more\n" * 200_000}
 
     def search(pattern: str) -> None:
-        told = answer("grep", json.dumps({"pattern": pattern}), material(files))
+        told = answer(Asked("grep", pattern), material(files))
         assert told.text.startswith("Found 1000+ matches")
 
     assert cpu(lambda _: search("(?s)e.*q|e"), 0) < 10 * cpu(lambda _: search("e"), 0)
@@ -142,7 +142,7 @@ def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) 
     expected = [number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
     if text == "" or text.endswith("\n"):
         expected = [number for number in expected if number <= text.count("\n")]
-    told = answer("grep", f'{{"pattern": "{pattern}", "limit": 999}}', material({"/s/f": text}, 10**6))
+    told = answer(Asked("grep", pattern, limit=999), material({"/s/f": text}, 10**6))
     assert re.findall(r"^(\d+): ", told.text, re.M) == [str(number - 1) for number in expected]
 
 
@@ -150,14 +150,6 @@ def test_a_literal_is_the_text_itself_in_either_case() -> None:
     assert literal("a.[B")(b"ab[b a.[b", 0) == 5
     with pytest.raises(ValueError, match="at most 1000"):
         literal("x" * (MAX_LENGTH + 1))
-
-
-def first(find: Find, data: bytes, start: int) -> int:
-    """The first match, asked for as often as it takes."""
-    while (found := find(data, start)) < -1:
-        assert ~found > start and data[~found - 1 : ~found] == b"\n", "goes on at a line's start"
-        start = ~found
-    return found
 
 
 LARGE = ".{1000}"
@@ -170,34 +162,36 @@ def test_searching_in_pieces_finds_the_same(pattern: str) -> None:
     data = (b"short\n" * 5_000 + line) * 3
     find = compile(pattern)
     found = [at := -1]
-    while (at := first(find, data, at + 1)) >= 0:
+    while (at := find(data, at + 1)) >= 0:
         found.append(at)
     assert found[1:] == [30_000 + number * (30_000 + len(line)) for number in range(3)]
 
 
-def spied(find: Any) -> tuple[Find, list[int]]:
-    """The matcher, and of each call of RE2 that it makes how many bytes are searched."""
-    searched: list[int] = []
+def spied(find: Any) -> tuple[Find, list[tuple[int, float]]]:
+    """The matcher, and of each call of RE2 that it makes how many bytes are searched, and its seconds."""
+    calls: list[tuple[int, float]] = []
     search = find._search
 
     def counting(data: bytes, start: int, stop: int) -> Any:
-        searched.append(stop - start)
-        return search(data, start, stop)
+        begun = time.thread_time()
+        found = search(data, start, stop)
+        calls.append((stop - start, time.thread_time() - begun))
+        return found
 
     find._search = counting
-    return find, searched
+    return find, calls
 
 
 def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
     """Nothing stops RE2 once it is searching."""
-    find, searched = spied(compile(LARGE + "$"))
+    find, calls = spied(compile(LARGE + "$"))
     with pytest.raises(TooSlow, match="the pattern is too large for a line of 199998 bytes"):
-        first(find, b"a\n" + b"a" * 199_998, 0)
-    assert sum(searched) <= 2
+        find(b"a\n" + b"a" * 199_998, 0)
+    assert sum(size for size, _ in calls) <= 2
 
 
 def test_the_model_is_told_how_to_go_on_where_a_line_is_too_long() -> None:
-    told = answer("grep", json.dumps({"pattern": "x{9}|y"}), material({"/s/f": "a" * 20_000_000}))
+    told = answer(Asked("grep", "x{9}|y"), material({"/s/f": "a" * 20_000_000}))
     assert told.result == "refused"
     assert told.text.endswith("make it shorter, or read the file in parts: read_file takes offset and column.")
 
@@ -211,27 +205,12 @@ def test_many_matches_in_one_long_line_take_linear_time() -> None:
     assert_linear(search, 3_000_000, 6_000_000)
 
 
-async def test_a_search_ends_with_its_budget() -> None:
+def test_a_search_ends_with_its_budget() -> None:
     budget = Budget(0.05)
     find = compile(LARGE + "$", budget)
-    data = (b"a" * 999 + b"\n") * 1_000
     with pytest.raises(TooSlow, match=r"took more than 0\.05 seconds"):
-        await everything(find, data, budget)
+        find((b"a" * 999 + b"\n") * 10_000, 0)
     assert 0.05 <= budget.spent < 0.5
-
-
-async def everything(find: Find, data: bytes, budget: Budget) -> None:
-    """Search in slices until there is no more."""
-
-    def steps() -> Generator[None, None, None]:
-        start = 0
-        while (found := find(data, start)) != -1:
-            yield
-            start = found + 1 if found >= 0 else ~found
-
-    pool = WorkPool("searching", 1)
-    await sliced(pool, "", steps(), budget)
-    pool.close()
 
 
 NASTY = "(?:.{0,99}m){9}zq"
@@ -243,24 +222,18 @@ LINES = (b"m" * 1_000 + b"\n") * 4_000
 )
 def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
     """Nothing interrupts it. 20 to 30 ms is what was measured; the bound leaves room for slower processors."""
-    find, longest, start = compile(pattern), 0.0, 0
-    for _ in range(5):
-        begun = time.thread_time()
-        found = find(LINES, start)
-        longest = max(longest, time.thread_time() - begun)
-        if found >= -1:
-            break
-        start = ~found
-    assert longest < 0.3
+    find, calls = spied(compile(pattern, Budget(0.1)))
+    with suppress(TooSlow):
+        find(LINES, 0)
+    assert max(seconds for _, seconds in calls) < 0.3
 
 
 async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]) -> ToolAnswer:
     files = {"/s/f": LINES.decode()}
     made = material(files, matcher=lambda it: compile(it, budget))
-    steps = answering("grep", f'{{"pattern": "{pattern}"}}', made)
-    answer = await sliced(pool, caller, steps, budget)
+    answered = await pool.run(caller, lambda: answer(Asked("grep", pattern), made))
     order.append(caller)
-    return answer
+    return answered
 
 
 async def test_many_calls_share_one_budget_and_others_get_their_turn() -> None:
@@ -290,12 +263,3 @@ async def test_a_search_ends_when_its_caller_leaves() -> None:
     await pool.run("b", lambda: None)
     assert budget.spent == spent
     pool.close()
-
-
-def test_a_search_that_nobody_waits_for_ends() -> None:
-    budget = Budget(60)
-    find = compile("a", budget)
-    assert find(b"a", 0) == 0
-    budget.end()
-    with pytest.raises(TooSlow):
-        find(b"a", 0)

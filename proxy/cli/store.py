@@ -126,7 +126,7 @@ async def grep(settings: Settings, pattern: str, prefix: str) -> int:
         try:
             for entry in await _found(store, prefix):
                 text = (await store.get(entry.key) or b"").decode("utf-8", "replace")
-                for match in filter(None, in_data(entry.key, text.encode(), find)):
+                for match in in_data(entry.key, text.encode(), find):
                     found = True
                     sys.stdout.write(f"{entry.key}:{match.line}:{harmless(match.text)}\n")
         except TooSlow as error:

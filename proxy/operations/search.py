@@ -8,7 +8,7 @@ else. `archive` says what is listed.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from proxy.errors import ClientFault, NotThere, Unauthorized
 from proxy.operations.call import File, canonical, envelope, joined
 from proxy.operations.schema import Find, ReadFile, RecallRead, RecallSearch, RecallSessions, Search
 from proxy.plan.preview import line_count
-from proxy.regex import Budget, sliced
+from proxy.regex import Budget
 from proxy.requests.archive import Archive, Session, newest
 from proxy.stores import is_part
 from proxy.tools import pages, search
@@ -72,29 +72,28 @@ async def grep(call: OperationCall, given: Find | Search) -> bytes:
     """Return the matching lines of one file or of all files below a path. Raises ProxyError."""
     if isinstance(given, Search):
         return await _below(call, given)
-    budget = Budget(SECONDS)
-    find = await _compiled(call, regex.literal, given.pattern, budget)
+    find = await _compiled(call, regex.literal, given.pattern)
     name = canonical(given.file_path)
     [content] = await call.shelf.read_many([name])
     if content is None:
         raise call.shelf.missing(name, given.file_path)
     found = Found(min(given.limit or MATCHES, MATCHES))
-    await _search(call, {name: content}, find, found, budget)
+    await _search(call, {name: content}, find, found)
     lines = [f"{given.file_path}:{match.line}:{match.text}" for match in found.matches]
     answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{given.file_path}"'
     return await call.read(envelope, answer, (), _metadata(found, [given.file_path] * len(lines)))
 
 
 async def _below(call: OperationCall, given: Search) -> bytes:
-    budget, directory = Budget(SECONDS), canonical(given.path or ".")
-    find = await _compiled(call, regex.compile, given.pattern, budget)
+    directory = canonical(given.path or ".")
+    find = await _compiled(call, regex.compile, given.pattern)
     files = await call.shelf.below(directory)
     if not files and directory:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
     if given.glob:
         wanted = set(await call.read(fitting, given.glob, [file.name for file in files], directory))
         files = [file for file in files if file.name in wanted]
-    found = await searched(call, call.shelf.read_many, files, find, given.limit, budget)
+    found = await searched(call, call.shelf.read_many, files, find, given.limit)
     return await call.read(_shown_below, given, directory, found, [*call.shelf.damaged])
 
 
@@ -130,18 +129,16 @@ def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
 # -- a search --
 
 
-async def _compiled(
-    call: OperationCall, matcher: Callable[[str, Budget], search.Find], pattern: str, budget: Budget
-) -> search.Find:
+async def _compiled(call: OperationCall, matcher: Callable[[str, Budget], search.Find], pattern: str) -> search.Find:
     """Raises ClientFault."""
     try:
-        return await call.read(matcher, pattern, budget)
+        return await call.read(matcher, pattern, Budget(SECONDS))
     except ValueError as error:
         raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
 
 
 async def searched(
-    call: OperationCall, read: ReadMany, files: Sequence[File], find: search.Find, limit: int | None, budget: Budget
+    call: OperationCall, read: ReadMany, files: Sequence[File], find: search.Find, limit: int | None
 ) -> Found:
     """Return the matches in these files, in order. Raises StoreFault and ClientFault."""
     found, start = Found(min(limit or MATCHES, MATCHES)), 0
@@ -154,20 +151,15 @@ async def searched(
         contents = await read(names)
         # A file's retention may have ended since it was listed.
         there = {name: content for name, content in zip(names, contents, strict=True) if content is not None}
-        await _search(call, there, find, found, budget)
+        await _search(call, there, find, found)
         start = stop
     return found
 
 
-async def _search(
-    call: OperationCall, files: Mapping[str, bytes], find: search.Find, found: Found, budget: Budget
-) -> None:
-    def steps() -> Generator[None, None, None]:
+async def _search(call: OperationCall, files: Mapping[str, bytes], find: search.Find, found: Found) -> None:
+    def work() -> None:
         for name, content in files.items():
             for match in search.matches({name: content.decode("utf-8", "surrogatepass")}, [name], find):
-                yield
-                if match is None:
-                    continue
                 found.characters += len(match.text)
                 if len(found.matches) == found.most or found.characters > CHARACTERS:
                     found.more = True
@@ -175,7 +167,7 @@ async def _search(
                 found.matches.append(match)
 
     try:
-        await sliced(call.services.threads, call.tenant.namespace, steps(), budget)
+        await call.services.threads.run(call.tenant.namespace, work, begun=True)
     except TooSlow as error:
         raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
 
@@ -251,13 +243,13 @@ async def recall_sessions(call: OperationCall, given: RecallSessions) -> bytes:
 
 async def recall_search(call: OperationCall, given: RecallSearch) -> bytes:
     """Return the lines of moved texts that match a pattern, the newest session's first. Raises ProxyError."""
-    budget, archive = Budget(SECONDS), _archive(call)
+    archive = _archive(call)
     sessions, more = await archive.sessions(SESSIONS, given.session or "")
     wanted, left_out = newest(sessions, SEARCHED_BYTES)
     files = [File(text.name, text.bytes) for _, text in wanted]
     of = {text.name: (session, text) for session, text in wanted}
-    find = await _compiled(call, regex.compile, given.pattern, budget)
-    found = await searched(call, archive.read_many, files, find, given.limit, budget)
+    find = await _compiled(call, regex.compile, given.pattern)
+    found = await searched(call, archive.read_many, files, find, given.limit)
     older = more or left_out
 
     def shown() -> bytes:

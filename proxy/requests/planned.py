@@ -26,8 +26,7 @@ from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
-from proxy.tools import answer as tools
-from proxy.tools.definitions import OTHER_NAMES
+from proxy.tools.definitions import OTHER_NAMES, definitions
 
 if TYPE_CHECKING:
     from proxy.dialects.turn import Turn
@@ -421,4 +420,4 @@ def shrunk(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> dict[i
 def our_definitions(planned: Planned) -> list[bytes]:
     """Return the definitions of our tools, as the request's API has them."""
     others = planned.policy.tools.archive is ArchiveUse.SEARCH
-    return tools.definitions(planned.names, planned.policy.offload.store_dir, others=others)
+    return definitions(planned.names, planned.policy.offload.store_dir, others=others)

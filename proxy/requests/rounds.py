@@ -24,12 +24,14 @@ from proxy.plan.recognise import Visible
 from proxy.plan.turn import Unplannable, Verdict
 from proxy.policy import ArchiveUse
 from proxy.rawjson import NotJson
-from proxy.regex import Budget, sliced
+from proxy.regex import Budget
 from proxy.requests.archive import Archive
 from proxy.requests.upstream_caches import Pauses
 from proxy.telemetry.outcome import ToolUse
 from proxy.threads import NEW
 from proxy.tools import answer as tools
+from proxy.tools.answer import ToolAnswer
+from proxy.tools.definitions import Tool, brief, parsed
 
 if TYPE_CHECKING:
     from proxy.dialects.render import Files
@@ -123,7 +125,7 @@ class Rounds:
         self._count = services.reader.counter(rendered.planned.request.model)
         self._files: Files | None = None
         self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
-        self._answered: set[tuple[str | bytes, ...]] = set()  # what each call asked for that got a whole answer
+        self._answered: set[tuple[object, ...]] = set()  # what each call asked for that got a whole answer
 
     @property
     def size(self) -> int:
@@ -187,7 +189,7 @@ class Rounds:
 
     # -- calls of our tools --
 
-    async def resolve(self, calls: Sequence[ToolCall]) -> list[tools.ToolAnswer]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
         """Answer calls of our tools, in order. Each gets an equal share of the tokens that the turn may still read."""
         limits, room, uses = self._planned.policy.tools, self._planned.room, self._prepared.uses
         if self._files is None:  # a long history has thousands
@@ -198,60 +200,48 @@ class Rounds:
         if room.window is not None:
             left = min(left, room.left(self._rendered.tokens + read))
         left = max(left, 0)
-        share, answers = min(limits.max_answer_tokens, left // len(first)), list[tools.ToolAnswer]()
+        share, answers = min(limits.max_answer_tokens, left // len(first)), list[ToolAnswer]()
         for call in first:
             answers.append(await self._answer(call, self._files, min(share, left), max(left, 0)))
             left -= answers[-1].tokens
         for call, answer in zip(first, answers, strict=True):
             uses.append(ToolUse(self._tool(call), answer.result, answer.tokens))
         if rest:
-            too_many = tools.too_many(limits.max_calls, self._count)
+            too_many = ToolAnswer.of(tools.TOO_MANY.format(most=limits.max_calls), "refused", self._count)
             for tool, number in Counter(map(self._tool, rest)).items():
                 uses.append(ToolUse(tool, too_many.result, number * too_many.tokens, number))
             answers += [too_many] * len(rest)
         return answers
 
-    def _tool(self, call: ToolCall) -> tools.Tool:
+    def _tool(self, call: ToolCall) -> Tool:
         return "grep" if call.name == self._planned.names[0] else "read_file"
 
     @cached_property
     def _searching(self) -> Budget:
         return Budget(self._planned.policy.tools.max_search_seconds)
 
-    async def _answer(self, call: ToolCall, files: Files, budget: int, left: int) -> tools.ToolAnswer:
+    async def _answer(self, call: ToolCall, files: Files, budget: int, left: int) -> ToolAnswer:
         """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
         so that no model goes in circles."""
         tool, planned, count = self._tool(call), self._planned, self._count
-        names, store_dir, searching = planned.names, planned.policy.offload.store_dir, self._searching
-        meant = partial(tools.meaning, tool, call.arguments, files.index, names)
-        asked = await self.aside(meant, self.size)
-        if asked in self._answered:
-            return tools.repeated(count)
-        path = tools.asks_for(tool, call.arguments, names)
-        found = await self._files_for(tool, path, files)
+        asked = parsed(tool, call.arguments, planned.names)
+        meant = await self.aside(partial(tools.meaning, asked, files.index), self.size)
+        if meant in self._answered:
+            return ToolAnswer.of(tools.REPEATED, "empty", count)
+        found = await self._files_for(tool, asked.path, files)
         if found is None:
-            return tools.gone(path, count)
+            return ToolAnswer.of(tools.GONE.format(path=brief(asked.path)), "empty", count)
         if not found and planned.quoted:
-            return tools.elsewhere(sorted(planned.quoted), store_dir, count)
-        material = tools.Material(
-            found,
-            found.index,
-            store_dir,
-            budget,
-            count,
-            lambda pattern: regex.compile(pattern, searching),
-            names,
-            left,
-            found.media,
-        )
-        steps = tools.answering(tool, call.arguments, material)
-        time = searching if tool == "grep" else Budget(math.inf)
-        answer = await sliced(self._services.threads, self._prepared.tenant.namespace, steps, time)
+            quoted = tools.elsewhere(sorted(planned.quoted), planned.policy.offload.store_dir)
+            return ToolAnswer.of(quoted, "empty", count)
+        compiled, media = partial(regex.compile, budget=self._searching), found.media
+        material = tools.Material(found, found.index, budget, count, compiled, planned.names, left, media)
+        answer = await self.aside(lambda: tools.answer(asked, material))
         if answer.result in ("ok", "empty"):
-            self._answered.add(asked)
+            self._answered.add(meant)
         return answer
 
-    async def _files_for(self, tool: tools.Tool, path: str, files: Files) -> Files | None:
+    async def _files_for(self, tool: Tool, path: str, files: Files) -> Files | None:
         """Return the files that a call for this path is about; None if what it names is not kept.
 
         These are this request's. A call that names a file which the request quotes in full and does not have is about

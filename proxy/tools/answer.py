@@ -8,7 +8,8 @@ to look goes on everywhere else, and says so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -16,22 +17,9 @@ import msgspec
 from proxy.plan import summary
 from proxy.plan.preview import EARLIER, line_count
 from proxy.tools import pages, search
-from proxy.tools.definitions import (
-    DEFAULT_MATCHES,
-    NAMES,
-    OTHER_NAMES,
-    Asked,
-    Names,
-    Tool,
-    Useless,
-    brief,
-    definitions,
-    parsed,
-)
+from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, Asked, Names, brief
 from proxy.tools.find import LISTED, Index, line_of
 from proxy.tools.search import Files, Find, LineMatch, LineTooLong, TooSlow
-
-__all__ = ["NAMES", "OTHER_NAMES", "Tool", "definitions"]
 
 Result = Literal["ok", "empty", "refused", "budget"]
 
@@ -69,6 +57,10 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     tokens: int
     part: str = ""  # an image or a file that follows the text: the JSON of a part of a result
 
+    @classmethod
+    def of(cls, text: str, result: Result, count: Callable[[str], int]) -> ToolAnswer:
+        return cls(text, result, count(text))
+
 
 class Media(msgspec.Struct, frozen=True):
     """An image or a file that was moved."""
@@ -92,7 +84,6 @@ class Material(msgspec.Struct, frozen=True):
 
     files: Files
     index: Index
-    store_dir: str
     budget: int
     count: Callable[[str], int]
     matcher: Callable[[str], Find]
@@ -109,86 +100,37 @@ class Material(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, budget=self.budget - self.count(text)) if text else self
 
 
-def answer(tool: Tool, arguments: str | bytes, material: Material) -> ToolAnswer:
-    """Run `answering` to its end and return its result."""
-    steps = answering(tool, arguments, material)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            told: ToolAnswer = stop.value
-            return told
-
-
-def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generator[None, None, ToolAnswer]:
-    """Answer a call with these JSON arguments. It yields often, so that others can have their turn. Never raises
-    because of anything that a model or a file's text may contain."""
-    note, media = "", None
+def answer(asked: Asked, material: Material) -> ToolAnswer:
+    """Answer a call. Never raises because of anything that a model or a file's text may contain."""
+    media: Media | None = None
     text: str | None
     result: Result = "ok"
     try:
-        asked = parsed(tool, arguments, material.names)
-        note = asked.note
-        material = material.less(note)
-        if tool == "grep":
-            text = yield from _grep(asked, material)
+        if asked.fault:
+            raise _Short(asked.fault)
+        material = material.less(asked.note)
+        if asked.tool == "grep":
+            text = _grep(asked, material)
         else:
             text, media = _read(asked, material)
-    except Useless as useless:
-        text, result = str(useless) if material.fits(str(useless)) else None, "refused"
     except _Short as short:
         text, result = next(filter(material.fits, short.wordings), None), short.result
     if text is None:
-        note, text, result = "", BUDGET_USED_UP, "budget"
-    answer = ToolAnswer(note + text, result, material.count(note + text))
+        return ToolAnswer.of(BUDGET_USED_UP, "budget", material.count)
+    answer = ToolAnswer.of(asked.note + text, result, material.count)
     if media:
         return msgspec.structs.replace(answer, tokens=answer.tokens + media.tokens, part=media.part)
     return answer
 
 
-def meaning(tool: Tool, arguments: str | bytes, index: Index, names: Names) -> tuple[str | bytes, ...]:
+def meaning(asked: Asked, index: Index) -> tuple[object, ...]:
     """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
-    try:
-        asked = parsed(tool, arguments, names)
-    except Useless:
-        return tool, arguments
-    rest = msgspec.structs.replace(asked, path="", note="")
-    return tool, msgspec.json.encode(rest), *(index.find(asked.path).paths or [asked.path])
+    return msgspec.structs.replace(asked, path="", note=""), *(index.find(asked.path).paths or [asked.path])
 
 
-def asks_for(tool: Tool, arguments: str | bytes, names: Names) -> str:
-    """Return the path that a call names, as it stands there; empty if it names none."""
-    try:
-        return parsed(tool, arguments, names).path
-    except Useless:
-        return ""
-
-
-def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
-    """Return the answer to a call beyond the first `most` of a round."""
-    text = TOO_MANY.format(most=most)
-    return ToolAnswer(text, "refused", count(text))
-
-
-def repeated(count: Callable[[str], int]) -> ToolAnswer:
-    """Return the answer to a call that has been answered before in the same turn."""
-    return ToolAnswer(REPEATED, "empty", count(REPEATED))
-
-
-def gone(path: str, count: Callable[[str], int]) -> ToolAnswer:
-    """Return the answer to a call for a text of an earlier conversation that is not there."""
-    text = GONE.format(path=brief(path))
-    return ToolAnswer(text, "empty", count(text))
-
-
-def elsewhere(names: Sequence[str], store_dir: str, count: Callable[[str], int]) -> ToolAnswer:
+def elsewhere(names: Sequence[str], store_dir: str) -> str:
     """Return the answer to a call that names none of the earlier conversations' texts which the request quotes."""
-    text = " ".join([ELSEWHERE, *(f"{store_dir}/{name}" for name in names[: LISTED[0]])])
-    return ToolAnswer(text, "empty", count(text))
-
-
-def _with_listing(text: str, paths: Sequence[str], index: Index) -> list[str]:
-    return [f"{text} {listing}" for listing in index.listings(paths)]
+    return " ".join([ELSEWHERE, *(f"{store_dir}/{name}" for name in names[: LISTED[0]])])
 
 
 # -- grep --------------------------------------------------------------------------------------------------------------
@@ -204,17 +146,17 @@ class _Scope(msgspec.Struct, frozen=True):
     missing: str = ""
 
 
-def _grep(asked: Asked, material: Material) -> Generator[None, None, str | None]:
+def _grep(asked: Asked, material: Material) -> str | None:
     files, index = material.files, material.index
     try:
         find = _compiled(asked.pattern, material)
         if not index.paths:
             raise _Short(NOTHING_MOVED, result="empty")
         scope = _scope(asked, material)
-        found = yield from _found(search.matches(files, scope.first, find))
+        found = _found(files, scope.first, find)
         wider = not found and bool(scope.rest)
         if wider:
-            found = yield from _found(search.matches(files, scope.rest, find))
+            found = _found(files, scope.rest, find)
     except TooSlow as error:
         read = f", or read the file in parts: {material.names[1]} takes offset and column"
         hint = read if isinstance(error, LineTooLong) else ""
@@ -231,7 +173,7 @@ def _grep(asked: Asked, material: Material) -> Generator[None, None, str | None]
         nor = ", nor in anything else that was moved" if scope.rest else ""
         none = f'No matches for pattern "{asked.pattern}" {scope.where}{nor}.'
     shown = [f"{none}\n{short}\n---"] if short else []
-    raise _Short(*shown, *_with_listing(none, index.paths, index), result="empty")
+    raise _Short(*shown, *index.listings(none, index.paths), result="empty")
 
 
 def _compiled(pattern: str, material: Material) -> Find:
@@ -250,7 +192,8 @@ def _compiled(pattern: str, material: Material) -> Find:
 
 def _scope(asked: Asked, material: Material) -> _Scope:
     """Return where these arguments of grep look."""
-    index, path, glob = material.index, asked.path or material.store_dir, asked.glob
+    index, glob = material.index, asked.glob
+    path = asked.path or index.store_dir
     paths = index.find(path).paths
     if not paths:
         return _Scope(index.paths, (), "", MISSING.format(path=brief(path)))
@@ -263,16 +206,9 @@ def _scope(asked: Asked, material: Material) -> _Scope:
     return _Scope(paths, [path for path in index.paths if path not in chosen], where)
 
 
-def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[LineMatch]]:
+def _found(files: Files, paths: Sequence[str], find: Find) -> list[LineMatch]:
     """Return the first matches, up to one more than are counted."""
-    found: list[LineMatch] = []
-    for match in searching:
-        yield
-        if match is not None:
-            found.append(match)
-        if len(found) > MAX_MATCHES:
-            break
-    return found
+    return list(islice(search.matches(files, paths, find), MAX_MATCHES + 1))
 
 
 def _total(found: Sequence[LineMatch]) -> str:
@@ -350,15 +286,15 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
     """Return the file that read_file's argument means, and a line that names it if the argument does not."""
     index = material.index
     if not path:
-        raise _Short(*_with_listing('"path" is missing: send the path of a file.', index.paths, index))
+        raise _Short(*index.listings('"path" is missing: send the path of a file.', index.paths))
     if not index.paths:
         raise _Short(NOTHING_MOVED, result="empty")
     meant = index.find(path)
     if not meant.paths:
-        raise _Short(*_with_listing(MISSING.format(path=brief(path)), index.paths, index))
+        raise _Short(*index.listings(MISSING.format(path=brief(path)), index.paths))
     if len(meant.paths) > 1:
         several = f'"{brief(path)}" may mean {len(meant.paths)} files: send the path of one of them.'
-        raise _Short(*_with_listing(several, meant.paths, index))
+        raise _Short(*index.listings(several, meant.paths))
     [file] = meant.paths
     about = index.about(file)
     known = meant.exact and about != EARLIER.about

@@ -93,20 +93,30 @@ class Useless(ValueError):
     """The arguments cannot be used. The text says what to send instead."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Asked(msgspec.Struct, frozen=True):
     """What a call asks for. Of several paths, each stands on a line of its own."""
 
-    pattern: str
-    path: str
-    glob: str
-    limit: int  # 0: it has none, as models also write 0 or -1 where they want everything
-    offset: int | None
-    column: int
-    note: str  # a line that names ignored arguments; empty if there are none
+    tool: Tool
+    pattern: str = ""
+    path: str = ""
+    glob: str = ""
+    limit: int = 0  # 0: it has none, as models also write 0 or -1 where they want everything
+    offset: int | None = None
+    column: int = 0
+    note: str = ""  # a line that names ignored arguments; empty if there are none
+    fault: str = ""  # why the arguments cannot be used, and what to send instead
 
 
-def parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:
-    """Return what these arguments mean. Raises Useless."""
+def parsed(tool: Tool, arguments: str | bytes, names: Names = NAMES) -> Asked:
+    """Return what these arguments mean."""
+    try:
+        return _parsed(tool, arguments, names)
+    except Useless as useless:
+        return Asked(tool, fault=str(useless))
+
+
+def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:
+    """Raises Useless."""
     takes = _ARGUMENTS[tool]
     usage = f"{names[NAMES.index(tool)]} takes one JSON object with {', '.join(takes)}"
     known: dict[str, Any] = {}
@@ -144,6 +154,7 @@ def parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:
 
     given["path"] = _paths(given.get("path"))
     return Asked(
+        tool,
         pattern=string("pattern"),
         path=string("path"),
         glob=string("glob"),

@@ -82,7 +82,7 @@ class Index:
     def __init__(self, paths: Iterable[str], labels: Mapping[str, Label], store_dir: str) -> None:
         self.paths = list(paths)
         self._labels = labels
-        self._store_dir = store_dir
+        self.store_dir = store_dir
 
     def about(self, path: str) -> str:
         """Return what the file is, such as `result of read_log /var/log/billing.log`; empty if that is not known."""
@@ -90,20 +90,21 @@ class Index:
 
     def title(self, path: str) -> str:
         about = self.about(path)
-        return f"File: {relative(path, self._store_dir)}" + (f" ({about})" if about else "")
+        return f"File: {relative(path, self.store_dir)}" + (f" ({about})" if about else "")
 
-    def listings(self, paths: Sequence[str]) -> list[str]:
-        """List these files with what they are, in all lengths, the longest first."""
+    def listings(self, text: str, paths: Sequence[str]) -> list[str]:
+        """Return the text followed by a list of these files with what they are, in all lengths, the longest first."""
         named = [f"{path}: {about}" if (about := self.about(path)) else path for path in paths[: LISTED[0]]]
         found = []
         for most in LISTED:
             more = [f"and {len(paths) - most} more"] if len(paths) > most else []
-            found.append("\n".join(["Files:", *named[:most], *more]) if named[:most] else f"{len(paths)} files exist.")
+            listed = "\n".join(["Files:", *named[:most], *more]) if named[:most] else f"{len(paths)} files exist."
+            found.append(f"{text} {listed}")
         return found
 
     def fitting(self, glob: str, paths: Sequence[str]) -> list[str]:
         """Return those of `paths` whose name fits the glob, or else those whose calls named something that fits."""
-        if own := fitting(glob, paths, self._store_dir):
+        if own := fitting(glob, paths, self.store_dir):
             return own
         wanted = _short(glob).lower()
         return [path for path in paths if any(_fits(wanted, said) for said in self._said(path))]
@@ -132,7 +133,7 @@ class Index:
     def _called(self, path: str) -> list[str]:
         """Return the files that a name means, from the surest likeness to the vaguest."""
         name = normpath(_clean(path).lower()).lstrip("/")
-        name = name.removeprefix(f"{_bare(self._store_dir)}/")
+        name = name.removeprefix(f"{_bare(self.store_dir)}/")
         own = _DIGEST.search(name.removesuffix(".txt"))
         if own and (found := [path for path in self.paths if f"-{own[1][:DIGITS]}" in path.lower()]):
             return found

@@ -19,11 +19,7 @@ Files = Mapping[str, str]  # path → whole text. May be lazy: a text is looked 
 
 Find = Callable[[bytes, int], int]
 """Like `bytes.find` over UTF-8: takes an offset and returns where the first match at or after it begins, or -1. May
-raise TooSlow.
-
-If there is too much to search in one call, it returns `~offset`: no match begins before `offset`, the start of a line;
-continue from there.
-"""
+raise TooSlow."""
 
 LONG_LINE, LEAD = 500, 150
 """Characters: of a longer line, only windows of this size around its matches are shown, each with so many before it."""
@@ -58,11 +54,10 @@ class LineMatch(msgspec.Struct, frozen=True):
     windowed: bool = False
 
 
-def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatch | None]:
-    """Yield every match in these files, file by file and line by line, with a None now and then as in `in_data`."""
+def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatch]:
+    """Yield every match in these files, file by file and line by line."""
     for path in paths:
         yield from in_data(path, searched(files[path]), find)
-        yield None
 
 
 def searched(text: str) -> bytes:
@@ -71,15 +66,10 @@ def searched(text: str) -> bytes:
     return _base64.sub(b"[base64]", data) if b"base64" in data else data
 
 
-def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
-    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a match. Yields None after
-    each part without a match, so that the caller can let others have their turn."""
+def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch]:
+    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a match."""
     number, start = 1, 0
     while start < len(data) and (found := find(data, start)) != -1:
-        if found < 0:
-            yield None
-            number, start = number + data.count(b"\n", start, ~found), ~found
-            continue
         begin = data.rfind(b"\n", start, found) + 1 or start
         if begin == len(data):
             return  # an empty match after the last line

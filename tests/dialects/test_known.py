@@ -34,6 +34,7 @@ from proxy.plan.message import Reading
 from proxy.plan.plan import Room
 from proxy.policy import Compress, Mode, SnapshotRole
 from proxy.tools.answer import Material, answer
+from proxy.tools.definitions import Asked
 from tests import written
 from tests.dialects import sdk_types
 
@@ -167,8 +168,8 @@ def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
 
 def read_back(files: Files, path: str) -> str:
     """What `read_file` answers: the text, and the image or the file behind it."""
-    material = Material(files, files.index, "/store", 10**9, len, regex.compile, media=files.media)
-    found = answer("read_file", json.dumps({"path": path}), material)
+    material = Material(files, files.index, 10**9, len, regex.compile, media=files.media)
+    found = answer(Asked("read_file", path=path), material)
     return f"{found.text}\n{found.part}\n"
 
 

@@ -20,7 +20,7 @@ from proxy.plan.message import Message, Reading, moved_pieces
 from proxy.plan.plan import Plan, Role, Room
 from proxy.plan.turn import Hidden
 from proxy.policy import Offload, SnapshotRole
-from proxy.tools.answer import OTHER_NAMES
+from proxy.tools.definitions import OTHER_NAMES
 from tests import written
 
 OFFLOAD = written.SMALL

@@ -15,7 +15,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.request import LEAST_REPLY, lowered
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.turn import Continuation, Unplannable
-from proxy.tools.answer import NAMES, OTHER_NAMES
+from proxy.tools.definitions import NAMES, OTHER_NAMES
 
 Json = dict[str, Any]
 

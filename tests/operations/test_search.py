@@ -42,7 +42,7 @@ async def stored(call: OperationCall, contents: dict[str, bytes], sizes: int | N
 
 
 async def found_in(call: OperationCall, files: list[File], find: Find, limit: int | None) -> Found:
-    return await search.searched(call, call.shelf.read_many, files, find, limit, Budget(10))
+    return await search.searched(call, call.shelf.read_many, files, find, limit)
 
 
 async def test_batches_keep_the_files_order(call: OperationCall) -> None:
@@ -84,6 +84,6 @@ async def test_a_file_that_takes_too_long_ends_the_search(call: OperationCall) -
     files = await stored(call, {"a": b"needle", "b": b"hay"})
     budget = Budget(1)
     find = regex.compile("needle", budget)
-    budget.end()
+    budget.spent = 1
     with pytest.raises(ClientFault, match="cannot be used"):
         await found_in(call, files, find, None)

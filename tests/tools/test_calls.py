@@ -13,7 +13,8 @@ import pytest
 
 from proxy.plan import preview
 from proxy.plan.preview import Label
-from proxy.tools.answer import NAMES, Material, Tool, answer, meaning
+from proxy.tools.answer import Material, answer, meaning
+from proxy.tools.definitions import Tool, parsed
 from proxy.tools.find import Index
 from tests import transcripts
 from tests.tools.test_tools import matcher
@@ -35,7 +36,7 @@ INDEX = Index(FILES, {path: preview.of_call(*call, len) for path, call in CALLS.
 
 def told(tool: Tool, arguments: Any, budget: int = 100_000) -> str:
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return answer(tool, raw, Material(FILES, INDEX, STORE, budget, len, matcher)).text
+    return answer(parsed(tool, raw), Material(FILES, INDEX, budget, len, matcher)).text
 
 
 READS: list[tuple[Any, str, int]] = [
@@ -130,7 +131,7 @@ def test_what_is_ignored_is_named() -> None:
 
 def test_calls_mean_the_same_however_they_name_the_file() -> None:
     def meant(tool: Tool, **arguments: Any) -> Any:
-        return meaning(tool, json.dumps(arguments), INDEX, NAMES)
+        return meaning(parsed(tool, json.dumps(arguments)), INDEX)
 
     assert meant("read_file", path=LOG, limit=1) == meant("read_file", limit=1, filePath="/var/log/billing.log")
     assert meant("grep", pattern="x") == meant("grep", pattern="x", path=STORE, glob=None)

@@ -19,18 +19,13 @@ from proxy.tools.answer import (
     LEAST_LINES,
     MAX_MATCHES,
     MISSING,
-    NAMES,
     NOTHING_MOVED,
-    OTHER_NAMES,
     Material,
     Result,
-    Tool,
     ToolAnswer,
     answer,
-    answering,
-    definitions,
-    too_many,
 )
+from proxy.tools.definitions import NAMES, OTHER_NAMES, Tool, definitions, parsed
 from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow
 from tests.doubling import assert_linear
@@ -67,11 +62,11 @@ def matcher(pattern: str) -> Find:
 
 def material(files: Mapping[str, str] = FILES, budget: int = 100_000, **options: Any) -> Material:
     labels = LABELS if list(files) == list(FILES) else {}
-    return Material(files, Index(files, labels, STORE), STORE, budget, len, **{"matcher": matcher, **options})
+    return Material(files, Index(files, labels, STORE), budget, len, **{"matcher": matcher, **options})
 
 
 def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> ToolAnswer:
-    return answer(tool, msgspec.json.encode(arguments), material(files, budget))
+    return answer(parsed(tool, msgspec.json.encode(arguments)), material(files, budget))
 
 
 def grep(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> str:
@@ -122,10 +117,10 @@ def test_a_name_of_a_call_begins_reading_originals_at_that_call() -> None:
     turns = [Section(*each) for each in [*said, ("6 tool call_1 show", config)]]
     group, label = f"{STORE}/compressed_group_0123.txt", Label("", "", "", ("conf/app.json", "/var/log/b.log"))
     files = {group: originals(turns)}
-    whole = Material(files, Index(files, {group: label}, STORE), STORE, 100_000, len, matcher=matcher)
+    whole = Material(files, Index(files, {group: label}, STORE), 100_000, len, matcher)
 
     def first(**given: Any) -> str:
-        return answer("read_file", msgspec.json.encode(given), whole).text.removeprefix(f"[this is {group}]\n")
+        return answer(parsed("read_file", msgspec.json.encode(given)), whole).text.removeprefix(f"[this is {group}]\n")
 
     assert first(path="conf/app.json").startswith("### 5 assistant calls show call_1\n")
     assert first(path="/var/log/b.log").startswith("### 3 assistant calls read_log call_0\n")
@@ -320,7 +315,7 @@ def test_empty_results_say_that_they_are_empty() -> None:
 
 
 def test_the_call_to_continue_uses_the_tool_name_that_the_model_knows() -> None:
-    told = answer("read_file", f'{{"path": "{F}"}}', material(MANY, 200, names=OTHER_NAMES))
+    told = answer(parsed("read_file", f'{{"path": "{F}"}}'), material(MANY, 200, names=OTHER_NAMES))
     assert f'continue with offload_read_file(path="{F}", offset=' in told.text
 
 
@@ -378,7 +373,7 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
 def test_useless_arguments_are_answered_with_the_reason(
     tool: Tool, arguments: str | bytes, result: Result, text: str
 ) -> None:
-    told = answer(tool, arguments, material())
+    told = answer(parsed(tool, arguments), material())
     assert told.result == result
     assert told.text.startswith(text)
     assert told.tokens == len(told.text)
@@ -426,7 +421,7 @@ JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS
     budget=st.integers(-1, 500),
 )
 def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, arguments: str | bytes, budget: int) -> None:
-    told = answer(tool, arguments, material(budget=budget))
+    told = answer(parsed(tool, arguments), material(budget=budget))
     assert told.tokens == len(told.text)
     assert told.tokens <= budget or told == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
 
@@ -453,21 +448,8 @@ def test_a_pattern_that_takes_too_long_is_refused() -> None:
     def slow(data: bytes, start: int) -> int:
         raise TooSlow("searching took long")
 
-    told = answer("grep", '{"pattern": "x"}', material(budget=1_000, matcher=lambda pattern: slow))
+    told = answer(parsed("grep", '{"pattern": "x"}'), material(budget=1_000, matcher=lambda pattern: slow))
     assert (told.result, told.text) == ("refused", "This pattern cannot be used: searching took long.")
-
-
-def test_calls_beyond_the_limit_are_told_the_limit() -> None:
-    told = too_many(16, len)
-    assert (told.result, told.tokens) == ("refused", len(told.text))
-    assert "at most 16 calls" in told.text
-
-
-def test_a_search_yields_at_each_match_and_file() -> None:
-    """So that others get their turn: at each match and after each file."""
-    files = {f"{STORE}/{number}.txt": "x\ny\n" for number in range(10)}
-    steps = answering("grep", '{"pattern": "x"}', material(files, 10_000))
-    assert len(list(steps)) == 20
 
 
 @pytest.mark.parametrize("text", ["word of text " * 100_000, "ab\n" * 400_000], ids=["one line", "lines"])
