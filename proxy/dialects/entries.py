@@ -167,7 +167,7 @@ def _one_line(text: str) -> str:
 
 
 def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, count: Count, *, sealed: bool) -> Message:
-    """Measure an entry that has these contents. A `sealed` one stays as it is, with its step; see `pairing`."""
+    """Measure an entry that has these contents. A `sealed` one stays as it is, with its step; see `Pairing`."""
     role = found.role
     name, reply = role.name.lower(), role is Role.ASSISTANT
     sizes = [count(text) for _, text in found.texts]

@@ -38,10 +38,9 @@ MAX_MODEL = 1_000
 """The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
 name at every request and for each message."""
 MAX_OTHERS = 20_000
-"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
-may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
-MAX_TOOLS = 128
-"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
+"""The most top-level members, and in a large body the most commas outside of the history and the tools. A request with
+more is forwarded unchanged, because each comma may separate members, and each member becomes an object. A large schema
+for the reply has a thousand commas."""
 
 SEPARATORS = (b'"', b".", b":", b"/")
 """What can stand before a tool's own name."""
@@ -69,13 +68,19 @@ def opened(body: bytes) -> Members:
     """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
     ones."""
     rawjson.check_utf8(body)
-    found, _ = rawjson.decode(_large, body)
-    large = msgspec.structs.astuple(found)
-    if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
-        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
-        if others > MAX_OTHERS:
-            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
-    return rawjson.members(body, checked=True)
+    if len(body) > rawjson.FEW:
+        found, _ = rawjson.decode(_large, body)
+        large = msgspec.structs.astuple(found)
+        if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
+            _check_others(rawjson.commas(body) - sum(map(rawjson.commas, large)))
+    members = rawjson.members(body, checked=True)
+    _check_others(len(members))
+    return members
+
+
+def _check_others(number: int) -> None:
+    if number > MAX_OTHERS:
+        raise Unplannable(f"more than {MAX_OTHERS} members beside messages and tools", Reason.TOO_MANY_MEMBERS)
 
 
 def parsed(
@@ -95,7 +100,9 @@ def parsed(
     tools, model = members.get("tools", NULL), members.get("model", NULL)
     if len(memoryview(model)) > MAX_MODEL:
         raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
-    names, theirs = our_names(body if any(type in body for type in defining) else bytes(tools), tools)
+    if not rawjson.is_null(tools):
+        bounded(tools, Reason.TOO_MANY_TOOLS)
+    names, theirs = our_names(body if any(type in body for type in defining) else bytes(tools))
     choice = members.get("tool_choice")
     return Request(
         body=body,
@@ -126,17 +133,15 @@ _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 """ASCII as JSON may write it: `\\u0067rep` is a name of ours, too."""
 
 
-def our_names(defined: bytes, tools: Raw) -> tuple[Names | None, frozenset[str]]:
-    """Return what our tools are called in this request, None if there is no room for them; and those of our names that
-    the client has for tools of its own, in any case. `defined` has all definitions.
+def our_names(defined: bytes) -> tuple[Names | None, frozenset[str]]:
+    """Return what our tools are called in this request, None if the client has all of our names; and those of our names
+    that the client has for tools of its own, in any case. `defined` has all definitions.
 
     A name is taken if a string in the definitions is it, or ends with it after a separator: models write those before
     ours. What is no name does no harm.
     """
     if defined == b"null":
         return NAMES, frozenset()
-    if not rawjson.is_null(tools) and len(bounded(tools, Reason.TOO_MANY_TOOLS)) > MAX_TOOLS - len(NAMES):
-        return None, frozenset()
     defined = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), defined)
     taken = {name for name, forms in _ENDS.items() if any(form in defined for form in forms)}
     free = (names for names in (NAMES, OTHER_NAMES) if taken.isdisjoint(names))

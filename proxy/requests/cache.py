@@ -30,7 +30,7 @@ KEY_BYTES, TEXT_BYTES = ENTRY_BYTES + 112, 40
 """Bytes of an entry and its key, and of a text beside its characters."""
 
 PAST_BYTES = 64 << 20
-"""Bytes of histories, the messages in them included, which are often in their own cache as well."""
+"""Bytes of histories with the client's own bytes, and their messages, which are often in their own cache as well."""
 LONG = 4
 """A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""
 
@@ -60,7 +60,7 @@ class MessageCache:
         self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
-        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, int, History]] = Lru(PAST_BYTES)
+        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
 
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
         """Functions that return the number of entries and bytes of each cache, for the metrics."""
@@ -86,11 +86,11 @@ class MessageCache:
         `size` is how many bytes it takes to look through it. Raises Unplannable.
         """
 
-        def begun() -> tuple[History, bytes, tuple[bytes, int], T | None]:
-            past, key, seen = self._begun(dialect, raws, terms)
-            return past, key, seen, then(past) if len(past) == len(raws) else None
+        def begun() -> tuple[History, bytes, bytes, T | None]:
+            past, key, whole = self._begun(dialect, raws, terms)
+            return past, key, whole, then(past) if len(past) == len(raws) else None
 
-        past, key, seen, made = await self.pool.run(caller, begun, size)
+        past, key, whole, made = await self.pool.run(caller, begun, size)
         if made is not None:
             return made
         reading = Reading.of(terms.offload, terms.room.window)
@@ -98,33 +98,26 @@ class MessageCache:
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
 
         def extended() -> T:
-            whole = past.extended(messages)
+            longer = past.extended(messages)
             if key:
-                self._pasts.put((key, terms), (*seen, whole), ENTRY_BYTES + whole.size())
-            return then(whole)
+                self._pasts.put((key, terms), (whole, longer), ENTRY_BYTES + len(whole) + longer.size())
+            return then(longer)
 
         return await self.pool.run(caller, extended, max(size, (len(raws) + parts) * ENTRY))
 
-    def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, tuple[bytes, int]]:
-        """Return the known part of a history, the key by which it is found, and the whole history's digest and size.
+    def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
+        """Return the known part of a history, the key by which it is found, and the whole history's bytes.
 
-        Each byte is hashed once. A comma follows each message, so that a part gives the same digest as it did alone.
+        Bytes are compared, which is ten times as fast as a digest. A comma follows each message, so that one that goes
+        on differently is no longer the same.
         """
         past = History(terms)
         if len(raws) < LONG:
-            return past, b"", (b"", 0)
-        whole = memoryview(b",".join([*raws, b""]))
-        first = len(b",".join([*raws[:LONG], b""]))
-        seen = hashlib.sha256(dialect.name.encode())
-        seen.update(whole[:first])
-        key = seen.digest()
-        known, reached, earlier = self._pasts.get((key, terms)) or (b"", 0, past)
-        reached = max(reached, first)
-        seen.update(whole[first:reached])
-        if seen.digest() == known:
-            past = earlier
-        seen.update(whole[reached:])
-        return past, key, (seen.digest(), len(whole))
+            return past, b"", b""
+        key = hashlib.sha256(b",".join([dialect.name.encode(), *raws[:LONG]])).digest()
+        whole = b",".join([*raws, b""])
+        known, earlier = self._pasts.get((key, terms)) or (b"", past)
+        return (earlier if whole.startswith(known) else past), key, whole
 
     async def read(
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
