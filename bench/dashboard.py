@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.dashboard.pages import savings_page
 from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import Recorded, Rows
+from proxy.dashboard.savings import savings
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 
@@ -73,29 +73,30 @@ def main(rows: int) -> None:
         print(f"{rows:,} rows, {1e6 * seconds / rows:.0f} µs each, in batches of {BATCH}")
         size = sum(one.stat().st_size for one in Path(folder).iterdir())
         print(f"{size / (1 << 20):.0f} MiB, of {Settings().dashboard_limit / (1 << 20):.0f} MiB allowed")
-        reader = Reader(path)
-        for name, page in pages(reader, recorded(0, since, rows)).items():
+        first = recorded(0, since, rows)
+        reader, mine = Reader(path), Reader(path, first.outcome.namespace)
+        for name, page in pages(reader, mine, first).items():
             times = [_timed(lambda page=page: msgspec.json.encode(page())) for _ in range(TRIES)]  # type: ignore[misc]
             print(f"{name:22} {1000 * max(times):6.0f} ms, the slowest of {TRIES}")
-        reader.close()
-        file.close()
+        for opened in (reader, mine, file):
+            opened.close()
 
 
-def pages(reader: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
+def pages(reader: Reader, mine: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
     """Return what each page reads, for the operator and for one caller."""
-    own, session = first.outcome.namespace, f"{first.session or 0:016x}"
-    [newest] = [row["id"] for row in reader.requests(None, Wanted(limit=1))]
+    session = f"{first.session or 0:016x}"
+    [newest] = [row["id"] for row in reader.requests(Wanted(limit=1))]
     return {
         "live": reader.requests,
-        "live, one caller": lambda: reader.requests(own),
-        "live, older": lambda: reader.requests(None, Wanted(offset=1_000)),
-        "live, a word": lambda: reader.requests(None, Wanted(text="nowhere")),
+        "live, one caller": mine.requests,
+        "live, older": lambda: reader.requests(Wanted(offset=1_000)),
+        "live, a word": lambda: reader.requests(Wanted(text="nowhere")),
         "live, latency": reader.latency,
-        "live, what came": lambda: reader.requests(None, Wanted(after=newest - 20)),
-        "savings": lambda: savings_page("month", time.time(), None, lambda tenant, model: None, reader),
-        "savings, one caller": lambda: savings_page("month", time.time(), own, lambda tenant, model: None, reader),
+        "live, what came": lambda: reader.requests(Wanted(after=newest - 20)),
+        "savings": lambda: savings(reader, "month", time.time(), lambda tenant, model: None),
+        "savings, one caller": lambda: savings(mine, "month", time.time(), lambda tenant, model: None),
         "sessions": reader.sessions,
-        "sessions, one caller": lambda: reader.sessions(own),
+        "sessions, one caller": mine.sessions,
         "session": lambda: reader.session(session),
         "session's request": lambda: reader.request(newest - REQUESTS),
         "health": reader.namespaces,

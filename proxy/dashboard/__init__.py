@@ -163,7 +163,7 @@ class Dashboard:
             raise Overloaded("Too many viewers at once; try again")
 
         def run() -> T:
-            with closing(Reader(path)) as reader:
+            with closing(Reader(path, viewer.namespace)) as reader:
                 return query(reader)
 
         self._waiting[who] += bool(who)
@@ -188,7 +188,7 @@ class Dashboard:
             return None, error.message
         if tenant.anonymous or (tenant.policy.share_namespace and tenant.policy is self._policies().default):
             return None, "This key is not listed in a policy, and its tenant's callers share one namespace."
-        if await self.read(lambda reader: reader.knows(tenant.namespace), Viewer(tenant.namespace)):
+        if await self.read(Reader.any, Viewer(tenant.namespace)):
             return tenant.namespace, ""
         return None, "Nothing is kept of this key's requests."
 

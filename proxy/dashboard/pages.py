@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from html import escape
@@ -24,10 +23,10 @@ from starlette.routing import Route
 from proxy import __version__
 from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
-from proxy.dashboard.queries import PERIODS, Reader, Wanted
-from proxy.dashboard.rows import DAY, Row
+from proxy.dashboard.queries import Reader, Wanted
+from proxy.dashboard.rows import Row
+from proxy.dashboard.savings import priced, savings
 from proxy.errors import BodyTooLarge, ClientFault, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
-from proxy.telemetry.outcome import Basis, Holdout, Kind
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -60,9 +59,6 @@ WITH_LINK = """<section><h2>Operator</h2><p>Open the link that <code>offload-pro
 started. It opens once. To log in again and again, start the proxy with OFFLOAD_ADMIN_TOKEN.</p></section>"""
 
 USED = "This link has been used, or a later start of the proxy printed another one."
-
-Price = Callable[[str, str], float | None]
-"""Returns the money for a million plain input tokens, for a tenant and a model, if its policy says."""
 
 
 def routes(dashboard: Dashboard) -> Sequence[Route]:
@@ -157,7 +153,7 @@ class _Pages:
         return Viewer(namespace)
 
     async def read(self, read: _Read, request: Request, viewer: Viewer) -> Any:
-        return await self._dashboard.read(lambda reader: read(reader, viewer.namespace, request), viewer)
+        return await self._dashboard.read(lambda reader: read(reader, request), viewer)
 
     async def me(self, request: Request, viewer: Viewer) -> Any:
         state = self._dashboard.state()
@@ -186,17 +182,17 @@ class _Pages:
 
 # -- what pages read --
 
-_Read = Callable[[Reader, str | None, "Request"], Any]
-"""Returns what a page shows of a namespace, or of all."""
+_Read = Callable[[Reader, "Request"], Any]
 
 
 def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
+    """Return what pages read, by its path."""
     price = dashboard.price
 
-    def request(reader: Reader, own: str | None, asked: Request) -> Row:
+    def request(reader: Reader, asked: Request) -> Row:
         """Return one request with its messages, and with their texts where that is still allowed."""
         id = asked.path_params["id"]
-        found = reader.request(int(id), own) if re.fullmatch("[0-9]{1,18}", id) else None
+        found = reader.request(int(id)) if re.fullmatch("[0-9]{1,18}", id) else None
         if found is None:
             raise NotThere("Nothing is kept of this request")
         if found["detail"] and not dashboard.shows_content(found["tenant"]):
@@ -204,124 +200,15 @@ def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
             found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
         return found
 
-    def savings(reader: Reader, own: str | None, asked: Request) -> Row:
-        period = asked.query_params.get("period", "")
-        return savings_page(period if period in PERIODS else "month", time.time(), own, price, reader)
-
     return {
-        "requests": lambda reader, own, asked: reader.requests(own, _wanted(asked)),
+        "requests": lambda reader, asked: reader.requests(_wanted(asked)),
         "requests/{id}": request,
-        "latency": lambda reader, own, asked: reader.latency(own, _wanted(asked)),
-        "names": lambda reader, own, asked: reader.names(own),
-        "savings": savings,
-        "sessions": lambda reader, own, asked: _priced(reader.sessions(own, _wanted(asked)), price),
-        "sessions/{session}": lambda reader, own, asked: reader.session(asked.path_params["session"], own),
+        "latency": lambda reader, asked: reader.latency(_wanted(asked)),
+        "names": lambda reader, asked: reader.names(),
+        "savings": lambda reader, asked: savings(reader, asked.query_params.get("period", ""), time.time(), price),
+        "sessions": lambda reader, asked: priced(reader.sessions(_wanted(asked)), price),
+        "sessions/{session}": lambda reader, asked: reader.session(asked.path_params["session"]),
     }
-
-
-def savings_page(period: str, now: float, namespace: str | None, price: Price, reader: Reader) -> Row:
-    """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as sums do."""
-    seconds, span = PERIODS[period]
-    since = (now - seconds) // span * span
-    sums = reader.sums(since, span, namespace)
-    best, worst = reader.extremes(since, namespace)
-    long = DAY if seconds > DAY else span  # sums of hours are not kept for two weeks
-    earlier = [one for one in reader.course(since - seconds, long, namespace) if one["time"] < since // long * long]
-    again = [one for one in sums if one["kind"] == Kind.VERIFY]
-    asked = sum(one["requests"] - one["faults"] for one in again)
-    same = ("again_tools", "again_exact", "whole_tools", "whole_exact")
-    missed = _added((one for one in sums if one["miss"]), ("tenant", "model", "miss"), ("requests", "missed_tokens"))
-    return {
-        "since": since,
-        "now": now,
-        "span": span,
-        "models": _models(sums, price),
-        "course": reader.course(since, span, namespace),
-        "before": {name: sum(one[name] for one in earlier) for name in ("tokens_before", "tokens_after")},
-        "sessions": reader.losses(since, namespace),
-        "best": _priced(best, price),
-        "worst": _priced(worst, price),
-        "verified": {"asked": asked, **{name: sum(one[name] for one in again) for name in same}},
-        "misses": sorted(missed, key=lambda row: -row["missed_tokens"]),
-        "groups": compared(reader.groups(since, namespace), sums),
-    }
-
-
-_PLANNED = (Kind.OFFLOADED, Kind.UNTOUCHED)
-_MODELS: Mapping[str, tuple[str, Sequence[Kind]]] = {
-    "requests": ("requests", (*_PLANNED, Kind.OBSERVED)),
-    "faults": ("faults", (*_PLANNED, Kind.OBSERVED)),
-    "tokens_before": ("tokens_before", _PLANNED),
-    "tokens_after": ("tokens_after", _PLANNED),
-    "retrieved_tokens": ("retrieved_tokens", _PLANNED),
-    "rewritten": ("requests", (Kind.OFFLOADED,)),
-    "billed": ("billed", (Kind.OFFLOADED,)),
-    "losses": ("losses", (Kind.OFFLOADED,)),
-    "expected": ("cost_before", (Kind.OFFLOADED,)),
-    "actual": ("cost_after", (Kind.OFFLOADED,)),
-    "summaries": ("cost_after", (Kind.SUMMARY,)),
-    "summary_calls": ("requests", (Kind.SUMMARY,)),
-    "observed": ("requests", (Kind.OBSERVED,)),
-    "observed_before": ("tokens_before", (Kind.OBSERVED,)),
-    "observed_after": ("tokens_after", (Kind.OBSERVED,)),
-    "observed_cost_before": ("cost_before", (Kind.OBSERVED,)),
-    "observed_cost_after": ("cost_after", (Kind.OBSERVED,)),
-}
-"""What the page says of a tenant's model: the sum of a column over requests of some kinds. Costs are of the input, in
-plain input tokens. What we spent ourselves is in the actual cost, and summaries beside it."""
-
-
-def _models(sums: Iterable[Row], price: Price) -> list[Row]:
-    """Return a row for each tenant and model, the largest first."""
-    amounts = []
-    for one in sums:
-        one["billed"] = one["requests"] if one["usage"] == Basis.BILLED else 0
-        counted = {name: one[column] if one["kind"] in kinds else 0 for name, (column, kinds) in _MODELS.items()}
-        amounts.append({"tenant": one["tenant"], "model": one["model"], **counted})
-    rows = _priced(_added(amounts, ("tenant", "model"), tuple(_MODELS)), price)
-    for row in rows:
-        row["saved"] = row["expected"] - row["actual"] - row["summaries"]
-    return sorted(rows, key=lambda row: (-row["expected"], -row["tokens_before"], row["tenant"], row["model"]))
-
-
-def compared(groups: Iterable[Row], sums: Iterable[Row]) -> list[Row]:
-    """Return what conversations really cost in each group of a holdout, by tenant and model.
-
-    Only requests of which upstream said what it counted are in the costs, and summaries count for the planned ones. If
-    another model made them, it is not known for which conversations: they count in proportion to the costs.
-    """
-    found = {(one["tenant"], one["model"], one["holdout"]): {**one, "billed": 0, "cost": 0} for one in groups}
-    others = Counter[str]()
-    for one in sums:
-        summary = one["kind"] == Kind.SUMMARY
-        row = found.get((one["tenant"], one["model"], Holdout.PLANNED if summary else one["holdout"]))
-        if row and (summary or one["usage"] == Basis.BILLED):
-            row["billed"] += 0 if summary else one["requests"]
-            row["cost"] += one["cost_before"] if one["holdout"] == Holdout.KEPT else one["cost_after"]
-        elif summary:
-            others[one["tenant"]] += one["cost_after"]
-    for tenant, cost in others.items():
-        planned = [row for row in found.values() if (row["tenant"], row["holdout"]) == (tenant, Holdout.PLANNED)]
-        whole = sum(row["cost"] for row in planned)
-        for row in planned:
-            row["cost"] += round(cost * row["cost"] / whole) if whole else 0
-    return [found[names] for names in sorted(found)]
-
-
-def _added(rows: Iterable[Row], keys: Sequence[str], amounts: Sequence[str]) -> list[Row]:
-    """Return a row for each combination of keys, with the sums of some amounts."""
-    found: dict[tuple[str, ...], Row] = {}
-    for one in rows:
-        names = {key: one[key] for key in keys}
-        row = found.setdefault(tuple(names.values()), {**names, **dict.fromkeys(amounts, 0)})
-        for amount in amounts:
-            row[amount] += one[amount]
-    return [*found.values()]
-
-
-def _priced(rows: Sequence[Row], price: Price) -> list[Row]:
-    """Return these with the money for a million plain input tokens, where it is known."""
-    return [{**row, "price": price(row["tenant"], row["model"])} for row in rows]
 
 
 def _wanted(request: Request) -> Wanted:

@@ -1,11 +1,11 @@
-"""Reads rows for the pages. A viewer other than the operator gets the rows of its own namespace only."""
+"""Reads rows for the pages. A viewer other than the operator reads its own namespace, and nothing else."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from proxy.dashboard.describe import detail
-from proxy.dashboard.rows import DAY, FLEET_SESSIONS, HOUR, KEYS, LONGEST_TEXT, MINUTE, NESTED, SUMS, SUMS_KEYS, Row
+from proxy.dashboard.rows import DAY, FLEET_SESSIONS, HOUR, LONGEST_TEXT, MINUTE, NESTED, SUMS, SUMS_KEYS, Row
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -32,11 +32,13 @@ PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), 
 REQUESTS = 2_000
 """Requests of one session that are shown, the newest."""
 
+WRONG = "(fault != '' OR status >= 400)"
+
 OUTCOMES = {
     "changed": f"kind = '{Kind.OFFLOADED}'",
     "unchanged": f"kind = '{Kind.UNTOUCHED}'",
     "observed": f"kind = '{Kind.OBSERVED}'",
-    "errors": "(fault != '' OR status >= 400)",
+    "errors": WRONG,
     "other": f"kind NOT IN ('{Kind.OFFLOADED}', '{Kind.UNTOUCHED}', '{Kind.OBSERVED}')",
 }
 """What became of requests, for filters."""
@@ -53,11 +55,12 @@ SORTS = {
 MEASURED = 2_000
 """Requests, the newest, of which the latency is shown."""
 
+SENT = f"kind != '{Kind.OBSERVED}'"
 SAVED = "CASE WHEN cost_before > 0 THEN cost_before - cost_after ELSE 0 END"
 """What a session saved, in plain input tokens; 0 if upstream did not say what it counted."""
 
 _SUMS = ", ".join((*SUMS_KEYS, *SUMS))
-ALL_SUMS = f"(SELECT {_SUMS} FROM sums UNION ALL SELECT {_SUMS} FROM fleet_sums)"
+ALL_SUMS = f"(SELECT {_SUMS}, start AS time FROM sums UNION ALL SELECT {_SUMS}, start FROM fleet_sums)"
 """The sums of this replica and of all others."""
 
 ALL_SESSIONS = f"""(SELECT namespace, tenant, model, holdout, kind, began, last, 1 AS sessions, requests,
@@ -85,23 +88,24 @@ class Wanted(msgspec.Struct, frozen=True):
     offset: Number = 0
     limit: Number = PAGE
 
-    def conditions(self, namespace: str | None, words: Sequence[str], at: str) -> tuple[str, Sequence[object]]:
-        """Return conditions on the rows of a namespace and their values. `words` are the columns that are searched, and
-        `at` is the one of the time."""
-        found: list[tuple[str, object]] = []
-        if namespace is not None:
-            found.append(("namespace = ?", namespace))
-        found += [(f"{name} = ?", value) for name, value in (("tenant", self.tenant), ("model", self.model)) if value]
-        if self.session:
-            found.append(("session = ?", _number(self.session)))
-        if self.period in PERIODS:
-            found.append((f"{at} >= ?", time.time() - PERIODS[self.period][0]))
-        if self.text:
-            text = self.text[:LONGEST_TEXT].lower()
-            found.append((f"instr(lower({' || char(10) || '.join(words)}), ?)", text))
-        conditions = [condition for condition, _ in found]
-        conditions += [OUTCOMES[self.outcome]] if self.outcome in OUTCOMES else []
-        return "".join(f" AND {one}" for one in conditions), [value for _, value in found]
+    def conditions(self, words: Sequence[str], at: str) -> tuple[str, Row]:
+        """Return conditions on rows and their values. `words` are the columns that are searched, and `at` is the one of
+        the time."""
+        conditions = (
+            ("tenant = :tenant", self.tenant),
+            ("model = :model", self.model),
+            ("session = :session", self.session),
+            (f"{at} >= :since", self.period in PERIODS),
+            (f"instr(lower({' || char(10) || '.join(words)}), :text)", self.text),
+            (OUTCOMES.get(self.outcome, ""), self.outcome in OUTCOMES),
+        )
+        values = msgspec.structs.asdict(self) | {
+            "session": _number(self.session),
+            "since": time.time() - PERIODS.get(self.period, (0, 0))[0],
+            "text": self.text[:LONGEST_TEXT].lower(),
+            "limit": min(self.limit, MOST),
+        }
+        return " AND ".join(["true", *(condition for condition, asked in conditions if asked)]), values
 
 
 ANY = Wanted()
@@ -110,9 +114,12 @@ SESSION_WORDS = ("tenant", "model", "dialect")
 
 
 class Reader:
-    """One connection, for one thread, that cannot write. `namespace` None stands for all. Raises DashboardFault."""
+    """One connection, for one thread, that cannot write. It sees the rows of one namespace, or of all if that is None.
+    Raises DashboardFault."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, namespace: str | None = None) -> None:
+        self._namespace = namespace
+        self._own = "true" if namespace is None else "namespace = :namespace"
         address = f"{path.absolute().as_uri()}?mode=rw"
         try:
             self._connection = sqlite3.connect(
@@ -127,65 +134,66 @@ class Reader:
         self._connection.set_progress_handler(lambda: time.monotonic() > self._until, STEPS)
         self.close = self._connection.close
 
-    def _rows(self, query: str, *values: object) -> list[Row]:
+    def _rows(self, query: str, **values: object) -> list[Row]:
         """Run one query. Raises DashboardFault."""
         self._until = time.monotonic() + SECONDS
         try:
-            return [dict(row) for row in self._connection.execute(query, values)]
+            return [dict(row) for row in self._connection.execute(query, {"namespace": self._namespace} | values)]
         except (sqlite3.Error, OverflowError) as error:
             raise _unreadable(error) from error
 
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
-        newest = f"SELECT namespace FROM sessions ORDER BY last DESC LIMIT {PAGE}"
+        newest = f"SELECT namespace FROM sessions WHERE {self._own} ORDER BY last DESC LIMIT {PAGE}"
         return [row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")]
 
-    def knows(self, namespace: str) -> bool:
-        """Return whether there was a request of this namespace, on any replica."""
-        found = "SELECT 1 FROM requests WHERE namespace = ?1 UNION ALL SELECT 1 FROM fleet_sums WHERE namespace = ?1"
-        return bool(self._rows(f"{found} LIMIT 1", namespace))
+    def any(self) -> bool:
+        """Return whether there was a request, on any replica."""
+        found = (f"SELECT 1 FROM {table} WHERE {self._own}" for table in ("requests", "fleet_sums"))
+        return bool(self._rows(f"{' UNION ALL '.join(found)} LIMIT 1"))
 
     def replicas(self) -> list[Row]:
         """Return the name, address and newest sums of all other replicas of the last day."""
-        query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > ? AND marker = '' GROUP BY name ORDER BY 1"
-        return self._rows(query, time.time() - DAY)
+        query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > :since AND marker = '' GROUP BY name"
+        return self._rows(f"{query} ORDER BY name", since=time.time() - DAY)
 
-    def names(self, namespace: str | None = None) -> list[Row]:
+    def names(self) -> list[Row]:
         """Return the tenants and models of the last days, for filters."""
-        own, values = _own(namespace)
-        query = f"SELECT DISTINCT tenant, model FROM sums WHERE span = ? {own} ORDER BY tenant, model LIMIT 500"
-        return self._rows(query, DAY, *values)
+        return self._rows(
+            f"""SELECT DISTINCT tenant, model FROM sums WHERE span = {DAY} AND {self._own}
+            ORDER BY tenant, model LIMIT 500"""
+        )
 
     # -- requests and sessions --
 
-    def requests(self, namespace: str | None = None, wanted: Wanted = ANY) -> list[Row]:
+    def requests(self, wanted: Wanted = ANY) -> list[Row]:
         """Return rows with larger ids, the newest or largest first."""
-        conditions, values = wanted.conditions(namespace, REQUEST_WORDS, "time")
-        query = f"""SELECT * FROM requests WHERE id > ? {conditions}
-            ORDER BY {SORTS.get(wanted.sort, "id")} DESC, id DESC LIMIT ? OFFSET ?"""
-        return [*map(_shown, self._rows(query, wanted.after, *values, min(wanted.limit, MOST), wanted.offset))]
+        where, values = wanted.conditions(REQUEST_WORDS, "time")
+        query = f"""SELECT * FROM requests WHERE id > :after AND {self._own} AND {where}
+            ORDER BY {SORTS.get(wanted.sort, "id")} DESC, id DESC LIMIT :limit OFFSET :offset"""
+        return [*map(_shown, self._rows(query, **values))]
 
-    def request(self, id: int, namespace: str | None = None) -> Row | None:
+    def request(self, id: int) -> Row | None:
         """Return one request with its neighbours in the session, or None if there is none. Its `detail` is None if its
         messages are not listed."""
-        own, values = _own(namespace)
-        found = self._rows(f"SELECT * FROM requests WHERE id = ? {own}", id, *values)
+        query = f"""SELECT *, (SELECT detail FROM details WHERE id = :id) AS kept,
+            (SELECT max(id) FROM requests WHERE session = this.session AND id < :id) AS previous,
+            (SELECT min(id) FROM requests WHERE session = this.session AND id > :id) AS next
+            FROM requests AS this WHERE id = :id AND {self._own}"""
+        found = self._rows(query, id=id)
         if not found:
             return None
-        kept, messages = self._rows("SELECT detail FROM details WHERE id = ?", id), None
+        kept, messages = found[0].pop("kept"), None
         with suppress(zlib.error, msgspec.MsgspecError, ValueError):
-            messages = detail(kept[0]["detail"]) if kept else None
-        near = """SELECT (SELECT max(id) FROM requests WHERE session = ?1 AND id < ?2) AS previous,
-            (SELECT min(id) FROM requests WHERE session = ?1 AND id > ?2) AS next"""
-        return {**_shown(found[0]), **self._rows(near, found[0]["session"], id)[0], "detail": messages}
+            messages = detail(kept) if kept else None
+        return _shown(found[0]) | {"detail": messages}
 
-    def latency(self, namespace: str | None = None, wanted: Wanted = ANY) -> Row:
+    def latency(self, wanted: Wanted = ANY) -> Row:
         """Return percentiles of the newest requests' seconds, and how many went wrong."""
-        conditions, values = wanted.conditions(namespace, REQUEST_WORDS, "time")
-        query = f"""SELECT seconds, first_byte_seconds AS first, added_seconds AS added,
-            (fault != '' OR status >= 400) AS wrong
-            FROM requests WHERE true {conditions} ORDER BY id DESC LIMIT {MEASURED}"""
-        rows = self._rows(query, *values)
+        where, values = wanted.conditions(REQUEST_WORDS, "time")
+        query = f"""SELECT seconds, first_byte_seconds AS first, added_seconds AS added, {WRONG} AS wrong
+            FROM requests WHERE {self._own} AND {where} ORDER BY id DESC LIMIT {MEASURED}"""
+        rows = self._rows(query, **values)
         latency: Row = {"requests": len(rows), "errors": sum(row["wrong"] for row in rows)}
         for name in ("seconds", "first", "added"):
             found = sorted(row[name] for row in rows if row[name] is not None)
@@ -193,59 +201,49 @@ class Reader:
             latency[name] = parts
         return latency
 
-    def sessions(self, namespace: str | None = None, wanted: Wanted = ANY) -> list[Row]:
+    def sessions(self, wanted: Wanted = ANY) -> list[Row]:
         """Return the sessions with the newest requests."""
-        conditions, values = wanted.conditions(namespace, SESSION_WORDS, "last")
-        query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE true {conditions} ORDER BY last DESC LIMIT ? OFFSET ?"
-        return [*map(_named, self._rows(query, *values, min(wanted.limit, MOST), wanted.offset))]
+        where, values = wanted.conditions(SESSION_WORDS, "last")
+        query = f"""SELECT *, {SAVED} AS saved FROM sessions WHERE {self._own} AND {where}
+            ORDER BY last DESC LIMIT :limit OFFSET :offset"""
+        return [*map(_named, self._rows(query, **values))]
 
-    def session(self, session: str, namespace: str | None = None) -> list[Row]:
+    def session(self, session: str) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
-        own, values = _own(namespace)
-        query = f"SELECT * FROM requests WHERE session = ? {own} ORDER BY id DESC LIMIT {REQUESTS}"
-        return [*map(_shown, self._rows(query, _number(session), *values))][::-1]
+        query = f"SELECT * FROM requests WHERE session = :session AND {self._own} ORDER BY id DESC LIMIT {REQUESTS}"
+        return [*map(_shown, self._rows(query, session=_number(session)))][::-1]
 
     # -- sums --
 
-    def sums(self, since: float, span: int = DAY, namespace: str | None = None) -> list[Row]:
-        """Return the sums since then, by `KEYS`, of spans that do not end before."""
-        own, values = _own(namespace)
-        keys, sums = ", ".join(KEYS), ", ".join(f"sum({name}) AS {name}" for name in SUMS)
-        query = f"SELECT {keys}, {sums} FROM {ALL_SUMS} WHERE span = ? AND start >= ? {own} GROUP BY {keys}"
-        return self._rows(query, span, since // span * span, *values)
+    def sums(self, by: str, amounts: Mapping[str, str], span: int, since: float, where: str = "true") -> list[Row]:
+        """Return the sums of amounts in SQL by their names, for each combination of columns, in the spans that do not
+        end before `since`."""
+        sums = ", ".join(f"sum({amount}) AS {name}" for name, amount in amounts.items())
+        query = f"""SELECT {by}, {sums} FROM {ALL_SUMS}
+            WHERE span = :span AND start >= :since AND {self._own} AND {where} GROUP BY {by} ORDER BY {by}"""
+        return self._rows(query, span=span, since=since // span * span)
 
-    def course(self, since: float, span: int = HOUR, namespace: str | None = None) -> list[Row]:
-        """Return the sums of each span since then, without what was only observed. Costs of untouched requests are only
-        compared with those of a holdout."""
-        own, values = _own(namespace)
-        query = f"""SELECT start AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
-            sum(tokens_after) AS tokens_after, sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_before)) AS cost_before,
-            sum(iif(kind = '{Kind.UNTOUCHED}', 0, cost_after)) AS cost_after FROM {ALL_SUMS}
-            WHERE span = ? AND start >= ? AND kind != '{Kind.OBSERVED}' {own} GROUP BY start ORDER BY start"""
-        return self._rows(query, span, since // span * span, *values)
-
-    def groups(self, since: float, namespace: str | None = None) -> list[Row]:
+    def groups(self, since: float) -> list[Row]:
         """Return the sessions of each group of a holdout that began since then, by tenant and model."""
-        own, values = _own(namespace)
         query = f"""SELECT tenant, model, holdout, sum(sessions) AS sessions, sum(requests) AS requests
-            FROM {ALL_SESSIONS} WHERE last >= ? AND began >= ? AND holdout != '' {own} GROUP BY 1, 2, 3"""
-        return self._rows(query, since, since, *values)
+            FROM {ALL_SESSIONS} WHERE last >= :since AND began >= :since AND holdout != '' AND {self._own}
+            GROUP BY tenant, model, holdout"""
+        return self._rows(query, since=since)
 
-    def losses(self, since: float, namespace: str | None = None) -> Row:
+    def losses(self, since: float) -> Row:
         """Return of the sessions with costs and a request since then how many there are, how many of them cost more
         than as they came, and how many of their moved results were read back: none of those that were only observed."""
-        own, values = _own(namespace)
-        query = f"""SELECT coalesce(sum(known), 0) AS sessions, coalesce(sum(losses), 0) AS losses,
-            coalesce(sum(moved), 0) AS moved, coalesce(sum(reads), 0) AS reads FROM {ALL_SESSIONS}
-            WHERE last >= ? AND holdout != '{Holdout.KEPT}' AND kind != '{Kind.OBSERVED}' {own}"""
-        return self._rows(query, since, *values)[0]
+        query = f"""SELECT sum(known) AS sessions, sum(losses) AS losses, sum(moved) AS moved, sum(reads) AS reads
+            FROM {ALL_SESSIONS} WHERE last >= :since AND holdout != '{Holdout.KEPT}' AND {SENT} AND {self._own}"""
+        [found] = self._rows(query, since=since)
+        return {name: amount or 0 for name, amount in found.items()}
 
-    def extremes(self, since: float, namespace: str | None = None, most: int = 5) -> tuple[list[Row], list[Row]]:
+    def extremes(self, since: float, most: int = 5) -> tuple[list[Row], list[Row]]:
         """Return the sessions with a request since then that saved most, and those that lost most."""
-        own, values = _own(namespace)
-        query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE last >= ? AND kind != '{Kind.OBSERVED}' {own}"
-        best = self._rows(f"{query} AND saved > 0 ORDER BY saved DESC LIMIT {most}", since, *values)
-        worst = self._rows(f"{query} AND saved < 0 ORDER BY saved LIMIT {most}", since, *values)
+        query = f"""SELECT *, {SAVED} AS saved FROM sessions
+            WHERE last >= :since AND {SENT} AND {self._own}"""
+        best = self._rows(f"{query} AND saved > 0 ORDER BY saved DESC LIMIT {most}", since=since)
+        worst = self._rows(f"{query} AND saved < 0 ORDER BY saved LIMIT {most}", since=since)
         return [*map(_named, best)], [*map(_named, worst)]
 
 
@@ -254,11 +252,6 @@ def _unreadable(error: Exception) -> DashboardFault:
     passes = isinstance(error, sqlite3.OperationalError)  # it is locked, was just removed, or the query took too long
     cure = "try again" if passes else "delete it, or name another with --dashboard"
     return DashboardFault(f"The dashboard's file cannot be read ({error}): {cure}")
-
-
-def _own(namespace: str | None) -> tuple[str, Sequence[str]]:
-    """Return a condition on the namespace, and its value."""
-    return ("", ()) if namespace is None else ("AND namespace = ?", (namespace,))
 
 
 def _number(session: str) -> int:

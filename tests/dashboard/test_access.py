@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from proxy.dashboard import AT_ONCE, VALID, VIEWERS, Access, Dashboard, Viewer, new_link, use_link
-from proxy.dashboard.pages import savings_page
 from proxy.dashboard.queries import Reader
 from proxy.dashboard.rows import DAY, Recorded, Rows
+from proxy.dashboard.savings import savings
 from proxy.errors import Overloaded
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
@@ -169,14 +169,14 @@ def test_what_became_of_messages_is_for_the_operator_and_their_owner(proxy: Prox
 
 
 def test_savings_are_those_of_the_own_namespace(tmp_path: Path) -> None:
-    with closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows, closing(Reader(tmp_path / "rows.db")) as reader:
+    path = tmp_path / "rows.db"
+    with closing(Rows(path, 16 << 20)) as rows:
         for number, namespace in enumerate(("acme-1", "acme-2")):
             found = outcome(number, namespace, holdout=Holdout.PLANNED, cost_before=10, cost_after=20, tokens_before=30)
             rows.write([Recorded(DAY + 5.0, found, number)])
-        everything, own = (
-            savings_page("month", DAY + 9.0, name, lambda tenant, model: 2.0, reader) for name in (None, "acme-1")
-        )
-    for seen, count in ((everything, 2), (own, 1)):
+    for viewer, count in ((None, 2), ("acme-1", 1)):
+        with closing(Reader(path, viewer)) as reader:
+            seen = savings(reader, "month", DAY + 9.0, lambda tenant, model: 2.0)
         assert [row["requests"] for row in seen["models"]] == [row["requests"] for row in seen["course"]] == [count]
         assert (seen["sessions"]["sessions"], seen["sessions"]["losses"]) == (count, count)
         assert seen["groups"][0]["sessions"] == len(seen["worst"]) == count and seen["best"] == []
@@ -192,7 +192,7 @@ def test_all_of_a_period_is_of_the_same_time_and_observed_sessions_are_no_losses
         for number, age in enumerate((60.0, 0.2 * DAY, 5.0 * DAY, 25.0 * DAY, 40.0 * DAY)):
             rows.write([Recorded(now - age, outcome(number, **costs), number)])
         rows.write([Recorded(now - 9, outcome(9, kind=Kind.OBSERVED, status=200, **costs), 9)])
-        found = savings_page(period, now, None, lambda tenant, model: None, reader)
+        found = savings(reader, period, now, lambda tenant, model: None)
     assert found["models"][0]["rewritten"] == sum(one["requests"] for one in found["course"]) == requests
     assert (found["sessions"]["sessions"], found["sessions"]["losses"]) == (requests, requests)
     earlier = {"hour": 0, "day": 0, "week": 0, "month": 1}[period]

@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.dashboard.pages import compared
-from proxy.dashboard.rows import SUMMED
+from proxy.dashboard.queries import Reader
+from proxy.dashboard.rows import DAY, SUMMED, Recorded, Rows
+from proxy.dashboard.savings import savings
 from proxy.telemetry.metrics import SUMS
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 from tests.clock import wait_until
 from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, Model, ask, play
-from tests.dashboard.traffic import begin, dashboard, recorded, session
+from tests.dashboard.traffic import begin, dashboard, outcome, recorded, session
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -173,30 +174,30 @@ def test_costs_are_those_that_upstream_billed(tmp_path: Path, stream: bool) -> N
     assert rewritten[-1]["cost_before"] > rewritten[-1]["cost_after"]
 
 
-def test_summaries_of_another_model_count_in_the_planned_group() -> None:
-    groups = [
-        {"tenant": tenant, "model": model, "holdout": holdout, "sessions": 2, "requests": 4}
-        for tenant, model in (("acme", "large"), ("acme", "middle"), ("other", "large"))
-        for holdout in ("kept", "planned")
+def test_summaries_of_another_model_count_in_the_planned_group(tmp_path: Path) -> None:
+    """In proportion to the costs of the tenant's planned conversations, as far as upstream billed them."""
+    kept, planned = Holdout.KEPT, Holdout.PLANNED
+    requests = [
+        ("acme", "large", Kind.OBSERVED, kept, 900, 1),
+        ("acme", "large", Kind.OFFLOADED, planned, 9, 300),
+        ("acme", "middle", Kind.OFFLOADED, planned, 9, 100),
+        ("acme", "small", Kind.SUMMARY, Holdout.NONE, 0, 40),
+        ("acme", "large", Kind.SUMMARY, Holdout.NONE, 0, 20),
+        ("other", "large", Kind.UNTOUCHED, planned, 0, 0),
     ]
-    columns = ("model", "kind", "holdout", "cost_before", "cost_after", "requests")
-    table = [
-        ("large", "observed", "kept", 900, 1, 4),
-        ("large", "offloaded", "planned", 9, 300, 3),
-        ("middle", "offloaded", "planned", 9, 100, 3),
-        ("small", "summary", "", 0, 40, 2),
-        ("large", "summary", "", 0, 20, 1),
+    with closing(Rows(tmp_path / "rows.db", 1 << 20)) as rows, closing(Reader(tmp_path / "rows.db")) as reader:
+        for number, (tenant, model, kind, holdout, before, after) in enumerate(requests):
+            usage = Basis.BILLED if after else Basis.UNKNOWN
+            what = {"model": model, "kind": kind, "holdout": holdout, "status": 200, "usage": usage}
+            one = outcome(number, f"{tenant}-1", cost_before=before, cost_after=after, **what)
+            rows.write([Recorded(DAY, one, None if kind is Kind.SUMMARY else number)])
+        groups = savings(reader, "month", DAY + 9.0, lambda tenant, model: None)["groups"]
+    assert [(one["tenant"], one["model"], one["holdout"], one["billed"], one["cost"]) for one in groups] == [
+        ("acme", "large", "kept", 1, 900),
+        ("acme", "large", "planned", 1, 320 + round(40 * 320 / 420)),
+        ("acme", "middle", "planned", 1, 100 + round(40 * 100 / 420)),
+        ("other", "large", "planned", 0, 0),
     ]
-    sums = [{"tenant": "acme", "usage": "billed", **dict(zip(columns, row, strict=True))} for row in table]
-    costs = {(row["tenant"], row["model"], row["holdout"]): row["cost"] for row in compared(groups, sums)}
-    assert costs == {
-        ("acme", "large", "kept"): 900,
-        ("acme", "large", "planned"): 320 + round(40 * 320 / 420),
-        ("acme", "middle", "kept"): 0,
-        ("acme", "middle", "planned"): 100 + round(40 * 100 / 420),
-        ("other", "large", "kept"): 0,
-        ("other", "large", "planned"): 0,
-    }
 
 
 def test_a_held_out_conversation_is_left_as_it_comes_and_compared(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from proxy.dashboard import rows as module
 from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, REMEMBERED, SUMS, Recorded, Rows
 from proxy.telemetry.outcome import Kind, ToolUse
-from tests.dashboard.traffic import ended, outcome
+from tests.dashboard.traffic import ended, outcome, sums
 
 SIZE = 1 << 20
 NOW = 1_800_000_000.0
@@ -68,23 +68,21 @@ def test_sums_are_those_of_the_rows_in_each_span(rows: Rows, reader: Reader) -> 
     for start in range(0, 1_000, 300):
         rows.write(many[start : start + 300])
     for span in (MINUTE, HOUR, DAY):
-        course = reader.course(NOW, span)
+        course = reader.sums("time", {name: name for name in SUMS}, span, NOW)
         assert [row["time"] for row in course] == sorted({int(one.time // span * span) for one in many})
         for name in ("requests", "cost_before", "cost_after"):
             whole = sum(getattr(one.outcome, name, 1) for one in many)
             assert sum(row[name] for row in course) == whole
-    [sums] = reader.sums(NOW)
-    assert (sums["requests"], sums["prompt_tokens"], sums["losses"]) == (1_000, 3_000, 450)
-    assert set(SUMS) <= sums.keys()
+    [found] = sums(reader, NOW)
+    assert (found["requests"], found["prompt_tokens"], found["losses"]) == (1_000, 3_000, 450)
 
 
-def test_what_was_only_observed_is_in_no_course(rows: Rows, reader: Reader) -> None:
+def test_a_plan_that_is_only_observed_counts_where_upstream_took_the_request(rows: Rows, reader: Reader) -> None:
     """As in the metrics, a request that upstream refused would have got no other reply."""
     seen = [outcome(n, kind=Kind.OBSERVED, status=status, tokens_after=5) for n, status in enumerate((200, 500))]
     rows.write([Recorded(NOW, one) for one in seen])
-    assert reader.course(NOW) == []
-    [sums] = reader.sums(NOW)
-    assert (sums["requests"], sums["tokens_after"]) == (2, 5)
+    [found] = sums(reader, NOW)
+    assert (found["requests"], found["tokens_after"]) == (2, 5)
 
 
 def test_a_session_adds_up_its_requests_and_shows_the_newest(rows: Rows, reader: Reader) -> None:
@@ -113,12 +111,12 @@ def test_a_name_that_a_client_chose_costs_no_row(name: str, rows: Rows, reader: 
     shown = [row["model"] for row in reader.requests()]
     assert [len(shown), shown[0], len(reader.session("1"))] == [3, "gpt-4.1-mini", 3]
     assert len(shown[1]) <= LONGEST_TEXT and json.dumps(shown).encode()
-    assert {row["model"] for row in reader.sums(0.0)} == set(shown)
+    assert {row["model"] for row in sums(reader, 0.0)} == set(shown)
 
 
 def test_numbers_that_upstream_invents_are_bounded(rows: Rows, reader: Reader) -> None:
     rows.write([Recorded(NOW, outcome(n, prompt_tokens=1 << 70), 1) for n in range(3)])
-    assert sum(row["prompt_tokens"] for row in reader.sums(NOW)) == 3 * MOST
+    assert sum(row["prompt_tokens"] for row in sums(reader, NOW)) == 3 * MOST
 
 
 # -- its size --
@@ -168,7 +166,7 @@ def test_rows_leave_after_their_retention(rows: Rows, reader: Reader) -> None:
     rows.expire(lambda name: DAY if name == "short" else 30.0 * DAY, NOW)
     assert {row["namespace"] for row in reader.requests()} == {"new"}
     assert [row["namespace"] for row in reader.sessions()] == ["new", "new"]
-    assert [row["requests"] for row in reader.sums(0.0)] == [20]
+    assert [row["requests"] for row in sums(reader, 0.0)] == [20]
     assert (count(rows, "details"), count(rows, "sums", "namespace != 'new'")) == (20, 0)
 
 
@@ -232,12 +230,13 @@ def test_the_log_of_a_file_that_was_removed_is_not_taken_for_that_of_a_new_one(r
 # -- reading it --
 
 
-def test_viewers_get_their_own_rows(rows: Rows, reader: Reader) -> None:
+def test_viewers_get_their_own_rows(rows: Rows, path: Path) -> None:
     rows.write([*ended(3, at=NOW, namespace="a-1", detail=9), *ended(3, 30, at=NOW, namespace="b-1", detail=9)])
-    theirs = [reader.requests("b-1"), reader.sessions("b-1"), reader.session("3", "b-1")]
-    assert [{row["namespace"] for row in found} for found in theirs] == [{"b-1"}] * 3
-    assert reader.session("0", "b-1") == [] and reader.request(1, "b-1") is None and reader.request(4, "b-1")
-    assert [row["requests"] for row in reader.sums(NOW, DAY, "b-1")] == [3]
+    with closing(Reader(path, "b-1")) as reader:
+        theirs = [reader.requests(), reader.sessions(), reader.session("3")]
+        assert [{row["namespace"] for row in found} for found in theirs] == [{"b-1"}] * 3
+        assert reader.session("0") == [] and reader.request(1) is None and reader.request(4)
+        assert [row["requests"] for row in sums(reader, NOW)] == [3]
 
 
 def test_a_request_names_its_neighbours_in_the_session(rows: Rows, reader: Reader) -> None:
@@ -250,10 +249,10 @@ def test_pages_go_on_where_the_last_one_ended(rows: Rows, reader: Reader) -> Non
     for start in range(0, 500, 100):
         rows.write(ended(100, start, at=NOW))
     found: list[int] = []
-    while page := reader.requests(None, Wanted(offset=len(found))):
+    while page := reader.requests(Wanted(offset=len(found))):
         found += [row["id"] for row in page]
     assert found == [*range(500, 0, -1)]
-    assert [row["id"] for row in reader.requests(None, Wanted(after=498))] == [500, 499]
+    assert [row["id"] for row in reader.requests(Wanted(after=498))] == [500, 499]
 
 
 @pytest.mark.parametrize("written", [b"", b"\xc1", b"\x90"], ids=repr)

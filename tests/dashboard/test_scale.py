@@ -24,20 +24,21 @@ def instructions(path: Path, rows: list[Recorded]) -> dict[str, int]:
     file = Rows(path, 64 << 20)
     for start in range(0, len(rows), 500):
         file.write(rows[start : start + 500])
-    reader, count = Reader(path), [0]
+    readers, count = (Reader(path), Reader(path, rows[0].outcome.namespace)), [0]
 
     def counts() -> bool:
         count[0] += 1
         return False
 
-    reader._connection.set_progress_handler(counts, EVERY)
+    for reader in readers:
+        reader._connection.set_progress_handler(counts, EVERY)
     found = {}
-    for name, page in pages(reader, rows[0]).items():
+    for name, page in pages(*readers, rows[0]).items():
         count[0] = 0
         assert page() is not None, name
         found[name] = count[0]
-    reader.close()
-    file.close()
+    for opened in (*readers, file):
+        opened.close()
     return found
 
 

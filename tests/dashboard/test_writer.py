@@ -20,7 +20,7 @@ from proxy.dashboard.rows import Recorded, Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from tests.clock import wait_until
 from tests.dashboard.test_rows import SIZE, UNUSABLE
-from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, turn
+from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, sums, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, served, spawned, tight
 
@@ -206,7 +206,7 @@ def test_a_row_that_cannot_be_written_costs_no_other_row(
     assert (writer.state.written, writer.state.dropped, writer.state.off) == (29, 1, False)
     assert "cannot be written" in caplog.text
     with closing(Reader(path)) as reader:
-        assert [row["requests"] for row in reader.sums(0.0)] == [29], "each is added up once"
+        assert [row["requests"] for row in sums(reader, 0.0)] == [29], "each is added up once"
 
 
 def test_all_who_write_go_on_in_one_new_file_when_theirs_is_removed(path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from proxy.dashboard.rows import Recorded
+from proxy.dashboard.queries import Reader
+from proxy.dashboard.rows import DAY, SUMS, Recorded
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, calls, text
@@ -66,6 +67,11 @@ def recorded(proxy: Proxy, count: int) -> list[dict[str, Any]]:
     wait_until(lambda: len(dashboard(proxy, "requests")) >= count)
     rows: list[dict[str, Any]] = dashboard(proxy, "requests")
     return rows
+
+
+def sums(reader: Reader, since: float, span: int = DAY) -> list[dict[str, Any]]:
+    """Return the sums of each model."""
+    return reader.sums("model", {name: name for name in SUMS}, span, since)
 
 
 def outcome(number: int = 0, namespace: str = "acme-1", **fields: Any) -> Outcome:
