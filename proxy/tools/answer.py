@@ -125,7 +125,7 @@ def answer(asked: Asked, material: Material) -> ToolAnswer:
 
 def meaning(asked: Asked, index: Index) -> tuple[object, ...]:
     """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
-    return msgspec.structs.replace(asked, path="", note=""), *(index.find(asked.path).paths or [asked.path])
+    return msgspec.structs.replace(asked, path="", note=""), *(index.find(asked.path) or [asked.path])
 
 
 def elsewhere(names: Sequence[str], store_dir: str) -> str:
@@ -194,7 +194,7 @@ def _scope(asked: Asked, material: Material) -> _Scope:
     """Return where these arguments of grep look."""
     index, glob = material.index, asked.glob
     path = asked.path or index.store_dir
-    paths = index.find(path).paths
+    paths = index.find(path)
     if not paths:
         return _Scope(index.paths, (), "", MISSING.format(path=brief(path)))
     where = f'in path "{brief(path)}"' + (f' (filter: "{brief(glob)}")' if glob else "")
@@ -290,14 +290,14 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
     if not index.paths:
         raise _Short(NOTHING_MOVED, result="empty")
     meant = index.find(path)
-    if not meant.paths:
+    if not meant:
         raise _Short(*index.listings(MISSING.format(path=brief(path)), index.paths))
-    if len(meant.paths) > 1:
-        several = f'"{brief(path)}" may mean {len(meant.paths)} files: send the path of one of them.'
-        raise _Short(*index.listings(several, meant.paths))
-    [file] = meant.paths
+    if len(meant) > 1:
+        several = f'"{brief(path)}" may mean {len(meant)} files: send the path of one of them.'
+        raise _Short(*index.listings(several, meant))
+    [file] = meant
     about = index.about(file)
-    known = meant.exact and about != EARLIER.about
+    known = file.rpartition("/")[2] in path and about != EARLIER.about
     return file, "" if known else f"[this is {file}{about and f': {about}'}]\n"
 
 

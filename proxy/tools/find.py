@@ -16,8 +16,6 @@ from itertools import islice
 from posixpath import normpath
 from urllib.parse import unquote
 
-import msgspec
-
 from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label
 
 MAX_NAMES, MAX_WORDS = 20, 64  # the most names, and the most words, of a phrase that are looked up
@@ -34,21 +32,11 @@ _NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")  # what a path or a file's name
 _WORD = re.compile(r"[^\W_]+")
 
 
-def named(path: str, paths: Sequence[str]) -> str | None:
-    """Return the one file that `path` names, or None. The path may lack slashes at its ends and leading directories, as
-    long as exactly one file fits."""
-    if path in paths:
-        return path
+def below(path: str, paths: Iterable[str]) -> list[str]:
+    """Return the files whose paths have these components in a row: a file that is named with or without the directories
+    in front, or all files of a directory. An empty path, `.` and `/` mean all."""
     wanted = _bare(path)
-    exact = [known for known in paths if _bare(known) == wanted]
-    ending = [known for known in paths if _bare(known).endswith(f"/{wanted}")]
-    return next((found[0] for found in (exact, ending) if len(found) == 1), None)
-
-
-def below(directory: str, paths: Iterable[str]) -> list[str]:
-    """Return the files in `directory` and its subdirectories, or all files if it is empty, `.` or `/`."""
-    wanted = _bare(directory)
-    return [known for known in paths if not wanted or f"/{wanted}/" in f"/{_bare(known)}"]
+    return [known for known in paths if not wanted or f"/{wanted}/" in f"/{_bare(known)}/"]
 
 
 def fitting(glob: str, paths: Iterable[str], directory: str) -> list[str]:
@@ -67,13 +55,6 @@ def line_of(path: str) -> int:
     lines = _LINES.search(path.strip(_WRAPPING))
     numbers = re.findall(r"\d{1,9}", lines[0]) if lines else []
     return max(int(numbers[0]) - 1, 0) if numbers else 0
-
-
-class Meant(msgspec.Struct, frozen=True):
-    """The files that a path means. `exact`: it is the path of a file or of our folder, and not just a word for it."""
-
-    paths: Sequence[str]
-    exact: bool
 
 
 class Index:
@@ -109,26 +90,23 @@ class Index:
         wanted = _short(glob).lower()
         return [path for path in paths if any(_fits(wanted, said) for said in self._said(path))]
 
-    def find(self, path: str) -> Meant:
+    def find(self, path: str) -> list[str]:
         """Return the files that `path` means, in the order of the history; none if nothing is called so. It may be
         several, each on a line of its own."""
         several = [line for line in path.splitlines()[:MAX_NAMES] if line.strip()]
-        found = [self._find(one) for one in several] if len(several) > 1 else [self._find(path)]
-        return Meant(self._all(meant.paths for meant in found), all(meant.exact for meant in found))
+        return self._all(map(self._find, several)) if len(several) > 1 else self._find(path)
 
-    def _find(self, path: str) -> Meant:
-        # The path of a file, or of a folder.
+    def _find(self, path: str) -> list[str]:
         for spelled in (path, _clean(path)):
-            file = named(spelled, self.paths)
-            if found := below(spelled, self.paths) if file is None else [file]:
-                return Meant(found, exact=True)
+            if found := below(spelled, self.paths):
+                return found
         # Several names in a phrase; a name that a call used; one name in a phrase, or else its longest known part.
         names = [piece for piece in _BREAKS.split(path) if _NAMED.search(piece)][:MAX_NAMES]
         by_name, phrase = self._all(map(self._called, names)), _words(path)
         found = (by_name if len(names) > 1 else []) or self._called(path) or by_name
         if not names and not found:
             found = self._longest(lambda text: len(text.replace(" ", "")) >= LEAST_WORDS and text in phrase)
-        return Meant(found, exact=False)
+        return found
 
     def _called(self, path: str) -> list[str]:
         """Return the files that a name means, from the surest likeness to the vaguest."""

@@ -179,7 +179,7 @@ def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -
     files = moved_files(CHAT, case.transcript, case.plan, "/store", None, case.chain)
     [path] = files
     for word in ("mailer/settings.py", "billing/settings.py", "c0", "c1"):
-        assert list(files.index.find(word).paths) == [path]
+        assert list(files.index.find(word)) == [path]
 
 
 def paired(messages: Sequence[Message]) -> bool:

@@ -126,7 +126,7 @@ MEANT: list[tuple[str, str]] = [
 
 
 def found(path: str, index: Index = INDEX) -> list[str]:
-    return list(index.find(path).paths)
+    return index.find(path)
 
 
 @pytest.mark.parametrize(("path", "name"), MEANT)
@@ -177,7 +177,7 @@ def test_any_path_leads_only_to_files_of_the_request(path: str, said: dict[str, 
     files: Mapping[str, Label] = {f"{STORE}/{name}": Label("s", "o", "a", tuple(words)) for name, words in said.items()}
     index = Index(files, files, STORE)
     for asked in (path, f"{STORE}/{path}", *said, *(word for words in said.values() for word in words)):
-        assert set(index.find(asked).paths) <= set(files)
+        assert set(index.find(asked)) <= set(files)
         assert set(index.fitting(asked, list(files))) <= set(files)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.tools import search
-from proxy.tools.find import fitting, named, relative
+from proxy.tools.find import fitting, relative
 from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch
 from tests.doubling import assert_linear
 
@@ -29,16 +29,6 @@ def find_in(pattern: str) -> Find:
         return match.start() if match else -1
 
     return find
-
-
-def test_a_name_that_two_files_have_is_ambiguous() -> None:
-    assert named("a.txt", ["/x/a.txt", "/y/a.txt"]) is None
-    assert named("x/a.txt", ["/x/a.txt", "/y/x/a.txt"]) == "/x/a.txt", "the whole path goes before a part of one"
-    assert named("a", ["/a", "a/"]) is None
-    assert named("/a", ["/a", "a"]) == "/a"
-    assert [named(path, FILES) for path in ("A.TXT", "", ".", "../c.txt", "/context_store/../other/c.txt")] == [
-        None
-    ] * 5
 
 
 @pytest.mark.parametrize(
