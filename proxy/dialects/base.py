@@ -308,7 +308,7 @@ class Dialect(ABC):
         """Return the round with a line in place of each answer above `least` tokens that says how to get it again. The
         tool is called what it is called now (`names`): the client may have got one of its own with the name that it
         had."""
-        entries, sizes = [*hidden.before, *hidden.after], hidden.sizes_of_each()
+        entries, sizes = [*hidden.before, *hidden.after], [*hidden.sizes]
         if all(size <= least for size in sizes):
             return hidden
         made = [*entries, *(self.written(hidden.instead) if hidden.instead is not None else ())]
@@ -322,7 +322,7 @@ class Dialect(ABC):
                 entries[place], sizes[place] = pointer, len(pointer) // POINTER_BYTES
         first = len(hidden.before)
         before, after = tuple(entries[:first]), tuple(entries[first:])
-        return msgspec.structs.replace(hidden, before=before, after=after, tokens=sum(sizes), sizes=tuple(sizes))
+        return msgspec.structs.replace(hidden, before=before, after=after, sizes=tuple(sizes))
 
     # -- a summary --
 

@@ -76,15 +76,12 @@ class Hidden(msgspec.Struct, frozen=True):
     before: tuple[bytes, ...]
     instead: bytes | None
     after: tuple[bytes, ...]
-    tokens: int = 0  # about how many tokens putting it back adds. 0 as long as nobody counted.
-    sizes: tuple[int, ...] = ()  # the tokens of each entry in `before` and `after`; empty where only their sum is known
+    sizes: tuple[int, ...] = ()  # the tokens of each entry in `before` and `after`; empty as long as nobody counted
 
-    def sizes_of_each(self) -> list[int]:
-        """Return `sizes`, or else estimates: the sum in proportion to the bytes."""
-        lengths = [len(raw) for raw in (*self.before, *self.after)]
-        if len(self.sizes) == len(lengths):
-            return list(self.sizes)
-        return [self.tokens * length // (sum(lengths) or 1) for length in lengths]
+    @property
+    def tokens(self) -> int:
+        """How many tokens putting it back adds."""
+        return sum(self.sizes)
 
 
 # -- why, and in which form, a request is sent -------------------------------------------------------------------------

@@ -59,10 +59,14 @@ class _Record(msgspec.Struct, frozen=True):
     sizes: list[int] = []
     visible: Visible | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.sizes) != len(self.before) + len(self.after):
+            raise ValueError("`sizes` has the tokens of each entry")
+
     def round(self) -> Hidden:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
-        return Hidden(before, instead, after, self.tokens, tuple(self.sizes))
+        return Hidden(before, instead, after, tuple(self.sizes))
 
     def differs(self, other: _Record) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
@@ -320,8 +324,8 @@ def _joined(records: Sequence[_Record]) -> Hidden:
     if len(rounds) == 1:
         return rounds[0]
     before = tuple(raw for one in rounds for raw in one.before)
-    sizes = tuple(size for one in rounds for size in one.sizes_of_each()[: len(one.before)])
-    return Hidden(before, None, (), sum(sizes), sizes)
+    sizes = tuple(size for one in rounds for size in one.sizes[: len(one.before)])
+    return Hidden(before, None, (), sizes)
 
 
 def _place(before: bytes, number: int = 0) -> str:

@@ -183,7 +183,7 @@ class Rounds:
 
         new = NEW * sum(len(memoryview(raw)) for raw in raws)
         link, visible, sizes = await self.aside(measured, max(new, self.size))
-        counted = replace(hidden, tokens=sum(sizes), sizes=sizes)
+        counted = replace(hidden, sizes=sizes)
         places = {*planned.befores(), *planned.coming(visible).anchors()}
         await self._records.remember(link, model, counted, places, visible)
 

@@ -124,12 +124,14 @@ def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() ->
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
 
 CALL = {"id": "h1", "type": "function", "function": {"name": "read_file", "arguments": '{"path":"/store/x"}'}}
-HIDDEN = Hidden((raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500)
+HIDDEN = Hidden(
+    (raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), (40, 410)
+)
 THEIRS = json.loads(step(3, 10, 40)[0])["tool_calls"]
 MIXED = Hidden(
-    (), raw("assistant", "whole", tool_calls=[CALL, *THEIRS]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500
+    (), raw("assistant", "whole", tool_calls=[CALL, *THEIRS]), (raw("tool", "z" * 500, tool_call_id="h1"),), (500,)
 )
-SMALL = msgspec.structs.replace(MIXED, tokens=90, sizes=(90,))
+SMALL = msgspec.structs.replace(MIXED, sizes=(90,))
 
 
 LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)
@@ -151,14 +153,14 @@ def test_a_large_answer_shrinks_with_the_second_request_after_it() -> None:
 
 
 def test_a_shrunk_round_counts_as_what_it_became() -> None:
-    shrunk = CHAT.shrunk(msgspec.structs.replace(HIDDEN, tokens=450, sizes=(40, 410)), 300)
+    shrunk = CHAT.shrunk(HIDDEN, 300)
     assert shrunk.before[0] == HIDDEN.before[0] and len(shrunk.before[1]) < 250
     assert shrunk.sizes == (40, len(shrunk.before[1]) // 4) and shrunk.tokens == sum(shrunk.sizes)
     mixed = CHAT.shrunk(MIXED, 300)
     assert (mixed.instead, mixed.before) == (MIXED.instead, ()) and mixed.after == shrunk.before[1:]
     renamed = CHAT.shrunk(MIXED, 300, OTHER_NAMES)
     assert "call offload_read_file with" in json.loads(renamed.after[0])["content"], "the client has a read_file now"
-    unknown = Hidden((raw("tool", "z" * 500, tool_call_id="other"),), None, (), 500)
+    unknown = Hidden((raw("tool", "z" * 500, tool_call_id="other"),), None, (), (500,))
     assert CHAT.shrunk(unknown, 300).before == unknown.before
 
 

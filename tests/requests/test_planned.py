@@ -82,7 +82,7 @@ async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
 
 async def test_hidden_rounds_count_and_bring_the_tools() -> None:
     history, reader = await planned([*SHORT, {"role": "assistant", "content": "hm"}, LAST])
-    hidden = Hidden((b'{"role":"assistant","content":"before"}',), None, (), 50)
+    hidden = Hidden((b'{"role":"assistant","content":"before"}',), None, (), (50,))
     ready = Rendered.of(history, None, {2: hidden}, reader)
     assert ready.entries[2:4] == [*hidden.before, history.transcript.raws[2]]
     assert ready.tokens == history.tokens + 50
@@ -92,8 +92,8 @@ async def test_hidden_rounds_count_and_bring_the_tools() -> None:
 async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the_newest_last() -> None:
     said = {"role": "assistant", "content": "hm"}
     history, reader = await planned([*SHORT, said, LAST, said, LAST, said, LAST])
-    round = Hidden((b'{"role":"assistant","content":"before"}',), None, (), 500)
-    found = {2: round, 4: round, 6: replace(round, tokens=100)}
+    round = Hidden((b'{"role":"assistant","content":"before"}',), None, (), (500,))
+    found = {2: round, 4: round, 6: replace(round, sizes=(100,))}
     for room, kept in ((1_200, {2, 4, 6}), (700, {6}), (150, {6}), (50, set())):
         window = int((history.tokens + room) / 0.95) + 1
         narrow = replace(history, room=Room(window, 0))

@@ -39,7 +39,7 @@ def records(store: Guarded) -> Records:
 
 
 def hidden(number: int, instead: bytes | None = None) -> Hidden:
-    return Hidden((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), number)
+    return Hidden((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), (number, 0))
 
 
 async def remember(records: Records, *indexes: int) -> None:
@@ -263,8 +263,8 @@ ASSISTANT = (
     b'"function":{"name":"grep","arguments":"{}"}}]}'
 )
 ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
-TURN = Hidden((ASSISTANT, ANSWER), None, (), 7)
-ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
+TURN = Hidden((ASSISTANT, ANSWER), None, (), (5, 2))
+ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"sizes":[5,2],"earlier":[]}' % (ASSISTANT, ANSWER)
 STORED = msgspec.json.encode(SNAPSHOT)
 
 

@@ -235,7 +235,7 @@ def test_a_snapshot_may_be_a_user_message() -> None:
 
 def test_old_answers_of_ours_become_a_line() -> None:
     reply = json.dumps({"role": "assistant", "content": [call("grep", {"pattern": "x"}, id="t1")]}).encode()
-    hidden = Hidden((reply, json.dumps(result()).encode()), None, (), tokens=900, sizes=(20, 880))
+    hidden = Hidden((reply, json.dumps(result()).encode()), None, (), (20, 880))
     shrunk = MESSAGES.shrunk(hidden, 100)
     assert "left out now" in json.loads(shrunk.before[1])["content"]
     made = json.loads(

@@ -234,7 +234,7 @@ def test_a_reply_is_readable_item_by_item() -> None:
 def test_an_item_of_a_type_that_nobody_knows_yet_is_put_back_with_its_round() -> None:
     new = json.dumps({"type": "quantum_call", "call_id": "q1", "qubits": "q" * 900}).encode()
     before = (new, json.dumps(call("grep", call_id="c1")).encode(), json.dumps(result()).encode())
-    hidden = Hidden(before, b"[" + new + b"]", (), tokens=2_000, sizes=(900, 20, 1_080))
+    hidden = Hidden(before, b"[" + new + b"]", (), (900, 20, 1_080))
     shrunk = RESPONSES.shrunk(hidden, 100)
     assert shrunk.before[:2] == before[:2]
     assert "left out now" in json.loads(shrunk.before[2])["output"]
