@@ -106,7 +106,7 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
         (["serve", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
         (["check", "nowhere"], "offload-proxy: nowhere: expected a directory of policies: No such file or directory"),
         (["check", "tests/policies"], "tests/policies: expected at least one policy"),
-        (["store", "ls", "../x"], "offload-proxy: no key begins like this"),
+        (["store", "ls", "../x"], "offload-proxy: '../x': expected a namespace"),
         (["store", "ls", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
         (["store", "cat", "x"], "offload-proxy: not a key of the form NAMESPACE/KIND/NAME"),
         (["store", "grep", "("], "offload-proxy: missing )"),

@@ -26,7 +26,6 @@ from proxy.stores import (
     Retention,
     Store,
     checked,
-    checked_prefix,
     expires_by_itself,
     folder_of,
     is_part,
@@ -80,11 +79,18 @@ def _taken(check: Callable[[str], T], text: str) -> T:
         raise UserMistake(str(error)) from error
 
 
+def _check_namespace(text: str) -> None:
+    if not is_part(text):
+        raise UserMistake(f"{text!r}: expected a namespace, as `store ls` lists them")
+
+
 async def ls(settings: Settings, namespace: str | None) -> int:
     """List namespaces with their kinds of records, or the records of one namespace, the newest last."""
-    prefix, now = _taken(checked_prefix, f"{namespace}/") if namespace else "", time.time()
+    if namespace:
+        _check_namespace(namespace)
+    now = time.time()
     async with _opened(settings) as store:
-        entries = await _found(store, prefix)
+        entries = await _found(store, f"{namespace}/" if namespace else "")
     if not entries:
         sys.stderr.write("no records\n")
         return 0
@@ -121,7 +127,6 @@ async def cat(settings: Settings, key: str) -> int:
 async def grep(settings: Settings, pattern: str, prefix: str) -> int:
     """Write `KEY:LINE:TEXT` for each matching line. Exits with 1 if none matches, like grep."""
     find, found = _taken(regex.compile, pattern), False
-    _taken(checked_prefix, prefix)
     async with _opened(settings) as store:
         try:
             for entry in await _found(store, prefix):
@@ -180,8 +185,7 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
     texts that it moved are stored, so a proxy may go on writing after the caller's last one. Raises UserMistake and
     StoreFault.
     """
-    if not is_part(namespace):
-        raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
+    _check_namespace(namespace)
     kept = asyncio.run(_kept(settings, namespace, delete=False))
     if kept and not sure:
         if not sys.stdin.isatty():

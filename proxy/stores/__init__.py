@@ -2,7 +2,7 @@
 
 A key is `NAMESPACE/KIND/NAME`, with `[A-Za-z0-9._-]` between the slashes. Any other key raises ValueError. If the
 engine fails, every method raises `errors.StoreFault` and nothing else. Each engine has one module, imported only when
-it is used.
+it is used. It blocks: `Store` runs it in threads, in fair turns.
 
 `sweep` deletes records not put again within their tenant's retention, in stores that do not expire them themselves.
 Every worker sweeps, at its own time: deleting a record twice is harmless, so no leader is needed.
@@ -14,23 +14,33 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from proxy.errors import StoreFault, UserMistake
-from proxy.threads import nobody_waits
+from proxy.errors import Overloaded, StoreBusy, StoreFault, UserMistake
+from proxy.threads import WorkPool, comes_later, nobody_waits
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 1.5
+"""How long closing waits for running operations. A write takes milliseconds, a disk that hangs takes for ever. This is
+less than `guarded.CLOSING`, so that the log names what hangs."""
+
+WAITING = 10_000
+"""Most calls of one caller that may wait. If there are more, the engine cannot keep up, and they would only fill
+memory."""
 
 # No part begins with a dot, so none can be `.`, `..` or a store's own working folder. 255 bytes is the longest file
 # name on ext4, XFS and APFS. Three of them and a prefix stay below the 1,024 bytes that S3 and GCS allow for a key.
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}"
 _IS_PART = re.compile(_PART)
 _IS_KEY = re.compile(rf"{_PART}/{_PART}/{_PART}")
-_IS_PREFIX = re.compile(rf"(?:{_PART}(?:/{_PART}){{0,2}}/?)?")
 
 
 def is_part(text: str) -> bool:
@@ -48,13 +58,6 @@ def checked(key: str) -> str:
     if not is_key(key):
         raise ValueError(f"not a key of the form NAMESPACE/KIND/NAME: {key!r:.300}")
     return key
-
-
-def checked_prefix(prefix: str) -> str:
-    """Return `prefix`. Raises ValueError if no key can begin with it."""
-    if not _IS_PREFIX.fullmatch(prefix):
-        raise ValueError(f"no key begins like this: {prefix!r:.300}")
-    return prefix
 
 
 def namespace_of(key: str) -> str:
@@ -77,55 +80,109 @@ class Entry(msgspec.Struct, frozen=True):
     modified: float
 
 
-class Store(Protocol):
-    """Write-once records. The first writer wins, in any process on any machine."""
+class Engine(Protocol):
+    """What keeps the records. Its methods block, and each call has a thread of its own."""
+
+    name: str
+    """Begins the text of its faults."""
+    errors: type[Exception]
+    """What its methods raise if it fails."""
+    threads: int
+    """Most calls at once."""
+    batch: int
+    """Most keys of one call."""
+
+    def put(self, key: str, value: bytes, *, sync: bool) -> bool:
+        """Store the value if the key is absent; `sync`: durably. Returns False if the key exists; its value is
+        unchanged. If the engine can do so cheaply, the existing record then counts as used, so that its age counts from
+        now."""
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """Return the values in the order of `keys`, with None for absent ones."""
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        """Yield every record whose key begins with `prefix` once, some of them at a time."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete these records. A missing key is not an error."""
+
+    def reason(self, error: Exception) -> str:
+        """Return what an error says, without the data that we sent."""
+
+
+class Store:
+    """Write-once records in an engine. The first writer wins, in any process on any machine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._threads = WorkPool("store", engine.threads, WAITING)
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store the value if the key is absent, durably if anybody waits for it. Returns False if the key exists; its
-        value is unchanged.
-
-        If the engine can do so cheaply, putting an existing record also marks it as used, so that its age counts from
-        now.
-        """
+        """Store the value if the key is absent, durably if anybody waits for it. Returns False if it exists; then it is
+        marked as used."""
+        return await self._run(key, partial(self._engine.put, checked(key), value, sync=not comes_later()))
 
     async def get(self, key: str) -> bytes | None:
         """Return the value, or None if there is none or if something other than a record is in its place."""
+        [value] = await self.get_many([key])
+        return value
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`, with None for absent ones."""
+        return [value for values in await self._run_all(self._engine.get_many, keys) for value in values]
 
-    def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
+    async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix` once, in the engine's order.
 
         Records that are put or deleted during the listing may or may not appear. Anything that is not a record is
         skipped. Close the generator if you stop early.
         """
+        pages = self._engine.pages(prefix)
+        while (page := await self._run(prefix, lambda: next(pages, None))) is not None:
+            for entry in page:
+                yield entry
 
     async def delete(self, *keys: str) -> None:
         """Delete these records. A missing key is not an error."""
+        await self._run_all(self._engine.delete, keys)
 
     async def close(self) -> None:
-        """Finish running operations and close the engine. Do not use the store afterwards.
+        """Finish running operations. Do not use the store afterwards. Raises StoreFault if some take longer than
+        `CLOSE_SECONDS`."""
+        if hanging := await self._threads.ended(CLOSE_SECONDS):
+            raise StoreFault(f"{self._engine.name} hangs: {hanging} operations have not ended")
 
-        Raises StoreFault, naming the operations that hang, if some do not finish.
-        """
+    async def _run_all(self, work: Callable[[Sequence[str]], T], keys: Sequence[str]) -> Sequence[T]:
+        wanted, size = [checked(key) for key in keys], self._engine.batch
+        batches = [wanted[at : at + size] for at in range(0, len(wanted), size)]
+        return await asyncio.gather(*(self._run(batch[0], partial(work, batch)) for batch in batches))
+
+    async def _run(self, key: str, work: Callable[[], T]) -> T:
+        try:
+            return await self._threads.run(namespace_of(key), work)
+        except Overloaded as full:
+            raise StoreBusy(full.message) from full
+        except self._engine.errors as error:
+            # Not `from error`: a traceback would show its text, which can contain our data.
+            raise StoreFault(f"{self._engine.name} failed: {self._engine.reason(error)}") from None
 
 
-_REDIS = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_REDIS = ("redis", "rediss")
 _OBJECTS = ("s3", "gs", "az")
 
 
 def open_store(url: str, retention: Retention = lambda namespace: None, damaged: Damaged = lambda key: None) -> Store:
     """Return the store at a URL or a folder's path. Nothing connects yet, so the engine may start later.
 
-    `url` is a path or `file://…` (`local.py`); `redis://`, `rediss://`, `redis+sentinel://` (`redis.py`); or `s3://`,
-    `gs://`, `az://` (`objects.py`). `retention` is called for every put, so it can use reloaded policies. Raises
-    UserMistake if the URL cannot be used or the engine's client library is not installed.
+    `url` is a path or `file://…` (`local.py`); `redis://` or `rediss://` (`redis.py`); or `s3://`, `gs://`, `az://`
+    (`objects.py`). `retention` is called for every put, so it can use reloaded policies. Raises UserMistake if the URL
+    cannot be used or the engine's client library is not installed.
     """
     scheme = _scheme(url)
     if scheme not in ("", "file", *_REDIS, *_OBJECTS):
         known = ", ".join(f"{name}://" for name in ("file", *_REDIS, *_OBJECTS))
-        raise UserMistake(f"no store is known for {scheme}://; a folder's path or one of {known}")
+        single = "; of Redis, a single server" if scheme.startswith("redis") else ""
+        raise UserMistake(f"no store is known for {scheme}://; a folder's path or one of {known}{single}")
     try:
         if scheme:
             urlsplit(url)
@@ -135,16 +192,16 @@ def open_store(url: str, retention: Retention = lambda namespace: None, damaged:
     extra = "redis" if scheme in _REDIS else "objects"
     try:
         if (folder := folder_of(url)) is not None:
-            from proxy.stores.local import LocalStore
+            from proxy.stores.local import Folder
 
-            return LocalStore(folder, damaged)
+            return Store(Folder(folder, damaged))
         if scheme in _REDIS:
             from proxy.stores.redis import open_redis
 
-            return open_redis(url, retention, damaged)
+            return Store(open_redis(url, retention))
         from proxy.stores.objects import open_objects
 
-        return open_objects(url)
+        return Store(open_objects(url))
     except ModuleNotFoundError as error:
         raise UserMistake(f"a store at {scheme}:// needs: pip install 'offload-proxy[{extra}]'") from error
 

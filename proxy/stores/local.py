@@ -8,10 +8,10 @@ system must support hard links, as those of Unix and NFS do.
 What nobody waits for is not synced, or one tenant's thousands of originals would take the disk from what others wait
 for. After a power failure such a record can be missing, or damaged, which its seal shows.
 
-Folders have mode 0700 and files 0600, whatever the umask. If the store's folder already exists, it keeps its mode.
+Folders have mode 0700 and files 0600. If the store's folder already exists, it keeps its mode.
 
-Only regular files that we may read are records. The store never waits for or follows a pipe, a device, a folder or a
-link in a record's place: the record counts as absent.
+Only regular files that we may read are records. A pipe, a device, a folder or a link in a record's place counts as
+absent.
 """
 
 from __future__ import annotations
@@ -20,23 +20,13 @@ import errno
 import os
 import stat
 import time
-import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from tempfile import NamedTemporaryFile
 
-from proxy.errors import Overloaded, StoreBusy, StoreFault
-from proxy.stores import Damaged, Entry, checked, checked_prefix, is_part, namespace_of
-from proxy.threads import WorkPool, comes_later
-
-T = TypeVar("T")
-
-CLOSE_SECONDS = 1.5
-"""How long closing waits for running operations. A write takes milliseconds, a disk that hangs takes for ever. This is
-less than `guarded.CLOSING`, so that the log names what hangs."""
+from proxy.stores import Damaged, Entry, is_part
 
 LEFTOVER_SECONDS = 3600.0
 """A temporary file older than this belongs to a process that died, because no put takes that long."""
@@ -44,39 +34,36 @@ LEFTOVER_SECONDS = 3600.0
 ATTEMPTS = 10
 """Attempts to publish a record while deletes keep removing its folders."""
 
-BATCH = 500
-"""Entries that one call into a thread lists."""
-
-THREADS, WAITING = 8, 10_000
-"""Threads for calls into the operating system, and the most calls of one caller that may wait for one. If there are
-more, the disk cannot keep up, and they would only fill memory."""
-
-
-class _NotRegular(OSError):
-    """The path is a folder, a pipe, a socket, a device or a link."""
+PAGE = 500
+"""Records of one page of a listing."""
 
 
 class Folder:
-    """The records of a folder, without asyncio: methods block, and raise OSError if the file system fails."""
+    """The records of a folder."""
 
-    def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
+    name, threads, batch = "the store's folder", 8, 1_000
+    errors: type[Exception] = OSError
+
+    def __init__(self, root: Path, damaged: Damaged = lambda key: None) -> None:
         self._root = root
-        self._damaged = damaged
         self._temporary = root / ".tmp"
-        self._clock = clock
-        self._made = False
-        self._tidied = 0.0
+        self._damaged = damaged
+        self._prepare()
 
     def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
         """Publish `value` if `key` is absent. If it exists, update its file's time, as the record is in use."""
         path = self._root / key
-        try:
+        with suppress(FileNotFoundError):
             os.utime(path, follow_symlinks=False)
-        except FileNotFoundError:
-            self._prepare()
-            with self._written(value, sync) as temporary:
-                return _published(temporary, path, sync)
-        return False
+            return False
+        self._prepare()
+        _make(self._temporary)
+        with NamedTemporaryFile(dir=self._temporary) as file:  # private
+            file.write(value)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+            return _published(file.name, path, sync)
 
     def get(self, key: str) -> bytes | None:
         """Return the value, or None if there is no record.
@@ -86,29 +73,32 @@ class Folder:
         """
         path = self._root / key
         try:
-            return _read(path)
+            if stat.S_ISREG(path.lstat().st_mode):
+                return path.read_bytes()
         except FileNotFoundError:
-            vanished = self._made and not self._root.exists()
+            if self._root.exists():
+                return None
             self._prepare()
-            if vanished:
-                raise
-            self._root.stat()
-        except _NotRegular:
-            self._damaged(key)
+            raise
         except PermissionError:
             path.lstat()  # raises the error again if it is the folder that may not be entered
-            self._damaged(key)
+        self._damaged(key)
         return None
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         return [self.get(key) for key in keys]
 
-    def walk(self, prefix: str) -> Iterator[Entry]:
-        """Yield the records below a prefix, and skip anything else in the folder."""
+    def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        """Also removes the temporary files of processes that died in the middle of a put."""
         self._prepare()
-        for namespace in _within(self._root, "", prefix):
-            for kind in _within(self._root / namespace, f"{namespace}/", prefix):
-                yield from _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix)
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self._temporary):
+                with suppress(OSError):
+                    if time.time() - entry.stat().st_mtime > LEFTOVER_SECONDS:
+                        os.unlink(entry.path)
+        records = self._below("", prefix)
+        while page := tuple(islice(records, PAGE)):
+            yield page
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove the records and the folders that this leaves empty, because namespaces come and go."""
@@ -119,43 +109,45 @@ class Folder:
                 folder.rmdir()
                 folder.parent.rmdir()
 
+    def reason(self, error: Exception) -> str:
+        return getattr(error, "strerror", None) or type(error).__name__
+
     def _prepare(self) -> None:
-        """Make the folder at its first use, and again if it has vanished. Remove the temporary files of processes that
-        died in the middle of a put.
-
-        If this fails, the operation itself reports the error. A read-only folder can still be read.
-        """
+        """Make the store's folder, unless it is there. If this fails, the operation itself reports the error."""
         with suppress(OSError):
-            if not self._made or not self._root.exists():
-                self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._made = True
-            now = self._clock()
-            if now - self._tidied > LEFTOVER_SECONDS:
-                self._tidied = now
-                for entry in os.scandir(self._temporary):
-                    with suppress(FileNotFoundError):
-                        if now - entry.stat().st_mtime > LEFTOVER_SECONDS:
-                            os.unlink(entry.path)
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    @contextmanager
-    def _written(self, value: bytes, sync: bool) -> Iterator[Path]:
-        """Write a file under a temporary name, which is removed afterwards."""
-        _make(self._temporary)
-        path = self._temporary / uuid.uuid4().hex
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def _below(self, above: str, prefix: str) -> Iterator[Entry]:
+        """Yield the records whose keys begin with `prefix` in the folder `above`, a path with a slash at its end. Skips
+        anything else in it."""
+        for entry in self._scanned(above):
+            path = above + entry.name
+            folder = f"{path}/"
+            if above.count("/") < 2:
+                if (folder.startswith(prefix) or prefix.startswith(folder)) and _is_folder(entry):
+                    yield from self._below(folder, prefix)
+            elif path.startswith(prefix):
+                with suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        yield Entry(path, status.st_size, status.st_mtime)
+
+    def _scanned(self, above: str) -> Iterator[os.DirEntry[str]]:
         try:
-            with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o600)
-                file.write(value)
-                file.flush()
-                if sync:
-                    os.fsync(descriptor)
-            yield path
-        finally:
-            path.unlink()
+            with os.scandir(self._root / above) as entries:
+                yield from (entry for entry in entries if is_part(entry.name))
+        except FileNotFoundError:
+            if not above:  # the others may be removed after they were listed
+                raise
 
 
-def _published(temporary: Path, path: Path, sync: bool) -> bool:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link that leads to itself
+        return entry.is_dir()
+    return False
+
+
+def _published(temporary: str, path: Path, sync: bool) -> bool:
     """Give the file its name. Returns False if another writer was first."""
     for _ in range(ATTEMPTS):
         try:
@@ -177,7 +169,6 @@ def _make(folder: Path) -> None:
     """Make one folder, private and durable, unless it exists."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        folder.chmod(0o700)
         _sync(folder.parent)
 
 
@@ -188,89 +179,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _read(path: Path) -> bytes:
-    """Read a regular file. Raises _NotRegular for anything else, or another OSError."""
-    try:
-        # Without O_NONBLOCK, opening a pipe waits for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:  # a link (EMLINK on FreeBSD), a socket, or a device without a driver
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV):
-            raise _NotRegular(error.errno, "Not a regular file") from error
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _NotRegular(errno.EINVAL, "Not a regular file")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
-
-
-def _within(folder: Path, above: str, prefix: str) -> list[str]:
-    """Return the names of the subfolders that can contain keys with this prefix."""
-    names = list[str]()
-    try:
-        for entry in os.scandir(folder):
-            with suppress(OSError):  # a link that leads to itself
-                if is_part(entry.name) and entry.is_dir():
-                    names.append(entry.name)
-    except FileNotFoundError:
-        if not above:
-            raise
-    below = {name: f"{above}{name}/" for name in sorted(names)}
-    return [name for name, path in below.items() if path.startswith(prefix) or prefix.startswith(path)]
-
-
-def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
-    """Yield one folder's records."""
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:  # the folder may be removed after it was listed
-        for entry in entries:
-            if is_part(entry.name) and f"{above}{entry.name}".startswith(prefix):
-                with suppress(FileNotFoundError):
-                    if entry.is_file(follow_symlinks=False):
-                        found = entry.stat(follow_symlinks=False)
-                        yield Entry(f"{above}{entry.name}", found.st_size, found.st_mtime)
-
-
-class LocalStore:
-    """`Folder` for asyncio: one call in one thread, and StoreFault for OSError."""
-
-    def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
-        self._folder = Folder(root, damaged, clock)
-        self._threads = WorkPool("store", THREADS, WAITING)
-
-    async def put(self, key: str, value: bytes) -> bool:
-        return await self._run(partial(self._folder.put, checked(key), value, sync=not comes_later()), key)
-
-    async def get(self, key: str) -> bytes | None:
-        [value] = await self.get_many([key])
-        return value
-
-    async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        wanted = [checked(key) for key in keys]
-        return await self._run(partial(self._folder.get_many, wanted), "".join(wanted[:1]))
-
-    async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        walk = self._folder.walk(checked_prefix(prefix))
-        while batch := await self._run(lambda: tuple(islice(walk, BATCH)), prefix):
-            for entry in batch:
-                yield entry
-
-    async def delete(self, *keys: str) -> None:
-        wanted = [checked(key) for key in keys]
-        await self._run(partial(self._folder.delete, wanted), "".join(wanted[:1]))
-
-    async def close(self) -> None:
-        """Finish running operations. Raises StoreFault if some hang longer than `CLOSE_SECONDS`."""
-        if hanging := await self._threads.ended(CLOSE_SECONDS):
-            raise StoreFault(f"the store's folder hangs: {hanging} operations have not ended")
-
-    async def _run(self, work: Callable[[], T], key: str) -> T:
-        try:
-            return await self._threads.run(namespace_of(key), work)
-        except OSError as error:
-            raise StoreFault(f"the store's folder failed: {error.strerror or type(error).__name__}") from error
-        except Overloaded as full:
-            raise StoreBusy(full.message) from full

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import soak
-from proxy.stores.redis import CONNECTIONS
+from proxy.stores.redis import RedisEngine
 
 SECONDS = 10.0
 
@@ -27,5 +27,5 @@ def test_a_short_soak_has_no_failure_and_no_leak(monkeypatch: pytest.MonkeyPatch
     first, second = figures.halves
     assert (first.in_flight, second.in_flight) == (0, 0)
     # The number of pooled connections varies, but a leak of one per turn or restart would exceed this bound.
-    assert max(first.descriptors, second.descriptors) <= soak.WORKERS * (soak.CONVERSATIONS + CONNECTIONS + OWN)
+    assert max(first.descriptors, second.descriptors) <= soak.WORKERS * (soak.CONVERSATIONS + RedisEngine.threads + OWN)
     assert second.threads <= first.threads + 4

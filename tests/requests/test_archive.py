@@ -12,8 +12,9 @@ import pytest
 from proxy.errors import StoreFault
 from proxy.requests.archive import Archive, Moved, Session, Text, newest
 from proxy.requests.records import sealed
+from proxy.stores import Store, open_store
 from proxy.stores.guarded import Guarded
-from proxy.stores.local import LocalStore
+from proxy.stores.local import Folder
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def archive(store: Any) -> Archive:
 
 async def kept(folder: Path, **records: Moved) -> Archive:
     """An archive with these records, by their names with `_` for `-`."""
-    store = LocalStore(folder)
+    store = open_store(str(folder))
     for name, record in records.items():
         key = f"ns/sessions/{name.replace('_', '-')}"
         await store.put(key, sealed(key, msgspec.json.encode(record)))
@@ -83,11 +84,11 @@ async def test_sessions_end_at_their_number_and_begin_as_asked(tmp_path: Path) -
 async def test_a_record_under_another_key_is_no_record(tmp_path: Path) -> None:
     made = await kept(tmp_path, aaaa_1=Moved(1, "m", "", []))
     value = sealed("other/sessions/aaaa-1", msgspec.json.encode(Moved(1, "m", "", [])))
-    await LocalStore(tmp_path).put("ns/sessions/bbbb-1", value)
+    await open_store(str(tmp_path)).put("ns/sessions/bbbb-1", value)
     assert [one.session for one in (await made.sessions(10))[0]] == ["aaaa"]
 
 
-class Broken(LocalStore):
+class Broken(Store):
     """Reads and lists nothing."""
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
@@ -99,7 +100,7 @@ class Broken(LocalStore):
 
 
 async def test_without_a_store_people_are_told_and_the_model_has_nothing(tmp_path: Path) -> None:
-    made = archive(Broken(tmp_path))
+    made = archive(Broken(Folder(tmp_path)))
     with pytest.raises(StoreFault, match="try again"):
         await made.sessions(10)
     with pytest.raises(StoreFault, match="try again"):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.stores.engines import Process, redis_cluster, redis_server, s3_server
+from tests.stores.engines import Process, redis_server, s3_server
 
 
 @pytest.fixture(scope="session")
@@ -17,9 +17,3 @@ def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]
 def s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with s3_server(tmp_path_factory.mktemp("s3")) as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def redis_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
-    with redis_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
-        yield nodes

@@ -16,7 +16,7 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from tests.clock import PATIENCE, wait_until
+from tests.clock import wait_until
 from tests.serving import listens
 
 
@@ -72,43 +72,6 @@ def redis_server(folder: Path, *options: str) -> Iterator[Process]:
         yield process
     finally:
         process.stop()
-
-
-@contextmanager
-def redis_sentinel(folder: Path, master_port: int) -> Iterator[Process]:
-    """Run a sentinel that watches a master under the name `records`."""
-    [port] = free_ports(1)
-    config = folder / "sentinel.conf"
-    config.write_text(f"bind 127.0.0.1\nport {port}\nsentinel monitor records 127.0.0.1 {master_port} 1\n")
-    process = Process([shutil.which("redis-server") or "", str(config), "--sentinel"], folder, port)
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-@contextmanager
-def redis_cluster(folder: Path) -> Iterator[list[Process]]:
-    """Run a Redis Cluster of three primaries, each of which has a third of the slots."""
-    with ExitStack() as running:
-        nodes = []
-        for number in range(3):
-            (own := folder / str(number)).mkdir()
-            [bus] = free_ports(1)
-            options = ("--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-node-timeout", "60000")
-            nodes.append(running.enter_context(redis_server(own, *options)))
-        addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-        command = [shutil.which("redis-cli") or "", "--cluster", "create", *addresses, "--cluster-yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-        for node in nodes:
-            _wait_for_cluster(node)
-        yield nodes
-
-
-def _wait_for_cluster(node: Process) -> None:
-    """Wait until a node knows of all slots."""
-    command = [shutil.which("redis-cli") or "", "-p", str(node.port), "cluster", "info"]
-    wait_until(lambda: b"cluster_state:ok" in subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.stores import checked, checked_prefix, is_key, namespace_of
+from proxy.stores import checked, is_key, namespace_of
 
 NASTY = st.text(st.sampled_from("aZ9._-/\\\0\n ~%é\u2028:*"), max_size=12)
 PARTS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", fullmatch=True)
@@ -24,12 +24,10 @@ def test_a_key_never_leaves_its_folder(text: str) -> None:
 
 
 @given(PARTS, PARTS, PARTS)
-def test_every_beginning_of_a_key_is_a_prefix(namespace: str, kind: str, name: str) -> None:
+def test_three_parts_make_a_key(namespace: str, kind: str, name: str) -> None:
     key = f"{namespace}/{kind}/{name}"
     assert checked(key) == key
     assert namespace_of(key) == namespace
-    for length in range(0, len(key) + 1, max(1, len(key) // 20)):
-        assert checked_prefix(key[:length]) == key[:length]
 
 
 NO_KEYS = [
@@ -53,9 +51,3 @@ NO_KEYS = [
 @pytest.mark.parametrize("key", [*NO_KEYS, "a//c"])
 def test_no_key(key: str) -> None:
     assert not is_key(key)
-
-
-@pytest.mark.parametrize("prefix", ["/", "..", "a//", "a/b/c/d", ".tmp/", "a*", "a/b/c\n"])
-def test_no_prefix(prefix: str) -> None:
-    with pytest.raises(ValueError):
-        checked_prefix(prefix)

@@ -39,7 +39,8 @@ async def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: s
         ("file://host/x", "three slashes"),
         ("file://", "three slashes"),
         ("redis://:secret@[::1", "IPv6 address in brackets"),
-        ("redis+sentinel://[x/mymaster", "IPv6 address in brackets"),
+        ("redis+sentinel://a,b/mymaster", "known for redis\\+sentinel://.* redis://, .*; of Redis, a single server"),
+        ("rediss+cluster://a,b", "; of Redis, a single server"),
         ("s3://[b", "IPv6 address in brackets"),
         ("rediss://:secret@a\u2100b", "the store's URL: expected a host's name"),
     ],
@@ -69,7 +70,7 @@ def test_clients_are_imported_only_when_they_are_used(tmp_path: Path) -> None:
     ("url", "shown"),
     [
         ("redis://user:secret@host:6379/0?ssl_password=secret", "redis://host:6379/0"),
-        ("redis+sentinel://:p@ss@a:1,b:2/service", "redis+sentinel://a:1,b:2/service"),
+        ("redis://:p@ss@a:1/2", "redis://a:1/2"),
         ("s3://bucket/prefix?secret_access_key=secret", "s3://bucket/prefix"),
         ("/var/lib/records", "/var/lib/records"),
         ("odd?#folder@name", "odd?#folder@name"),
@@ -80,5 +81,5 @@ def test_describe_shows_no_secret(url: str, shown: str) -> None:
 
 
 def test_expires_by_itself() -> None:
-    urls = "redis://h", "rediss+sentinel://h/s", "s3://b", "folder"
+    urls = "redis://h", "rediss://h", "s3://b", "folder"
     assert [expires_by_itself(url) for url in urls] == [True, True, False, False]

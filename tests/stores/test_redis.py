@@ -14,9 +14,8 @@ from redis.asyncio import Redis
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
-from tests.clock import Clock
 from tests.stores.contract import StoreContract, listed
-from tests.stores.engines import Process, redis_sentinel, redis_server
+from tests.stores.engines import Process, redis_server
 
 
 def url(process: Process, options: str = "") -> str:
@@ -37,43 +36,6 @@ class TestContractForEver(TestContract):
 
     async def open(self) -> Store:
         return open_store(url(self.process, "prefix=of%5Bf%5D*:"))
-
-
-class TestContractOfACluster(StoreContract):
-    """Three real nodes, of which the store knows one."""
-
-    @pytest.fixture(autouse=True)
-    def engine(self, redis_nodes: list[Process]) -> None:
-        self.nodes = redis_nodes
-
-    async def open(self) -> Store:
-        return open_store(f"redis+cluster://127.0.0.1:{self.nodes[1].port}", lambda namespace: 3600.0)
-
-    async def test_namespaces_are_spread_over_the_nodes(self, store: Store, space: str) -> None:
-        await asyncio.gather(*(store.put(f"{space}-{number}/rounds/k", b"1") for number in range(60)))
-        assert len(await listed(store, space)) == 60
-        for node in self.nodes:
-            async with Redis(port=node.port) as client:
-                assert await client.dbsize() > 5
-
-
-async def test_a_listing_asks_once_for_a_page_of_many_namespaces(tmp_path: Path) -> None:
-    with redis_server(tmp_path) as process:
-        store = open_store(url(process), lambda namespace: 3600.0)
-        await asyncio.gather(*(store.put(f"acme-{number}/rounds/k", b"1") for number in range(300)))
-        assert len(await listed(store, "")) == 300
-        async with Redis(port=process.port) as client:
-            stats = await client.info("commandstats")
-        assert stats["cmdstat_eval"]["calls"] <= 5, "one for each namespace takes minutes on a large Redis"
-        await store.close()
-
-
-async def test_a_cluster_is_not_taken_for_a_single_server(redis_nodes: list[Process]) -> None:
-    store = open_store(url(redis_nodes[0]).replace("/0", ""))
-    with pytest.raises(StoreFault, match=r"this is a Redis Cluster, which needs redis\+cluster://"):
-        for number in range(20):
-            await store.put(f"a-{number}/rounds/k", b"1")
-    await store.close()
 
 
 async def test_records_expire_after_their_namespace_retention(redis_process: Process) -> None:
@@ -172,20 +134,12 @@ async def test_faults_do_not_show_what_we_sent(tmp_path: Path) -> None:
 
 
 async def test_keys_of_a_wrong_type_are_absent_and_hide_no_others(redis_process: Process) -> None:
-    damaged: list[str] = []
-    store = open_store(url(redis_process), damaged=damaged.append)
+    store = open_store(url(redis_process))
     await store.put("wrong-1/files/a", b"1")
     async with Redis(port=redis_process.port) as client:
         await client.rpush("offload:{wrong-1}/files/b", "one")
-        await client.hset("offload:{wrong-1}/files/c", "one", "two")
     assert set(await listed(store, "wrong-1/")) == {"wrong-1/files/a"}
-    assert sorted(damaged) == ["wrong-1/files/b", "wrong-1/files/c"]
-    damaged.clear()
-    assert list(await store.get_many([f"wrong-1/files/{name}" for name in "abcd"])) == [b"1", None, None, None]
-    assert sorted(damaged) == ["wrong-1/files/b", "wrong-1/files/c"]
-    assert await store.put("wrong-1/files/b", b"2") is True, "what is no record makes room for one"
-    assert await store.put("wrong-1/files/b", b"3") is False
-    assert await store.get("wrong-1/files/b") == b"2"
+    assert list(await store.get_many([f"wrong-1/files/{name}" for name in "abc"])) == [b"1", None, None]
     await store.close()
 
 
@@ -207,8 +161,6 @@ async def test_an_address_that_moves_to_a_new_master_is_followed(tmp_path: Path)
         master = Redis(port=old.port)
         await master.replicaof("127.0.0.1", new.port)
         await master.aclose()
-        with pytest.raises(StoreFault, match="READONLY"):
-            await store.put("a-1/round/k", b"1")
         assert await store.put("a-1/round/k", b"1")
         await asyncio.gather(*(store.delete(f"a-1/round/{number}") for number in range(9)))
         await store.close()
@@ -222,39 +174,16 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path, clock: Clock) -> None:
+async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path) -> None:
     with redis_server(tmp_path) as process:
-        store = open_store(url(process, "socket_timeout=5"))
+        store = open_store(url(process, "socket_timeout=0.1"))
         await store.put("a-1/round/k", b"1")
         process.signal(signal.SIGSTOP)
-        asked = asyncio.create_task(store.get("a-1/round/k"))
-        await clock.let_pass(60)
         with pytest.raises(StoreFault, match=r"[Tt]imeout"):
-            await asked
+            await store.get("a-1/round/k")
         process.signal(signal.SIGCONT)
         assert await store.get("a-1/round/k") == b"1"
         await store.close()
-
-
-async def test_the_master_is_found_through_sentinels(tmp_path: Path) -> None:
-    for name in ("master", "sentinel"):
-        (tmp_path / name).mkdir()
-    with (
-        redis_server(tmp_path / "master") as master,
-        redis_sentinel(tmp_path / "sentinel", master.port) as sentinel,
-    ):
-        store = open_store(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/records/3?prefix=s:")
-        assert await store.put("a-1/round/k", b"1")
-        assert await store.get("a-1/round/k") == b"1"
-        assert set(await listed(store, "")) == {"a-1/round/k"}
-        await store.close()
-        direct = open_store(f"redis://127.0.0.1:{master.port}/3?prefix=s:")
-        assert await direct.get("a-1/round/k") == b"1"
-        await direct.close()
-        unknown = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/nobody")
-        with pytest.raises(StoreFault, match="MasterNotFoundError"):
-            await unknown.get("a-1/round/k")
-        await unknown.close()
 
 
 @pytest.mark.parametrize(
@@ -263,8 +192,6 @@ async def test_the_master_is_found_through_sentinels(tmp_path: Path) -> None:
         ("redis://h/0?nonsense=1", "nonsense"),
         ("redis://h/0?socket_timeout=soon", "socket_timeout"),
         ("redis://h:port/0", r"[Pp]ort"),
-        ("redis+sentinel://h", "service's name"),
-        ("redis+sentinel://h/records?nonsense=1", "nonsense"),
     ],
 )
 def test_a_wrong_url_is_refused_when_it_is_opened(wrong: str, says: str) -> None:
@@ -299,11 +226,19 @@ async def _odd(reply: bytes, reader: asyncio.StreamReader, writer: asyncio.Strea
     writer.close()
 
 
-@pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
-async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
+async def meets(reply: bytes, says: str) -> None:
     async with await asyncio.start_server(lambda *streams: _odd(reply, *streams), "127.0.0.1", 0) as server:
         store = open_store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
         for work in (store.get_many(["a-1/rounds/k", "a-1/rounds/l"]), listed(store, "a-1/")):
-            with pytest.raises(StoreFault, match="Redis failed"):
+            with pytest.raises(StoreFault, match=says):
                 await work
         await store.close()
+
+
+@pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
+async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
+    await meets(reply, "Redis failed")
+
+
+async def test_a_cluster_is_not_taken_for_a_single_server() -> None:
+    await meets(b"-MOVED 3999 127.0.0.1:6381\r\n", "this is a Redis Cluster, and a single server is needed")
