@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.dialects import render
-from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import reasoning, tool_calls
+from proxy.dialects.chat import CHAT, reasoning, tool_calls
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import Role
 from proxy.policy import Policy

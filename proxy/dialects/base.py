@@ -33,7 +33,7 @@ from proxy.dialects.entries import (
     with_texts,
 )
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, lowered, opened, with_tools
+from proxy.dialects.request import RoundRequest, lowered, opened, parsed, with_tools
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
@@ -75,6 +75,14 @@ class Dialect(ABC):
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
 
+    known: ClassVar[frozenset[str]]
+    """The top-level members with which a history means what it means without them. A request with others passes
+    unplanned; the policy's `upstream.members` adds to them."""
+    barred: ClassVar[Mapping[str, bytes]]
+    """Members that our tools do not go with, unless they are null or have this value."""
+    defining: ClassVar[tuple[bytes, ...]] = ()
+    """The types, in quotation marks, of what defines further tools within a history."""
+
     who: ClassVar[tuple[str, ...]]
     """Members that say who asks. A summary call has them, too."""
     how: ClassVar[tuple[str, ...]]
@@ -92,14 +100,18 @@ class Dialect(ABC):
     def parse(self, body: bytes) -> Request:
         """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream says so better."""
         try:
-            return self.parsed(body, opened(body))
+            members = opened(body)
+            entries, obstacle, more = self.split(members)
+            limits, known, barred = self.requests.limits, self.known, self.barred
+            return parsed(body, members, entries, limits, known, barred, obstacle, self.defining, **more)
         except (NotJson, msgspec.MsgspecError) as error:
             raise Unplannable(str(error)) from error
 
     @staticmethod
     @abstractmethod
-    def parsed(body: bytes, members: Members, /) -> Request:
-        """Return the request with these members. Raises NotJson or MsgspecError if it is none."""
+    def split(members: Members, /) -> tuple[list[Raw], str, dict[str, Any]]:
+        """Return a request's entries, what else than a `barred` member our tools do not go with, and the members of
+        `Request` that only this API has. Raises NotJson or MsgspecError if it is no request."""
 
     def turn(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -87,16 +87,14 @@ def parsed(
     body: bytes,
     members: Members,
     entries: list[Raw],
-    *,
     limits: Sequence[str],
     known: frozenset[str],
+    barred: Mapping[str, bytes],
     obstacle: str,
-    defining: Sequence[bytes] = (),
+    defining: Sequence[bytes],
     **more: Any,
 ) -> Request:
-    """Return the request with these entries. `limits` are members that limit the reply, `known` are the members with
-    which a history means what it means without them, and `defining` the types, in quotation marks, of what defines
-    further tools within it."""
+    """Return the request with these entries. `limits` are members that limit the reply; `Dialect` has the others."""
     tools, model = members.get("tools", NULL), members.get("model", NULL)
     if len(memoryview(model)) > MAX_MODEL:
         raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
@@ -104,6 +102,7 @@ def parsed(
         bounded(tools, Reason.TOO_MANY_TOOLS)
     names, theirs = our_names(body if any(type in body for type in defining) else bytes(tools))
     choice = members.get("tool_choice")
+    hindering = (name for name, plain in barred.items() if bytes(members.get(name, NULL)) not in (b"null", plain))
     return Request(
         body=body,
         members=members,
@@ -115,7 +114,7 @@ def parsed(
         names=names,
         theirs=theirs,
         bound=(text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE,
-        obstacle=obstacle or ("" if names else "tools"),
+        obstacle=next(hindering, obstacle) or ("" if names else "tools"),
         unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
         **more,
     )

@@ -23,8 +23,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import is_system
+from proxy.dialects.chat import CHAT, is_system
 from proxy.dialects.render import compact
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
 from proxy.operations.call import canonical, envelope, joined

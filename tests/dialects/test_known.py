@@ -20,9 +20,8 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from openai.types.responses.response_input_param import ResponseInputItemParam
 
 from proxy import regex
-from proxy.dialects import Dialect, render
+from proxy.dialects import Dialect, chat, render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat import request as chat
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages import request as messages
 from proxy.dialects.render import ActiveSnapshot, Files, moved_files

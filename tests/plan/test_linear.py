@@ -156,7 +156,7 @@ def test_a_text_in_pieces_is_joined_in_linear_time() -> None:
     def work(number: int) -> None:
         message = ReplyMessage()
         for _ in range(number):
-            message.add_text("content", "word ")
+            message.extend("content", ["word "])
         message.text()
         msgspec.json.decode(message.history([]) or b"")
 

@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.reply import MAX_REPLY, Call, is_object
+from proxy.dialects.reply import Call, is_object
 from proxy.plan.message import ToolCall
-from proxy.plan.turn import Broken
 from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, members_of, object_of, place, string, text_of
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -184,8 +183,11 @@ def as_events(members: Members) -> list[Chunk]:
 
 def held(delta: Members) -> list[str]:
     """Return the members of a delta that only a visible round may show: signed or encrypted reasoning."""
-    others = {key: raw for key, raw in delta.items() if key not in (*TEXTS, "tool_calls") and not rawjson.is_null(raw)}
-    return [key for key, raw in others.items() if key in _BLOCKS or _signs(key, raw)]
+    return [
+        key
+        for key, raw in delta.items()
+        if key not in (*TEXTS, "tool_calls") and not rawjson.is_null(raw) and (key in _BLOCKS or _signs(key, raw))
+    ]
 
 
 def _signs(key: str, raw: Raw) -> bool:
@@ -193,9 +195,6 @@ def _signs(key: str, raw: Raw) -> bool:
 
 
 # -- tool calls -------------------------------------------------------------------------------------------------------
-
-CALL_SIZE = 1024
-"""Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""
 
 _TEXT = {"function": "arguments", "custom": "input"}
 
@@ -209,15 +208,14 @@ class PartialCall(Call):
         self.id = ""
         self.lent: Members = {}  # A signature that another call carried
         self.kind = "function"
-        self.size = 0  # the approximate number of bytes in its arguments
+        self.size = 0  # the characters of its arguments
         self._name: list[str] = []
         self._name_size = 0
         self._arguments: list[str] = []
         self._members: Members = {}
         self._function: Members = {}
 
-    def add(self, delta: CallDelta) -> int:
-        """Take one delta; returns its size in bytes."""
+    def add(self, delta: CallDelta) -> None:
         self.kind = delta.kind if delta.function else self.kind
         self.id = self.id or text_of(delta.members.get("id"))
         name, given = text_of(delta.function.get("name")), delta.function.get(_TEXT[delta.kind], NULL)
@@ -229,10 +227,8 @@ class PartialCall(Call):
         if arguments:
             self._arguments.append(arguments)
             self.size += len(arguments)
-        others = {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
-        self._members |= others
+        self._members |= {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
         self._function |= delta.function
-        return len(name) + len(arguments) + sum(len(memoryview(raw)) for raw in others.values())
 
     @property
     def name(self) -> str:
@@ -288,24 +284,16 @@ class ToolCalls:
 
     def __init__(self) -> None:
         self.all: list[PartialCall] = []
-        self._by_index: dict[int, PartialCall] = {}
-        self._by_id: dict[str, PartialCall] = {}
-        self._size = 0
+        self._known: dict[int | str | None, PartialCall] = {}  # by index, and by id
 
     def take(self, delta: CallDelta) -> PartialCall:
-        """Add an entry of `tool_calls` to its call, and return that. Raises Broken if the calls grow too large."""
+        """Add an entry of `tool_calls` to its call, and return that."""
         index, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
         call = self._continued(index, id, text_of(delta.function.get("name")))
         if call is None:
             self.all.append(call := PartialCall())
-            self._size += CALL_SIZE
-            if index is not None:
-                self._by_index[index] = call
-            if id:
-                self._by_id[id] = call
-        self._size += call.add(delta)
-        if self._size > MAX_REPLY:
-            raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
+            self._known |= {key: call for key in (index, id) if key not in (None, "")}
+        call.add(delta)
         return call
 
     def adopt(self, name: str, arguments: str) -> PartialCall:
@@ -316,16 +304,13 @@ class ToolCalls:
 
     def _continued(self, index: int | None, id: str, name: str) -> PartialCall | None:
         """Return the call that a delta with these continues, or None if it begins a new one."""
-        if index is not None and index in self._by_index:
-            call = self._by_index[index]
+        if call := self._known.get(index):
             return None if name and id and call.id and id != call.id else call
         last = self.all[-1] if self.all else None
         if not id and not name:
             return last
-        if index is not None:
-            return None
-        if id:
-            return self._by_id.get(id)
+        if index is not None or id:
+            return None if index is not None else self._known.get(id)
         return None if last is None or last.named else last
 
 
@@ -335,39 +320,28 @@ class ToolCalls:
 class ReplyMessage:
     """A message built from its deltas: strings are joined, lists are extended, and other values are replaced.
 
-    Tool calls are kept elsewhere. What adds to it raises Broken if it grows beyond MAX_REPLY.
+    Tool calls are kept elsewhere.
     """
 
     def __init__(self) -> None:
         self.parts: dict[str, Raw | list[str | Raw]] = {}
-        self._size = 0
 
     def add(self, delta: Members) -> None:
         for key, raw in delta.items():
-            if key == "tool_calls":
-                continue
             if key == "role" or rawjson.is_null(raw):
                 self.parts.setdefault(key, raw)
-            elif rawjson.is_string(raw):
-                self.add_text(key, text_of(raw))
-            else:
+            elif key != "tool_calls":
                 try:
-                    self._extend(key, rawjson.elements(raw), len(memoryview(raw)))
+                    self.extend(key, [text_of(raw)] if rawjson.is_string(raw) else rawjson.elements(raw))
                 except NotJson:
                     self.parts[key] = raw
 
-    def add_text(self, key: str, text: str) -> None:
-        self._extend(key, [text], len(text))
-
-    def _extend(self, key: str, pieces: Sequence[str | Raw], size: int) -> None:
+    def extend(self, key: str, pieces: Sequence[str | Raw]) -> None:
         known = self.parts.get(key)
         if isinstance(known, list):
             known += pieces
         else:
             self.parts[key] = list(pieces)
-        self._size += size
-        if self._size > MAX_REPLY:
-            raise Broken(f"a reply of more than {MAX_REPLY} bytes")
 
     def text(self, key: str = "content") -> str:
         """Return a member's text: the string, or the joined texts of its text parts."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -22,21 +22,59 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.chat import chunks
 from proxy.dialects.chat.chunks import TEXTS, Chunk, PartialCall, ReplyMessage, ToolCalls
-from proxy.dialects.chat.request import ChatRoundRequest
+from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
+from proxy.dialects.request import ALLOWED, RoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import CHAT, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import State
-from proxy.rawjson import NULL, Members, on_one_line, string, text_of
+from proxy.rawjson import NULL, Members, object_of, on_one_line, string, text_of
 
+LIMITS = ("max_tokens", "max_completion_tokens")
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
 
+CALL_SIZE = 1024
+"""Roughly the bytes that a call takes besides its members, so that endless empty calls also reach the size limit."""
+
 FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
+
+
+class ChatRoundRequest(RoundRequest):
+    limits = LIMITS
+    listed = ALLOWED
+    forms = (("response_format",),)
+
+    @staticmethod
+    def tool(definition: bytes) -> bytes:
+        return rawjson.encode({"type": "function", "function": Raw(definition)})
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asks for the usage of its stream."""
+        options = object_of(self.members.get("stream_options"))
+        return bytes(options.get("include_usage", b"")) == b"true"
+
+    @property
+    def asks_usage(self) -> bool:
+        options = self.members.get("stream_options")
+        mistaken = not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{")  # upstream will say so
+        return self.usage and self.streams and not self.wants_usage and not mistaken
+
+    @staticmethod
+    def assembled(members: Members, entries: Sequence[Entry], /) -> Members:
+        return {"messages": Raw(rawjson.array(entries))}
+
+    def _members(self, entries: Sequence[Entry], ours: Sequence[bytes]) -> Members:
+        members = super()._members(entries, ours)
+        if self.asks_usage:
+            options = object_of(members.get("stream_options")) | {"include_usage": Raw(b"true")}
+            members["stream_options"] = Raw(rawjson.encode(options))
+        return members
 
 
 class ChatRound(Round):
@@ -69,11 +107,11 @@ class ChatRound(Round):
             ends = chunk.usage is not None and (self.finish or self._reply.hides)
             return self.put(chunk, self.closing if ends else self._loose, size)
         self.failed |= chunk.failed
+        self.grow(sum(len(memoryview(raw)) for raw in chunk.delta.values()))  # all of the reply is kept
         self.message.add(chunk.delta)
         split = [*self._split_text(chunk), *self._split_calls(chunk)]
         if self.names and (signed := chunks.held(chunk.delta)):
             self._signed.append((chunk.take(signed), self._loose))
-            self.grow(size)
         parts: list[Part] = []
         if chunk.finish:
             self.finish = chunk.finish
@@ -114,7 +152,7 @@ class ChatRound(Round):
         content = chunk.delta.get("content", NULL)
         if self._text.shown is not None or rawjson.is_null(content):
             return []
-        if self.undecided and not is_named(self._beginning):
+        if self.undecided and len(self._beginning) <= HEAD:  # beyond that, it has a name of ours
             self._beginning += text_of(content)
             if not could_be_call(self._beginning, self.names):
                 self._show_text()
@@ -131,8 +169,10 @@ class ChatRound(Round):
     def _split_calls(self, chunk: Chunk) -> list[Part]:
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
         nothing but calls of the client's stays whole."""
+        known = len(self.blocks)
         for delta in chunk.calls:
             delta.call = self._calls.take(delta)
+        self.grow(CALL_SIZE * (len(self.blocks) - known))
         for delta in chunk.calls:  # once all entries of the event are known, of which a call may have several
             self._decide(delta.call)
             if delta.call.ours != "":
@@ -269,8 +309,9 @@ class ChatTurn(Turn):
         if quick and event.data is not None and (delta := chunks.plain_delta(event.data)) is not None:
             for key, text in delta.items():
                 if text and key in TEXTS:
-                    self._round.message.add_text(key, text)
-                    self._shown.message.add_text(key, text)
+                    self._round.grow(len(text))
+                    self._round.message.extend(key, [text])
+                    self._shown.message.extend(key, [text])
                     self._shown.seen = True
             return event.raw
         out = super().receive(event)
@@ -311,12 +352,6 @@ def could_be_call(beginning: str, names: ToolNames) -> bool:
         name, complete = named.groups()
         return not complete or bool(names.recognised(name))
     return len(rest) <= HEAD
-
-
-def is_named(beginning: str) -> bool:
-    """Whether the text has got as far as a call's name, so that `could_be_call` will not change."""
-    named = _NAMED.search(beginning)
-    return named is not None and bool(named[2])
 
 
 def calls_in(text: str, names: ToolNames) -> list[tuple[str, str]]:

@@ -41,6 +41,9 @@ class MessagesDialect(Dialect):
     takes = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
+    known = request.KNOWN
+    barred: ClassVar[Mapping[str, bytes]] = {"thread": b"null", WHOLE: b"null"}
+    defining = (b'"tool_definition"',)
     path = re.compile(PATH + rb"|" + VERTEX + rb"(?!count-tokens:)[^/:]+:(?:rawP|streamRawP)redict")
     vertex = re.compile(VERTEX + rb"[^/:]+:(?:rawP|streamRawP)redict")
     """Vertex's paths, those that count tokens among them."""
@@ -53,7 +56,7 @@ class MessagesDialect(Dialect):
     head: ClassVar[Mapping[str, Raw | None]] = {"system": None}
     carriers = blocks.CARRIERS
 
-    parsed = staticmethod(request.parse)
+    split = staticmethod(request.split)
     complaint = staticmethod(request.complaint)
     forgiving = staticmethod(request.forgiving)
     opened = staticmethod(blocks.opened)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -21,14 +22,12 @@ from proxy import rawjson
 from proxy.dialects import refusals
 from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, bounded, parsed
+from proxy.dialects.request import RoundRequest, bounded
 from proxy.plan import texts
-from proxy.plan.turn import Addition, Complaint, Reason, Request
+from proxy.plan.turn import Addition, Complaint, Reason
 from proxy.rawjson import NULL, Members, elements_of, object_of, text_of
 
 LIMITS = ("max_tokens",)
-DEFINING = (b'"tool_definition"',)
-"""The types of blocks in a history that define further tools."""
 BETWEEN_REPLIES = ("", "user", "system")
 """The roles of entries between two replies. Blocks of a user message have none."""
 
@@ -50,7 +49,6 @@ KNOWN = frozenset(
         *("betas", "anthropic_beta", "anthropic_version", "reasoning_effort", "reasoning", "provider", "user"),
     )
 )
-"""The top-level members with which a history means what it means without them, and those that `_obstacle` looks at."""
 
 BLOCK = ("type", "cache_control")
 TEXT = (*BLOCK, "text", "citations")
@@ -93,23 +91,12 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 _heads = msgspec.json.Decoder(list[Head])
 
 
-def parse(body: bytes, members: Members) -> Request:
+def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
     """Clients that have upstream keep, clear or compact the history go on so, and nothing of ours is added. Clearing
     old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request."""
-    obstacle = next((field for field in ("thread", "compaction") if not rawjson.is_null(members.get(field))), "")
-    if not obstacle and len(elements_of(edits_in(members))) > len(thinking_edits(members)):
-        obstacle = "context_management"
-    found, preamble = list(_entries(members.get("messages", NULL))), members.get("system", NULL)
-    return parsed(
-        body,
-        members,
-        found,
-        limits=LIMITS,
-        known=KNOWN,
-        obstacle=obstacle,
-        defining=DEFINING,
-        preamble=preamble,
-    )
+    clears = len(elements_of(edits_in(members))) > len(thinking_edits(members))
+    entries = list(_entries(members.get("messages", NULL)))
+    return entries, "context_management" if clears else "", {"preamble": members.get("system", NULL)}
 
 
 def edits_in(members: Members) -> Raw | None:

@@ -39,6 +39,9 @@ class ResponsesDialect(Dialect):
     talk = Talk
     path = re.compile(rb".*/responses(?:/compact)?")
     own = re.compile(rb"/responses(?:/|\Z)")
+    known = request.KNOWN
+    barred = request.BARRED
+    defining = (b'"tool_search_output"', b'"additional_tools"')
     who = ("user", "safety_identifier")
     how = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "reasoning")
     head: ClassVar[Mapping[str, Raw | None]] = {"instructions": None, "store": Raw(b"true")}
@@ -47,7 +50,7 @@ class ResponsesDialect(Dialect):
     system = "developer"
     carriers = ("input_text", "input_image", "input_file")
 
-    parsed = staticmethod(request.parse)
+    split = staticmethod(request.split)
     continued = staticmethod(request.continued)
     opened = staticmethod(items.opened)
     contents = staticmethod(items.contents)

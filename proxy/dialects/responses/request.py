@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.entries import Entry
-from proxy.dialects.request import RoundRequest, bounded, parsed
+from proxy.dialects.request import RoundRequest, bounded
 from proxy.plan.turn import Continuation, Reason, Request
 from proxy.rawjson import NULL, Members, string, text_of
 
 LIMITS = ("max_output_tokens",)
-DEFINING = (b'"tool_search_output"', b'"additional_tools"')
-"""The types of items in a history that define further tools."""
 OUTPUTS = frozenset(
     (
         "function_call_output",
@@ -50,7 +49,6 @@ KNOWN = frozenset(
         *("frequency_penalty", "presence_penalty", "provider", "models", "plugins", "session_id", "thinking"),
     )
 )
-"""The top-level members with which a history means what it means without them, and those that `_obstacle` looks at."""
 
 ITEM = ("type", "id", "status", "internal_chat_message_metadata_passthrough")
 """The last one says when and in which turn of Codex an item was made; it sends it to a provider named OpenAI."""
@@ -115,8 +113,11 @@ COMPACTIONS = frozenset(("compaction", "compaction_summary"))
 TRIGGER = "compaction_trigger"
 """An item by which the client has upstream compact the history."""
 
-OBSTACLES = ("previous_response_id", "conversation", "prompt", "context_management")
-"""Members with which part of the history, or its compaction, is upstream's."""
+BARRED = {
+    "background": b"false",
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt", "context_management"), b"null"),
+}
+"""Part of the history, or its compaction, is upstream's."""
 
 
 class ItemKind(msgspec.Struct, frozen=True, gc=False):
@@ -143,35 +144,24 @@ _kind = msgspec.json.Decoder(ItemKind)
 _kinds = msgspec.json.Decoder(list[ItemKind])
 
 
-def parse(body: bytes, members: Members) -> Request:
+def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
     given = members.get("input", NULL)
     if rawjson.is_null(given) or rawjson.is_string(given):
         items = [] if rawjson.is_null(given) else [given]
         kinds = list(map(kind, items))
     else:
         items, kinds = bounded(given, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, given)[0]
-    if bytes(members.get("background", b"")) == b"true":
-        obstacle = "background"
-    else:
-        trigger = TRIGGER if any(kind.type == TRIGGER for kind in kinds) else ""
-        obstacle = next((field for field in OBSTACLES if not rawjson.is_null(members.get(field))), trigger)
     found: list[Raw] = []
     for replies, run in groupby(zip(items, kinds, strict=True), key=lambda one: one[1].replies):
         raws = [raw for raw, _ in run]
         found += [Raw(b",".join(raws))] if replies and len(raws) > 1 else raws
     stored = bytes(members.get("store", b"")) != b"false"
-    return parsed(
-        body,
-        members,
-        found,
-        limits=LIMITS,
-        known=KNOWN,
-        obstacle=obstacle,
-        defining=DEFINING,
-        preamble=members.get("instructions", NULL),
-        unsent=stored and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
-        continues=text_of(members.get("previous_response_id")),
-    )
+    more = {
+        "preamble": members.get("instructions", NULL),
+        "unsent": stored and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
+        "continues": text_of(members.get("previous_response_id")),
+    }
+    return found, TRIGGER if any(kind.type == TRIGGER for kind in kinds) else "", more
 
 
 def continued(request: Request, continuation: Continuation) -> bytes:

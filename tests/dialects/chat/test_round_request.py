@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import ChatRoundRequest
+from proxy.dialects.chat.reply import ChatRoundRequest
 from tests.dialects.chat.turns import GREP, READ, SEARCH, asked
 
 

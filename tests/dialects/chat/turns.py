@@ -7,8 +7,7 @@ from typing import Any
 
 from proxy import sse
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.reply import ChatTurn
-from proxy.dialects.chat.request import ChatRoundRequest
+from proxy.dialects.chat.reply import ChatRoundRequest, ChatTurn
 
 Json = dict[str, Any]
 
