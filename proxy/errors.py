@@ -19,21 +19,14 @@ class Fault(StrEnum):
 
     NONE = ""
     CLIENT = "client"
-    CLIENT_GONE = "client_gone"
-    """The client hung up."""
+    CLIENT_GONE = "client_gone"  # the client hung up
     PROXY = "proxy"
-    CONNECT = "connect"
-    """Upstream could not be reached."""
-    TIMEOUT = "timeout"
-    """Upstream sent nothing for too long."""
-    BROKEN = "broken"
-    """Upstream's reply stopped within, or cannot be used."""
-    PROTOCOL = "protocol"
-    """Any other fault of upstream's."""
-    OVERLOADED = "overloaded"
-    """The tenant has too much under way, and the request was not begun."""
-    SUMMARY = "summary"
-    """The model's answer was no summary."""
+    CONNECT = "connect"  # upstream could not be reached
+    TIMEOUT = "timeout"  # upstream sent nothing for too long
+    BROKEN = "broken"  # upstream's reply stopped within, or cannot be used
+    PROTOCOL = "protocol"  # any other fault of upstream's
+    OVERLOADED = "overloaded"  # the tenant has too much under way, and the request was not begun
+    SUMMARY = "summary"  # the model's answer was no summary
 
 
 class OffloadError(Exception):
@@ -57,14 +50,12 @@ class ProxyError(OffloadError):
 
     status, kind, fault = 500, "server_error", Fault.PROXY
     code: str | None = None
-    extra: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of the reply."""
+    extra: tuple[tuple[bytes, bytes], ...] = ()  # headers of the reply
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.retry_after = retry_after
-        """Seconds, sent as `Retry-After`."""
+        self.retry_after = retry_after  # seconds, sent as `Retry-After`
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The reply's headers besides the usual ones."""
@@ -168,8 +159,7 @@ class UpstreamFault(ProxyError):
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
-        self.detail = detail
-        """For the operator, who may know upstream's address. It is logged and never sent to a client."""
+        self.detail = detail  # for the operator's log. It may have upstream's address, so no client gets it.
 
 
 class UpstreamUnreachable(UpstreamFault):

@@ -105,7 +105,8 @@ _SECRET_CHARS = 20
 _DIGEST = re.compile(r"-([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
 _ENDING = re.compile(rb"[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])")
 """How the name of a moved text ends, or of the originals behind a summary."""
-_STEM = re.compile(rb"[A-Za-z0-9._-]*\Z")
+_STEM = re.compile(rb"(?:\\(?:u[0-9a-fA-F]{4}|[a-z]))?([A-Za-z0-9._-]+)\Z")
+"""What precedes such an ending in JSON, without an escape such as that of a line feed."""
 _STEM_BYTES, _STEP = 64, 256 << 10
 
 
@@ -172,13 +173,8 @@ def names_in(body: bytes, store_dir: str) -> frozenset[str]:
     found = set[str]()
     for begin in range(0, len(body), _STEP) if place in body else ():
         for match in _ENDING.finditer(body, max(begin - 2 * _STEM_BYTES, 0), begin + _STEP):
-            before = body[max(match.start() - _STEM_BYTES, 0) : match.start()]
-            stem = _STEM.search(before)
-            stems = [stem[0]] if stem else []
-            if stem and before[: stem.start()].endswith(b"\\"):  # the first letter may be that of an escape: `\n`
-                stems.append(stem[0][5 if stem[0].startswith(b"u") else 1 :])
-            if stem and stem[0]:
-                found |= {f"{one.decode()}{match[0].decode()}" for one in stems if one}
+            if stem := _STEM.search(body[max(match.start() - _STEM_BYTES, 0) : match.start()]):
+                found.add(f"{stem[1].decode()}{match[0].decode()}")
     return frozenset(found)
 
 
