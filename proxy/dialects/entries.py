@@ -226,8 +226,7 @@ def _medium(place: int, part: bytes, kind: str, shape: Shape | None, count: Coun
     text, tokens, about = part.decode("utf-8", "replace"), attachments.tokens(part), attachments.about(part)
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     left = min(count(preview.pointer(about, name, "", shape)), tokens) if shape else tokens
-    spare = tokens * attachments.TOKEN_BYTES
-    return Piece(place, moved, tokens, left, tokens, spare, preview.of_kind(kind, count), media=about)
+    return Piece(place, moved, tokens, left, tokens, preview.of_kind(kind, count), media=about)
 
 
 def _piece(place: int | None, text: str, tokens: int, kind: str, kept: int, reading: Reading, count: Count) -> Piece:
@@ -236,19 +235,15 @@ def _piece(place: int | None, text: str, tokens: int, kind: str, kept: int, read
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     spans = texts.spans(text, reading.said)
 
-    def replaced(shape: Shape) -> tuple[int, int]:
-        """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
+    def replaced(shape: Shape) -> int:
+        """Return the tokens of the replacement without a label; those of the text where it would not be shorter."""
         replacement = preview.replacement(text, name, "", tokens, shape, kept, spans)
-        spare = len(text) - len(replacement)
-        return (min(count(replacement), tokens) if spare > 0 else tokens), spare
+        return min(count(replacement), tokens) if len(replacement) < len(text) else tokens
 
-    at_event, spare = replaced(reading.shape)
-    first = tokens
-    if tokens > reading.unseen_limit:
-        first, first_spare = replaced(reading.shape.first_preview())
-        spare = min(spare, first_spare) if first < tokens else spare
-    label = preview.of_kind(kind, count) if spare > 0 else preview.NAMELESS
-    return Piece(place, moved, tokens, at_event, first, spare, label, kept, spans=spans)
+    at_event = replaced(reading.shape)
+    first = replaced(reading.shape.first_preview()) if tokens > reading.unseen_limit else tokens
+    label = preview.of_kind(kind, count) if at_event < tokens else preview.NAMELESS
+    return Piece(place, moved, tokens, at_event, first, label, kept, spans=spans)
 
 
 # -- the content of an entry -------------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     preview: int  # tokens of its replacement at an event; `tokens` where that would not be smaller
     first_preview: int  # the same for a text that the model has not seen yet
-    spare: int  # characters that the replacement is shorter than the text, without a label
     label: Label  # what it is. A result has a general label until `Naming` has found its call.
     kept: int = 0
     """The first characters of it that stay in any case: they tell the client's model that a result follows."""
@@ -48,13 +47,12 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
     def named(self, name: str, label: Label) -> Piece:
         """Return the piece with its name and label, and with the tokens that they add to its replacement."""
-        fits = label.chars < self.spare
         return msgspec.structs.replace(
             self,
             name=name,
             label=label,
-            preview=min(self.preview + label.tokens, self.tokens) if fits else self.tokens,
-            first_preview=min(self.first_preview + label.tokens, self.tokens) if fits else self.tokens,
+            preview=min(self.preview + label.tokens, self.tokens),
+            first_preview=min(self.first_preview + label.tokens, self.tokens),
         )
 
 

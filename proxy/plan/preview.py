@@ -119,11 +119,6 @@ class Label(msgspec.Struct, frozen=True, gc=False):
     said: tuple[str, ...] = ()  # the strings of the call, by which a model may call the result
     tokens: int = 0  # what the stem and the origin add to a reference
 
-    @property
-    def chars(self) -> int:
-        """The characters that the label adds to a reference."""
-        return len(self.stem) + len(self.origin)
-
     def size(self) -> int:
         """About how many bytes it takes."""
         return 150 + len(self.stem) + len(self.origin) + len(self.about) + sum(60 + len(said) for said in self.said)

@@ -165,7 +165,7 @@ def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
 
 
 def message(role: Role, *, calls: dict[str, Label] | None = None, answers: str = "", digest: str = "") -> Message:
-    pieces = (Piece(None, digest, 1000, 50, 1000, 3000, preview.of_kind("tool result", len)),) if digest else ()
+    pieces = (Piece(None, digest, 1000, 50, 1000, preview.of_kind("tool result", len)),) if digest else ()
     made = calls or {}
     item = Item(role, 1000, 1000, 50)
     ids = tuple((id, "t") for id in made)
@@ -213,7 +213,7 @@ def test_a_name_adds_to_the_tokens_of_the_reference() -> None:
     [piece] = named.pieces
     assert piece.preview == 50 + A.tokens == named.item.preview
     assert piece.first_preview == 1000 == named.item.first_preview
-    long = msgspec.structs.replace(answered("x", FIRST).pieces[0], spare=A.chars)
+    long = msgspec.structs.replace(answered("x", FIRST).pieces[0], preview=990)
     assert long.named("n", A).preview == 1000, "the reference would be longer than the text"
 
 
