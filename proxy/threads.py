@@ -39,10 +39,10 @@ SWITCH_SECONDS = 0.001
 """How long a thread may keep the interpreter's lock while others want it; Python's own 5 ms add up where each step of
 a request needs it again."""
 
-SMALL = 512 << 10
+SMALL = 1 << 20
 """Bytes that the event loop may look through at once, which takes a few milliseconds."""
 
-NEW = 32
+NEW = 64
 """How many times as much it costs to read a text for the first time."""
 
 SLICE = 0.05

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PARSED = 16
+PARSED = 32
 """How many times as much it costs to parse a reply as to look through a request: 32 KiB take a thread."""
 LINE = 32
 """Bytes that a line of a stream counts as, however short it is. A few bytes can be an event."""

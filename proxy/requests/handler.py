@@ -87,30 +87,36 @@ class _Request:
         """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
-            self.prepared = await self._or_as_it_came(self._parse(body), self.prepared.again(body=body))
-            self.prepared = await self._or_as_it_came(self._plan(self.prepared), self.prepared)
-            if self.prepared.wish is not None and await self._compacted(self.prepared.wish):
-                return
+            self.prepared = self.prepared.again(body=body)
+            await self._enter(self._parse(body))
+            await self._enter(self._plan(self.prepared))
+            if self.prepared.wish is not None:
+                await self._enter(self._compacted(self.prepared, self.prepared.wish))
+                if self._client.status:
+                    return
             if self.prepared.only_observed:
                 await self._observe()
                 return
             form: Form | None = self._ladder.first(self.prepared, Form())
             while form is not None:
-                ready = self.prepared.again(form=form)
-                self.prepared = await self._or_as_it_came(self._render(ready), ready)
+                self.prepared = self.prepared.again(form=form)
+                await self._enter(self._render(self.prepared))
                 refusal = await self._send(self.prepared)
                 form = await self._next(refusal) if refusal else None
 
-    async def _or_as_it_came(self, stage: Awaitable[Prepared], before: Prepared) -> Prepared:
-        """Return what a stage makes of the request. A bug in it costs the plan and not the reply: what fails at one
+    async def _enter(self, stage: Awaitable[Prepared]) -> None:
+        """Go on with what a stage makes of the request. A bug in it costs the plan and not the reply: what fails at one
         request of a conversation would fail at all later ones."""
         try:
-            return await stage
+            self.prepared = await stage
         except OffloadError:
             raise
         except Exception:
+            if self._client.status:  # a reply has begun
+                raise
             logger.exception("a bug, in planning a request of %s: it goes as it came", self._tenant.name)
-            return before.again(planned=None, unplanned=Reason.BUG)
+            bug = self.prepared.again(planned=None, unplanned=Reason.BUG)
+            self.prepared = replace(references.as_wished(bug, bug.wish), obstacle="") if bug.wish else bug
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
@@ -274,38 +280,36 @@ class _Request:
 
     # -- compaction that the client asks for --
 
-    async def _compacted(self, wish: Wish) -> bool:
-        """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
-        if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
-        prepared, ours = self.prepared, references.compacts(self.prepared, self._dialect)
-        planned, whole = prepared.planned, wish.kind is Compacting.WHOLE
-        if ours and whole and planned is not None and await self._compact(prepared, planned):
-            return True
-        if not ours or whole:
-            self.prepared = references.as_wished(self.prepared, wish)
-        return False
+    async def _compacted(self, prepared: Prepared, wish: Wish) -> Prepared:
+        """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Otherwise the
+        request is to be sent: with the wish for upstream if that is to compact, else without it."""
+        ours = references.compacts(prepared, self._dialect)
+        if ours and wish.kind is not Compacting.WHOLE:
+            return prepared
+        cut = await self._compact(prepared, prepared.planned) if ours and prepared.planned else None
+        return cut or references.as_wished(prepared, wish)
 
-    async def _compact(self, prepared: Prepared, planned: Planned) -> bool:
-        """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
+    async def _compact(self, prepared: Prepared, planned: Planned) -> Prepared | None:
+        """Reply with a reference to a snapshot of the whole history. Returns None if there is none to be had."""
         summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
         shown = await summaries.existing(cut if self._accepted else planned, self._records)
         rendered = await self._run(partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size)
         rendered = await self._summarised(prepared, rendered, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
-            return False
-        self.prepared = replace(prepared, planned=cut, rendered=rendered)
+            return None
+        self.prepared = prepared = replace(prepared, planned=cut, rendered=rendered)
         await self._was_accepted()  # the summary's call was
         writing = f"{self._records.namespace}/{rendered.moves_name}"
         await self._services.background.ended(writing, WRITING)  # the client drops the texts now
         await summaries.existing(cut, self._records)  # it is used
         text = shown_block(cut.transcript, rendered.shown)
         if not await self._records.keep_compaction(text):
-            return False
+            return None
         head, body = await self._run(partial(references.compacted, planned, self._client.path, text, reader), size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
-        return True
+        return self.prepared
 
     # -- sending it --
 
@@ -366,22 +370,22 @@ class _Request:
 
     async def _observe(self) -> None:
         """Record what the plan would have done to what passes through. Nothing is stored, asked for or learned."""
-        await self._foresee()
+        await self._enter(self._foresee(self.prepared))
         await self._send_untouched(self.prepared)
         if self.prepared.reported is not None and self.prepared.foreseen is not None:
-            await self._foresee()
+            self.prepared = await self._foresee(self.prepared)
 
-    async def _foresee(self) -> None:
+    async def _foresee(self, prepared: Prepared) -> Prepared:
         """Add the forecast, which rests on what upstream reported once its reply has ended."""
-        planned, said = self.prepared.planned, self.prepared.reported
+        planned, said = prepared.planned, prepared.reported
         if planned is None:
-            return
+            return prepared
         run, forecast = self._services.threads.run, partial(foreseen, planned, said)
         try:
             found = await run(self._tenant.namespace, forecast, planned.request.size, begun=said is not None)
-            self.prepared = replace(self.prepared, foreseen=found)
+            return replace(prepared, foreseen=found)
         except Overloaded:
-            self.prepared = self.prepared.again(unplanned=Reason.BUSY)
+            return prepared.again(unplanned=Reason.BUSY)
 
     def _ours(self) -> Sequence[Header]:
         """Return our headers for a reply. Whose request was not accepted does not learn what we found."""

@@ -129,6 +129,19 @@ def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy:
     assert len([asked for asked in up.requests if b"scratchpad" in asked.body]) == 1
 
 
+@pytest.mark.parametrize("broken", ["proxy.requests.handler.Rendered.of", "proxy.requests.references.compacted"])
+def test_a_bug_of_ours_leaves_the_compaction_to_upstream(
+    broken: str, up: StrictUpstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(broken, fail)
+    reply = ask(proxy, [*history(), TRIGGER])
+    assert reply.headers["x-offload-reason"] == "bug"
+    assert json.loads(up.requests[-1].body)["input"][-1] == TRIGGER, "what the client sent"
+
+
 def ask(proxy: Proxy, items: list[Json], key: str = "alice", **more: Any) -> httpx.Response:
     made = {"model": "gpt-4.1", "store": False, "tools": [TOOL], "input": items, **more}
     given = {"authorization": f"Bearer {key}"}

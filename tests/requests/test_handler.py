@@ -366,7 +366,7 @@ async def test_a_bug_in_sending_is_the_proxys_fault_and_not_swallowed(
 # -- the event loop ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("turns", "aside"), [(20, False), (600, True)], ids=["small", "large"])
+@pytest.mark.parametrize(("turns", "aside"), [(20, False), (1_200, True)], ids=["small", "large"])
 async def test_long_histories_are_looked_at_off_the_loop(
     world: World, turns: int, aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from proxy.policy import Mode
 from tests.requests.scripted import JSON, ScriptedReply
 from tests.requests.test_handler import LONG, POLICY, World, chat
 
@@ -128,24 +130,30 @@ NEXT = (
 
 
 @pytest.mark.parametrize(
-    "broken",
-    ["proxy.dialects.chat.ChatDialect.parse", "proxy.requests.handler.plan", "proxy.requests.handler.Rendered.of"],
+    ("broken", "mode"),
+    [
+        ("proxy.dialects.chat.ChatDialect.parse", Mode.COMPACT),
+        ("proxy.requests.handler.plan", Mode.COMPACT),
+        ("proxy.requests.handler.Rendered.of", Mode.COMPACT),
+        ("proxy.requests.handler.foreseen", Mode.OBSERVE),
+    ],
 )
 async def test_a_bug_of_ours_costs_the_plan_and_not_the_reply(
-    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broken: str, mode: Mode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("nobody has thought of this")
 
     world = Poisoned(lambda sent: None)
+    world.policy = replace(POLICY, offload=replace(POLICY.offload, mode=mode))
     with monkeypatch.context() as patched:
         patched.setattr(broken, fail)
         assert await world.say(ME, LONG) == (200, [LONG])
         outcome = world.outcomes.pop()
     assert (outcome.kind, outcome.reason, outcome.fault) == ("untouched", "bug", "")
     assert "a bug, in planning a request of acme" in caplog.text and "nobody has thought of this" in caplog.text
-    status, sent = await world.say(ME, LONG)
-    assert status == 200 and sent != [LONG]
+    await world.say(ME, LONG)
+    assert world.outcomes.pop().kind == ("observed" if mode is Mode.OBSERVE else "offloaded")
     await world.close()
 
 
