@@ -12,7 +12,6 @@ absent, but stays where it is until the same text is written again: people may s
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from proxy import rawjson
 from proxy.errors import NotThere, ProxyError, StoreFault
 from proxy.plan.preview import digest_in
 from proxy.requests.archive import Archive
+from proxy.requests.records import original_of
 from proxy.stores import is_part
 from proxy.stores.guarded import Missing, Put, Visit
 from proxy.threads import WorkPool
@@ -47,9 +47,6 @@ KEY_BYTES = 255
 
 FIRST = "_"
 """Begins every part: a key's part must not begin with a dot, but a name may."""
-
-TRIES = 8
-"""How often a call tries to replace a damaged file: others may be doing the same."""
 
 AT_ONCE = 16
 """The most files that one call writes concurrently."""
@@ -133,20 +130,17 @@ class CallerFiles:
         """The names of the damaged files that were met, in order."""
 
     async def put_all(self, files: Mapping[str, bytes]) -> None:
-        """Write files durably, by name. Raises StoreFault if one exists with other content."""
+        """Write files durably, whose names tell their contents. Raises StoreFault if one cannot be written."""
         waiting = asyncio.Semaphore(AT_ONCE)
 
         async def put(name: str, content: bytes) -> None:
             async with waiting:
-                for _ in range(TRIES):  # other content can only be damaged, as the name tells it, and gives way
-                    if await self._put_if_free(name, content):
-                        return
-                    [existing] = await self._stored([self._key(name)])
-                    if existing == content:
-                        return
-                    if existing is not None:
-                        await self._visit.discard(self._key(name))
-                raise StoreFault(f"The store already has other content as {name}")
+                if await self._put_if_free(name, content):
+                    return
+                [existing] = await self._stored([self._key(name)])
+                if existing != content:  # it is damaged, as the name tells the content
+                    await self._visit.discard(self._key(name))
+                    await self._put_if_free(name, content)
 
         await asyncio.gather(*(put(name, content) for name, content in files.items()))
 
@@ -197,12 +191,12 @@ class CallerFiles:
     async def _whole(self, keys: Sequence[str], names: Sequence[str]) -> Sequence[bytes | None]:
         """Return the contents of these keys, with None where there is none or where it is not what the name says."""
         found = await self._stored(keys)
-        damaged = await self._run(lambda: [*map(_is_damaged, names, found)])
-        for key, name, is_damaged in zip(keys, names, damaged, strict=True):
-            if is_damaged:
+        whole = await self._run(lambda: [*map(_intact, keys, names, found)])
+        for key, name, content, kept in zip(keys, names, found, whole, strict=True):
+            if content is not None and kept is None:
                 self._visit.damaged(key)
                 self.damaged[name] = None
-        return [None if is_damaged else content for content, is_damaged in zip(found, damaged, strict=True)]
+        return whole
 
     async def _stored(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         found = await self._visit.read(keys)
@@ -223,9 +217,11 @@ class CallerFiles:
         return f"{self._namespace}/{KIND}/{key_part(name)}"
 
 
-def _is_damaged(name: str, content: bytes | None) -> bool:
-    digest = digest_in(name)
-    return content is not None and bool(digest) and not hashlib.sha256(content).hexdigest().startswith(digest)
+def _intact(key: str, name: str, content: bytes | None) -> bytes | None:
+    """Return the content unless it is damaged. A file whose name tells no digest cannot be checked."""
+    if content is None or (key.split("/")[1] == KIND and not digest_in(name)):
+        return content
+    return original_of(name.rpartition("/")[2], content)
 
 
 def _failed(task: str) -> StoreFault:

@@ -7,10 +7,11 @@ else. `archive` says what is listed.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -29,6 +30,8 @@ from proxy.tools.search import LineMatch, TooSlow
 
 if TYPE_CHECKING:
     from proxy.operations.call import CallerFiles, OperationCall
+
+T = TypeVar("T")
 
 SECONDS = 10.0
 """Seconds of processor time that one search may take; enough for 10 GB at a pattern's usual speed."""
@@ -177,22 +180,26 @@ async def _search(call: OperationCall, files: Mapping[str, bytes], find: search.
 
 async def read_file(call: OperationCall, given: ReadFile) -> bytes:
     """Return the lines that the call asks for, none past the end of the file. Raises ProxyError."""
-    try:
-        path, content = await _named(call.shelf, given.absolute_path)
-    except NotThere:
-        # A reply that moved this text may have ended before the text was written.
-        if not await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
-            raise
-        path, content = await _named(call.shelf, given.absolute_path)
+    path, content = await _settled(call, lambda: _named(call.shelf, given.absolute_path))
 
     def shown() -> bytes:
         text = content.decode("utf-8", "surrogatepass")
-        lines = line_count(text)
-        start = pages.line_start(text, min(given.offset or 0, lines))
-        stop = len(text) if given.limit is None else pages.line_start(text, min(given.limit, lines), start)
-        return envelope(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})
+        span = pages.span(text, given.offset or 0, sys.maxsize if given.limit is None else given.limit)
+        metadata = {"path": path, "size_bytes": len(content), "lines": line_count(text)}
+        return envelope(text[span.start : span.stop] if span else "", metadata=metadata)
 
     return await call.read(shown)
+
+
+async def _settled(call: OperationCall, look: Callable[[], Awaitable[T]]) -> T:
+    """Return what `look` finds, if need be once the caller's texts are written: the reply that moved one may have ended
+    before. Raises NotThere."""
+    try:
+        return await look()
+    except NotThere:
+        if not await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
+            raise
+        return await look()
 
 
 async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
@@ -273,11 +280,14 @@ async def recall_read(call: OperationCall, given: RecallRead) -> bytes:
     """Return a moved text, or as much of it as was asked for. Raises ProxyError."""
     archive, name = _archive(call), canonical(given.path).rpartition("/")[2]
     name = name if name.endswith(".txt") else f"{name}.txt"
-    [value] = await archive.read_many([name]) if is_part(name) else [None]
-    if value is None and is_part(name) and await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
-        [value] = await archive.read_many([name])  # a reply that moved it may have ended before it was written
-    if value is None:
-        raise NotThere(f"There is no text {given.path!r} among those that are kept of your conversations")
+
+    async def kept() -> bytes:
+        [value] = await archive.read_many([name]) if is_part(name) else [None]
+        if value is None:
+            raise NotThere(f"There is no text {given.path!r} among those that are kept of your conversations")
+        return value
+
+    value = await _settled(call, kept)
 
     def shown() -> bytes:
         text = value.decode("utf-8", "surrogatepass")

@@ -58,7 +58,7 @@ def test_a_conversation_continues_with_adopted_messages(caller: Caller) -> None:
 
 
 @transcripts.needed
-@pytest.mark.parametrize("name", sample(transcripts.names(90_000), 6))
+@pytest.mark.parametrize("name", sample(transcripts.names(90_000), 3))
 def test_a_recorded_run_in_auto_mode(caller: Caller, name: str) -> None:
     run: Run = transcripts.one(name)
     history = [*run.messages, user("Go on.")]  # so that the last result is not recent

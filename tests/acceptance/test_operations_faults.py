@@ -6,13 +6,11 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from proxy.operations.call import canonical, key_part
 from tests.acceptance.operations import (
@@ -61,13 +59,6 @@ def test_fault_auto_mode_lost_what_it_had_compacted_in_a_group(caller: Caller) -
     assert json.loads(caller.text(group)) == history[:-2], "the untouched messages"
 
 
-def test_fault_re_fed_references_overwrote_the_originals(caller: Caller) -> None:
-    first = caller.compact([user(), *step("c", TEXT), user()], chat_id="fixed")
-    again = caller.compact(first.messages, chat_id="fixed", preview_char_length=5)
-    assert (again.messages, again.files) == (first.messages, {})
-    assert caller.text(first.references[0]) == TEXT
-
-
 def test_fault_groups_written_at_once_overwrote_each_other(caller: Caller) -> None:
     def group(number: int) -> tuple[list[Json], str]:
         talk = [user(page(f"talk {number}", 300)), assistant(), user(), assistant()]
@@ -80,16 +71,12 @@ def test_fault_groups_written_at_once_overwrote_each_other(caller: Caller) -> No
     assert all(json.loads(caller.text(path)) == talk for talk, path in made)
 
 
-HOSTILE = ["../../x", "/etc/cron.d/x", "a/b\\..\\c", "..", "\x00", "x\n---\nFile: y", "é" * 300, ""]
-
-
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_fault_a_tool_call_id_wrote_outside_the_directory(caller: Caller, hostile: str) -> None:
-    history = [user(), *step(hostile, TEXT + hostile), user()]
-    [path] = caller.compact(history).files
-    assert path.removeprefix(f"{STORE}/").isascii()
-    assert "/" not in path.removeprefix(f"{STORE}/") and ".." not in path and "\n" not in path
-    assert caller.text(path) == TEXT + hostile
+def test_fault_a_tool_call_id_wrote_outside_the_directory(caller: Caller) -> None:
+    for hostile in ("../../x", "/etc/cron.d/x", "a/b\\..\\c", "..", "\x00", "x\n---\nFile: y", "é" * 300, ""):
+        [path] = caller.compact([user(), *step(hostile, TEXT + hostile), user()]).files
+        name = path.removeprefix(f"{STORE}/")
+        assert name.isascii() and "/" not in name and ".." not in name and "\n" not in name
+        assert caller.text(path) == TEXT + hostile
     assert strays(caller.proxy) == []
 
 
@@ -140,11 +127,10 @@ def test_fault_tool_pairs_were_cut(caller: Caller) -> None:
     for number in range(3):
         history += step(f"c{number}", words(200), words(150), words(100))
     for keep in range(len(history)):
-        for group in (0, 100, 500):
-            reply = caller.compress(history, keep_recent_count=keep, group_token_threshold=group)
-            check({"model": MODEL, "messages": reply.messages})
-            for path in reply.groups:
-                check({"model": MODEL, "messages": json.loads(caller.text(path))})
+        reply = caller.compress(history, keep_recent_count=keep, group_token_threshold=100)
+        check({"model": MODEL, "messages": reply.messages})
+        for path in reply.groups:
+            check({"model": MODEL, "messages": json.loads(caller.text(path))})
 
 
 def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
@@ -183,19 +169,14 @@ def counted(proxy: Proxy, kind: str) -> float:
     return float(match[1]) if match else 0.0
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:-1], lambda raw: raw[:40] + bytes([raw[40] ^ 4]) + raw[41:]],
-    ids=["half", "one byte less", "a flipped bit"],
-)
-def test_a_damaged_text_is_named_and_never_served(caller: Caller, damaged: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_text_is_named_and_never_served(caller: Caller) -> None:
     earlier = set(caller.proxy.stored())
     [path] = caller.compact([user(), *step("c", TEXT), user()]).references
     [group] = caller.compress([user(page("group", 300)), assistant(), user(), assistant()]).groups
     files = {one.name: one for one in caller.proxy.stored() if one.parent.name == "files" and one not in earlier}
     file = files[key_part(canonical(path))]
     whole, text = file.read_bytes(), caller.text(path)
-    file.write_bytes(damaged(whole))
+    file.write_bytes(whole[:40] + bytes([whole[40] ^ 4]) + whole[41:])
     before = counted(caller.proxy, "files")
     read, found = caller.read(path), caller.post("/grep", {"pattern": "line", "file_path": path})
     assert (read.status, found.status) == (404, 404)

@@ -1,15 +1,18 @@
-"""Fuzzes with JSON of right and wrong shape: no 500, no traceback, nothing outside the store, nothing lost."""
+"""Fuzzes with JSON of right and wrong shape: no 500, no traceback, nothing outside the store, nothing lost, and nothing
+that /openapi.json does not describe."""
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from jsonschema import Draft202012Validator
 
+from proxy.operations import PATHS, description
 from tests.acceptance.operations import (
     MODEL,
     STORE,
@@ -95,7 +98,20 @@ spans = some.fixed_dictionaries(
     {}, optional={"offset": some.integers(-3, 2**65), "limit": some.none() | some.integers(-3, 2**65)}
 )
 reads = spans.map(lambda span: {**span, "absolute_path": f"{STORE}/none.txt"})
-RIGHT = {"/context_offload": offloads, "/grep": questions, "/read_file": reads}
+sessions = some.none() | some.sampled_from(["0", "f" * 16, "F", "*", ""])
+RIGHT = {
+    "/context_offload": offloads,
+    "/context_compact": offloads,
+    "/context_compress": offloads,
+    "/grep": questions,
+    "/read_file": reads,
+    "/recall_sessions": some.fixed_dictionaries({}, optional={"session": sessions, "limit": some.integers(0, 201)}),
+    "/recall_search": some.builds(lambda asked, session: {**asked, "session": session}, questions, sessions),
+    "/recall_read": some.builds(
+        lambda span, path: {**span, "path": path}, spans, some.sampled_from(["x", "..", STORE])
+    ),
+    "/v1/compress": some.fixed_dictionaries({"messages": histories}, optional={"model": some.just(MODEL)}),
+}
 PARAMETERS = [
     "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
     "all_token_threshold", "max_tool_message_tokens", "group_token_threshold", "keep_recent_count", "keep_recent",
@@ -106,19 +122,57 @@ values = anything | some.lists(said | orphans | anything, max_size=3)
 spoils = some.dictionaries(some.sampled_from(PARAMETERS), values, max_size=2)
 
 
-@pytest.mark.parametrize("path", ["/context_offload", "/grep", "/read_file"])
-def test_random_bodies_of_the_wrong_shape_are_answered(caller: Caller, path: str) -> None:
-    """Send a valid request with a fault, members of any kind, or any JSON at all."""
+def requests(path: str) -> some.SearchStrategy[tuple[str, Any]]:
+    """Make a valid request, one with a fault, members of any kind, or any JSON at all."""
     spoiled = some.builds(lambda body, changes: {**body, **changes}, RIGHT[path], spoils)
+    return some.tuples(some.just(path), RIGHT[path] | spoiled | spoils | anything)
 
-    @FUZZ
-    @given(spoiled | spoils | anything)
-    def fuzz(body: Any) -> None:
-        reply = caller.post(path, body)
-        assert reply.status in (200, 400, 404), reply.answer
+
+# -- what is said of them ----------------------------------------------------------------------------------------------
+
+DOCUMENT = json.loads(description())
+
+
+def described(schema: Json) -> Draft202012Validator:
+    """Return what checks values against a schema of the document."""
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator({**schema, "components": DOCUMENT["components"]})
+
+
+def schema_of(content: Json) -> Draft202012Validator:
+    return described(content["content"]["application/json"]["schema"])
+
+
+TAKES = {path: schema_of(item["post"]["requestBody"]) for path, item in DOCUMENT["paths"].items()}
+GIVES = {
+    path: {int(status): schema_of(reply) for status, reply in item["post"]["responses"].items()}
+    for path, item in DOCUMENT["paths"].items()
+}
+
+
+def test_every_operation_is_described(caller: Caller) -> None:
+    response = httpx.get(f"{caller.proxy.root}/openapi.json", trust_env=False)
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    assert response.json() == DOCUMENT and DOCUMENT["openapi"] == "3.1.0"
+    assert set(RIGHT) == set(TAKES) == {path.decode() for path in PATHS}
+    for schema in DOCUMENT["components"]["schemas"].values():
+        described(schema)
+
+
+def test_random_bodies_are_answered_as_described(caller: Caller) -> None:
+    @settings(FUZZ, max_examples=4 * settings.default.max_examples)
+    @given(some.sampled_from(sorted(RIGHT)).flatmap(requests))
+    def fuzz(asked: tuple[str, Any]) -> None:
+        path, body = asked
+        response = caller.http.post(path, content=json.dumps(body).encode())
+        assert response.status_code in (200, 400, 404), response.text
+        reply = response.json()
+        GIVES[path][response.status_code].validate(reply)
+        if response.status_code == 200:
+            TAKES[path].validate(body)
         sent = body.get("messages") if isinstance(body, dict) else None
-        if path == "/context_offload" and reply.status != 200 and isinstance(sent, list):
-            assert reply.messages == sent
+        if path.startswith("/context_") and response.status_code != 200 and isinstance(sent, list):
+            assert reply["messages"] == sent
 
     fuzz()
     assert strays(caller.proxy) == []

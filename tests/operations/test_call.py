@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from proxy.errors import StoreFault
 from proxy.operations.call import KEY_BYTES, BadName, CallerFiles, File, canonical, joined, key_part, name_of
 from proxy.policy import Policy
+from proxy.requests.records import Records
 from proxy.stores import is_part, open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
+
+MOVED = f"s/log-{hashlib.sha256(b'moved text').hexdigest()[:16]}.txt"
 
 
 @pytest.fixture
@@ -68,14 +71,21 @@ async def test_namespaces_never_meet(guarded: Guarded) -> None:
     assert await other.read("f") is None and await other.below("") == []
 
 
-async def test_an_original_opens_only_by_its_exact_path(shelf: CallerFiles, root: Path) -> None:
-    folder = root / "acme" / "originals"
-    folder.mkdir(parents=True)
-    (folder / "tool_call_1.txt").write_bytes(b"moved")
-    assert await shelf.read("context_store/tool_call_1.txt") == b"moved"
-    assert await shelf.read("elsewhere/tool_call_1.txt") is None
-    assert await shelf.read("context_store/sub/tool_call_1.txt") is None
-    assert list(await shelf.read_many(["context_store/tool_call_1.txt"])) == [None]
+async def test_an_original_opens_only_by_its_exact_path(guarded: Guarded, shelf: CallerFiles) -> None:
+    """The messages behind a summary come without the line that seals them."""
+    moved, group = MOVED.removeprefix("s/"), "compressed_group_0123456789abcdef.txt"
+
+    async def run(work: Callable[[], bytes]) -> bytes:
+        return work()
+
+    await Records(guarded.visit(), "acme").keep_originals(
+        "all", {moved: lambda: "moved text", group: lambda: "a\n"}, run
+    )
+    assert await shelf.read(f"context_store/{moved}") == b"moved text"
+    assert await shelf.read(f"context_store/{group}") == b"a\n"
+    assert await shelf.read(f"elsewhere/{moved}") is None
+    assert await shelf.read(f"context_store/sub/{moved}") is None
+    assert list(await shelf.read_many([f"context_store/{moved}"])) == [None]
     assert await shelf.below("") == []
 
 
@@ -108,7 +118,6 @@ async def test_a_failed_store_raises_store_faults(tmp_path: Path) -> None:
 
 # Damage.
 
-MOVED = f"s/log-{hashlib.sha256(b'moved text').hexdigest()[:16]}.txt"
 GROUP = "s/compressed_group_chat_0.json"
 
 
