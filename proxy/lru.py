@@ -27,6 +27,11 @@ class Lru(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def items(self) -> list[tuple[K, V]]:
+        """Return the items, the least recently used first."""
+        with self._lock:
+            return [(key, value) for key, (value, _) in self._items.items()]
+
     def get(self, key: K) -> V | None:
         """Return the value of this key, or None, and make it the most recently used."""
         with self._lock:

@@ -28,7 +28,7 @@ from proxy.plan.preview import digest_in
 from proxy.requests.archive import Archive
 from proxy.requests.records import original_of
 from proxy.stores import is_part
-from proxy.stores.guarded import Missing, Put, Visit
+from proxy.stores.guarded import Put, Visit
 from proxy.threads import WorkPool
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class CallerFiles:
     async def _beginning(self, text: str) -> list[File]:
         """Return the files whose names begin with `text`, sorted by name. Raises BadName if `text` is too long."""
         found = await self._visit.list(self._key(text))
-        if found is Missing.FAILED:
+        if found is None:
             raise _failed("list files")
 
         def named() -> list[File]:
@@ -200,7 +200,7 @@ class CallerFiles:
 
     async def _stored(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         found = await self._visit.read(keys)
-        if found is Missing.FAILED:
+        if found is None:
             raise _failed("read a file")
         return found
 

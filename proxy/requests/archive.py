@@ -25,7 +25,6 @@ from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
 from proxy.requests.records import Records, intact, original_of, sealed
 from proxy.stores import Entry
-from proxy.stores.guarded import Missing
 
 if TYPE_CHECKING:
     from proxy.requests.planned import Rendered
@@ -160,7 +159,7 @@ class Archive:
     async def sessions(self, most: int, only: str = "") -> tuple[list[Session], bool]:
         """Return the newest sessions, newest first, and whether there are more; `only` those whose id begins so."""
         found = await self._visit.list(f"{self._namespace}/{KIND}/{only}")
-        if found is Missing.FAILED:
+        if found is None:
             raise StoreFault("The store did not list your sessions; try again later")
         chosen, more = await self._run(lambda: _newest_keys(found, most))
         keys = [key for ones in chosen.values() for key in ones]
@@ -212,7 +211,7 @@ class Archive:
         values = list[bytes | None]()
         for at in range(0, len(keys), AT_ONCE):
             part = await self._visit.read(keys[at : at + AT_ONCE])
-            if part is Missing.FAILED:
+            if part is None:
                 raise StoreFault("The store did not read what is kept of you; try again later")
             values += part
         return values

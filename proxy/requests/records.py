@@ -31,7 +31,7 @@ from proxy.plan.recognise import Reply, Visible, contains, resembles
 from proxy.plan.turn import Continuation, Hidden
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
-from proxy.stores.guarded import Missing, Put, Visit
+from proxy.stores.guarded import Put, Visit
 
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -107,11 +107,11 @@ class Records:
         self, keys: Sequence[str], kind: type[RecordT], *, final: bool = False
     ) -> list[RecordT | None]:
         """Return the records with these keys. With `final`, one that is absent now stays so for this process."""
-        found = list[bytes | Missing]()
+        found = list[bytes | None]()
         for at in range(0, len(keys), MOST_LOOKUPS):
             found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
             await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
-        return [None if isinstance(value, Missing) else _decoded(value, kind) for value in found]
+        return [None if value is None else _decoded(value, kind) for value in found]
 
     # -- snapshots, compactions, pauses --
 
@@ -294,7 +294,7 @@ class Records:
     async def original(self, name: str) -> str | None:
         """Return a text that was moved out of a conversation of this namespace; None if it is not there, or damaged."""
         [found] = await self._visit.get_many([self.key("originals", name)], intact=_is_original)
-        text = None if isinstance(found, Missing) else original_of(name, found)
+        text = None if found is None else original_of(name, found)
         return None if text is None else text.decode("utf-8", "surrogatepass")
 
     async def keep_originals(

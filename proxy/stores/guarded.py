@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
@@ -50,28 +50,16 @@ PUTS_BYTES = 20 << 20
 """Bytes of keys remembered as recently put: some 50,000 of them."""
 
 UNWRITTEN_BYTES = 32 << 20
-"""Bytes of records that could not be written yet. If there are more, the oldest are given up."""
+"""Bytes of records that could not be written yet. If there are more, some are given up, longest unused first."""
 
 
 class Put(Enum):
-    """The result of a put. EXISTED means that another writer was first, perhaps with different bytes; KEPT that this
-    process has the record and will put it again."""
+    """The result of a put. WRITTEN holds also if this process has the record and will put it later; EXISTED means that
+    another writer was first, perhaps with different bytes."""
 
     WRITTEN = "written"
     EXISTED = "existed"
-    KEPT = "kept"
     FAILED = "failed"
-
-
-class Missing(Enum):
-    """Why there is no value: the store has none (ABSENT), or it failed, was not asked or was too slow (FAILED)."""
-
-    ABSENT = "absent"
-    FAILED = "failed"
-
-
-Absent = Literal[Missing.ABSENT]
-Failed = Literal[Missing.FAILED]
 
 
 class Memory:
@@ -80,60 +68,59 @@ class Memory:
     def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._refresh = refresh_seconds
         self._clock = clock
-        self._records: Lru[str, bytes | Absent] = Lru(limit_bytes)
+        self._records: Lru[str, tuple[bytes | None]] = Lru(limit_bytes)
+        """None: there will never be one."""
         self._puts: Lru[str, float] = Lru(PUTS_BYTES)
-        self.unwritten: OrderedDict[str, bytes] = OrderedDict()
-        """Records that could not be put, oldest first."""
-        self._held = 0
+        self.unwritten: Lru[str, bytes] = Lru(UNWRITTEN_BYTES)
+        """Records that could not be put."""
 
     @property
     def size(self) -> tuple[int, int]:
         """The number of remembered records, and the bytes that all of this takes."""
         count = len(self._records) + len(self.unwritten)
-        return count, self._records.weight + self._puts.weight + self._held
+        return count, self._records.weight + self._puts.weight + self.unwritten.weight
 
-    def recall(self, keys: Iterable[str]) -> Mapping[str, bytes | Absent]:
-        """Return the remembered values of these keys."""
-        found = ((key, self.unwritten.get(key, self._records.get(key))) for key in keys)
-        return {key: value for key, value in found if value is not None}
+    def recall(self, keys: Iterable[str]) -> dict[str, bytes | None]:
+        """Return the remembered values of these keys, with None for those that will never have one."""
+        found: dict[str, bytes | None] = {}
+        for key in keys:
+            if (owed := self.unwritten.get(key)) is not None:
+                found[key] = owed
+            elif known := self._records.get(key):
+                [found[key]] = known
+        return found
 
-    def keep(self, key: str, value: bytes | Absent) -> None:
+    def keep(self, key: str, value: bytes | None) -> None:
         """Remember a record, or that there will never be one."""
-        size = len(value) if isinstance(value, bytes) else 0
-        self._records.put(key, value, size + len(key) + ENTRY_WEIGHT)
+        self._records.put(key, (value,), _weight(key, value))
 
     def note_put(self, key: str, retention: float | None = None) -> None:
         """Note that the record exists, whoever wrote it. Its store deletes it after `retention` seconds."""
         fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
-        self._puts.put(key, self._clock() + fresh, len(key) + ENTRY_WEIGHT)
-        if self._records.get(key) is Missing.ABSENT:
+        self._puts.put(key, self._clock() + fresh, _weight(key))
+        if self._records.get(key) == (None,):
             self._records.discard(key)
 
     def was_put(self, key: str) -> bool:
         """Return whether the record was put recently, or is owed."""
         until = self._puts.get(key)
-        return key in self.unwritten or (until is not None and self._clock() < until)
+        return self.unwritten.get(key) is not None or (until is not None and self._clock() < until)
 
     def owe(self, key: str, value: bytes) -> int:
-        """Remember a record that has yet to be put. Returns how many older ones had to be given up."""
-        self.settle(key)  # it may be owed already
-        self.unwritten[key] = value
-        self._held += len(key) + len(value) + ENTRY_WEIGHT
+        """Remember a record that has yet to be put. Returns how many records had to be given up."""
+        self.unwritten.discard(key)  # it may be owed already
         before = len(self.unwritten)
-        while self._held > UNWRITTEN_BYTES:
-            self.settle(next(iter(self.unwritten)))
-        return before - len(self.unwritten)
-
-    def settle(self, key: str) -> None:
-        """Stop owing a record."""
-        if (value := self.unwritten.pop(key, None)) is not None:
-            self._held -= len(key) + len(value) + ENTRY_WEIGHT
+        self.unwritten.put(key, value, _weight(key, value))
+        return before + 1 - len(self.unwritten)
 
     def forget(self, key: str) -> None:
         """Forget a damaged record, so that it is fetched again and can be put again."""
-        self._records.discard(key)
-        self._puts.discard(key)
-        self.settle(key)
+        for each in (self._records, self._puts, self.unwritten):
+            each.discard(key)
+
+
+def _weight(key: str, value: bytes | None = None) -> int:
+    return len(key) + len(value or b"") + ENTRY_WEIGHT
 
 
 class Breaker:
@@ -280,10 +267,10 @@ class Guarded:
     async def _put_unwritten(self) -> bool:
         """Put what could not be put so far, until the breaker opens. Returns whether any record was."""
         done = False
-        for key, value in list(self.memory.unwritten.items()):
+        for key, value in self.memory.unwritten.items():
             if await self.visit(CLOSING).put(key, value, keep=False, sure=True) is not Put.FAILED:
                 self.memory.keep(key, value)
-                self.memory.settle(key)
+                self.memory.unwritten.discard(key)
                 done = True
             elif self.writing.state == "open":
                 break
@@ -313,34 +300,35 @@ class Visit:
         *,
         final: bool = False,
         intact: Callable[[str, bytes], bool] = lambda key, value: True,
-    ) -> Sequence[bytes | Missing]:
-        """Return the records in the order of `keys`, fetching those not in memory together.
+    ) -> Sequence[bytes | None]:
+        """Return the records in the order of `keys`, with None for absent ones, or if the store fails. Those not in
+        memory are fetched together.
 
         `final` means that a record absent now stays absent, so its absence is remembered. A stored record that is not
         `intact` counts as absent and is deleted, so that it can be put again.
         """
-        found: dict[str, bytes | Missing] = {**self._memory.recall(keys)}
+        found = self._memory.recall(keys)
         unknown = [key for key in dict.fromkeys(keys) if key not in found]
         values = await self.read(unknown) if unknown else []
-        if values is Missing.FAILED:
-            return [found.get(key, Missing.FAILED) for key in keys]
+        if values is None:
+            return [found.get(key) for key in keys]
         for key, value in zip(unknown, values, strict=True):
             if value is not None and not intact(key, value):
                 value = None
                 self.damaged(key)
                 await self.discard(key)
-            there: bytes | Absent = Missing.ABSENT if value is None else value
-            found[key] = there
+            found[key] = value
             if value is not None or final:
-                self._memory.keep(key, there)
+                self._memory.keep(key, value)
         return [found[key] for key in keys]
 
-    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Failed:
-        """Return the engine's current records, None where absent, without putting them in memory."""
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
+        """Return the engine's current records, None where absent, without putting them in memory; only None if the
+        store fails."""
         return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
-    async def list(self, prefix: str) -> Sequence[Entry] | Failed:
-        """Return every record whose key begins with `prefix`, in the engine's order."""
+    async def list(self, prefix: str) -> Sequence[Entry] | None:
+        """Return every record whose key begins with `prefix`, in the engine's order; None if the store fails."""
 
         async def collected() -> Sequence[Entry]:
             async with aclosing(self._store.list(prefix)) as entries:
@@ -365,11 +353,11 @@ class Visit:
         if not sure and self.was_put(key):
             return Put.EXISTED
         written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
-        if written is Missing.FAILED:
+        if written is None:
             if not keep:
                 return Put.FAILED
             self._guarded.put_later(key, value)
-            return Put.KEPT
+            return Put.WRITTEN
         self.note_put(key)
         if written and keep:
             self._memory.keep(key, value)
@@ -384,37 +372,36 @@ class Visit:
         self._memory.forget(key)
         await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
 
-    async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Failed:
-        """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""
+    async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """Ask the engine within the rest of the budget, if the breaker admits it. Returns None if it gives no answer.
+        Every call of a visit uses this."""
         guarded = self._guarded
         writes = operation in (StoreOperation.PUT, StoreOperation.DELETE)
         breaker = guarded.writing if writes else guarded.reading
-
-        def missed(why: StoreMiss) -> Failed:
-            self._errors[f"{operation}:{why}"] += 1
-            return Missing.FAILED
-
         if self._left <= 0:
-            return missed(StoreMiss.BUDGET)
-        if not breaker.admit():
-            return missed(StoreMiss.OPEN)
-        began = guarded.clock()
-        try:
-            async with asyncio.timeout(self._left):
-                answer = await ask()
-        except TimeoutError:
-            if breaker.answered > began:  # the engine works, and this waited for others
-                guarded.tell(operation, "no answer in time: much is asked for at once")
-            else:
-                breaker.failed()
-                guarded.tell(operation, "no answer in time")
-            return missed(StoreMiss.TIMEOUT)
-        except StoreFault as fault:
-            if not isinstance(fault, StoreBusy):
-                breaker.failed()
-            guarded.tell(operation, fault.message)
-            return missed(StoreMiss.FAILED)
-        finally:
-            self._left -= guarded.clock() - began
-        breaker.succeeded()
-        return answer
+            miss = StoreMiss.BUDGET
+        elif not breaker.admit():
+            miss = StoreMiss.OPEN
+        else:
+            began = guarded.clock()
+            try:
+                async with asyncio.timeout(self._left):
+                    answer = await ask()
+                breaker.succeeded()
+                return answer
+            except TimeoutError:
+                miss, reason = StoreMiss.TIMEOUT, "no answer in time"
+                if breaker.answered > began:  # the engine works, and this waited for others
+                    reason += ": much is asked for at once"
+                else:
+                    breaker.failed()
+                guarded.tell(operation, reason)
+            except StoreFault as fault:
+                miss = StoreMiss.FAILED
+                if not isinstance(fault, StoreBusy):
+                    breaker.failed()
+                guarded.tell(operation, fault.message)
+            finally:
+                self._left -= guarded.clock() - began
+        self._errors[f"{operation}:{miss}"] += 1
+        return None

@@ -21,7 +21,6 @@ from proxy.stores.guarded import (
     Breaker,
     Guarded,
     Memory,
-    Missing,
     Put,
     Visit,
 )
@@ -86,7 +85,7 @@ async def in_time(asked: Awaitable[T], clock: Clock) -> T:
     return await task
 
 
-async def got(visit: Visit, key: str, *, final: bool = False) -> bytes | Missing:
+async def got(visit: Visit, key: str, *, final: bool = False) -> bytes | None:
     [value] = await visit.get_many([key], final=final)
     return value
 
@@ -100,7 +99,7 @@ async def test_a_namespace_that_asks_for_too_much_keeps_out_no_other(store: Scri
     guarded = Guarded(store, warn=lambda *what: None)
     store.trouble, store.fault = "too much waits", StoreBusy
     for number in range(2 * FAILURES):
-        assert await got(guarded.visit(), f"flood-1/rounds/{number}") is Missing.FAILED
+        assert await got(guarded.visit(), f"flood-1/rounds/{number}") is None
     assert guarded.state == "closed"
     store.fault = StoreFault
     for number in range(FAILURES):
@@ -129,17 +128,10 @@ def visit(guarded: Guarded) -> Visit:
 # What is asked.
 
 
-async def test_a_record_is_asked_for_once(guarded: Guarded, store: Scripted) -> None:
-    store.records[KEY] = b"1"
-    assert await got(guarded.visit(), KEY) == b"1"
-    assert await got(guarded.visit(), KEY) == b"1"
-    assert store.asked == [f"get {KEY}"]
-
-
-async def test_only_what_is_not_known_is_asked_for(visit: Visit, store: Scripted) -> None:
+async def test_only_what_is_not_known_is_asked_for(guarded: Guarded, visit: Visit, store: Scripted) -> None:
     store.records |= {KEY: b"1", OTHER: b"2"}
-    await got(visit, KEY)
-    assert list(await visit.get_many([OTHER, KEY, "a/b/none", OTHER])) == [b"2", b"1", Missing.ABSENT, b"2"]
+    assert await got(guarded.visit(), KEY) == b"1"
+    assert list(await visit.get_many([OTHER, KEY, "a/b/none", OTHER])) == [b"2", b"1", None, b"2"]
     assert store.asked == [f"get {KEY}", f"get {OTHER} a/b/none"]
     assert list(await visit.get_many([])) == []
     assert len(store.asked) == 2
@@ -152,9 +144,9 @@ async def test_only_absence_that_is_final_is_remembered(
     guarded: Guarded, store: Scripted, trouble: str | None, final: bool, asked: int
 ) -> None:
     store.trouble = trouble
-    assert await got(guarded.visit(), KEY, final=final) is (Missing.FAILED if trouble else Missing.ABSENT)
+    assert await got(guarded.visit(), KEY, final=final) is None
     store.trouble = None
-    assert await got(guarded.visit(), KEY, final=final) is Missing.ABSENT
+    assert await got(guarded.visit(), KEY, final=final) is None
     assert store.asked == [f"get {KEY}"] * asked
     assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
     assert await got(guarded.visit(), KEY) == b"1"
@@ -177,7 +169,9 @@ async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guard
     await got(guarded.visit(), KEY, final=True)
     store.records[KEY] = b"1"
     assert await guarded.visit().read([KEY, OTHER]) == [b"1", None]
-    assert guarded.memory.recall([KEY, OTHER]) == {KEY: Missing.ABSENT}
+    assert guarded.memory.recall([KEY, OTHER]) == {KEY: None}
+    store.trouble = "away"
+    assert await guarded.visit().read([KEY]) is await guarded.visit().list("a/") is None
 
 
 async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
@@ -218,8 +212,8 @@ async def test_a_fault_is_told_from_absence_counted_and_reported(
     visit: Visit, store: Scripted, warned: list[tuple[str, str]]
 ) -> None:
     store.trouble = "disk full"
-    assert await got(visit, KEY) is Missing.FAILED
-    assert list(await visit.get_many([KEY, OTHER])) == [Missing.FAILED] * 2
+    assert await got(visit, KEY) is None
+    assert list(await visit.get_many([KEY, OTHER])) == [None] * 2
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
     assert visit.errors == {"get:failed": 2, "put:failed": 1}
     assert warned[0] == ("store get", "store: get: disk full")
@@ -234,8 +228,8 @@ async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(
     asked = asyncio.gather(got(visit, KEY), visit.put(OTHER, b"1", keep=False))
     await turns()
     clock.move(BUDGET)
-    assert await asked == [Missing.FAILED, Put.FAILED]
-    assert await got(visit, KEY) is Missing.FAILED
+    assert await asked == [None, Put.FAILED]
+    assert await got(visit, KEY) is None
     assert visit.errors == {"get:timeout": 1, "put:timeout": 1, "get:budget": 1}
     assert len(store.asked) == 2, "with the budget spent, nobody is asked"
 
@@ -246,7 +240,7 @@ async def test_a_visit_may_have_a_budget_of_its_own(guarded: Guarded, store: Scr
     await clock.let_pass(2 * BUDGET)
     assert not asked.done()
     await clock.let_pass(BUDGET)
-    assert await asked is Missing.FAILED
+    assert await asked is None
 
 
 async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store: Scripted, clock: Clock) -> None:
@@ -258,13 +252,13 @@ async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store:
     assert guarded.state == "open"
     asked = len(store.asked)
     visit = guarded.visit()
-    assert await got(visit, KEY) is Missing.FAILED
+    assert await got(visit, KEY) is None
     assert visit.errors == {"get:open": 1}
     assert await got(visit, OTHER) == b"known"
     assert len(store.asked) == asked
     store.trouble = None
     clock.move(PAUSE)
-    assert await got(guarded.visit(), KEY) is Missing.ABSENT
+    assert await got(guarded.visit(), KEY) is None
     assert guarded.state == "closed"
 
 
@@ -281,7 +275,7 @@ async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, sto
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
     assert visit.errors == {"put:open": 1}, "nobody waits"
     store.hangs = False
-    assert await got(visit, OTHER) is Missing.ABSENT
+    assert await got(visit, OTHER) is None
 
 
 async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clock) -> None:
@@ -390,7 +384,7 @@ async def test_a_damaged_record_is_absent_counted_deleted_and_can_be_put_again(
     visit = guarded.visit()
     store.records |= {KEY: b"SECRET", OTHER: b"good"}
     assert await visit.put(KEY, b"good") is Put.EXISTED
-    assert list(await visit.get_many([KEY, OTHER], intact=is_good)) == [Missing.ABSENT, b"good"]
+    assert list(await visit.get_many([KEY, OTHER], intact=is_good)) == [None, b"good"]
     assert (counted, warned) == (["round"], [("store damaged", f"store: a damaged record counts as absent: {KEY}")])
     assert store.asked[-1] == f"delete {KEY}"
     del store.records[KEY]
@@ -406,7 +400,7 @@ async def test_a_damaged_record_is_absent_even_where_it_cannot_be_deleted(store:
         return False
 
     visit = guarded.visit()
-    assert list(await visit.get_many([KEY], intact=intact)) == [Missing.ABSENT]
+    assert list(await visit.get_many([KEY], intact=intact)) == [None]
     assert visit.errors == {"delete:failed": 1}
 
 
@@ -465,7 +459,7 @@ def test_a_probe_that_is_never_heard_of_again_is_followed_by_another() -> None:
 async def test_what_could_not_be_written_is_read_and_put_again(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.trouble = "away"
     for number in range(FAILURES + 2):
-        assert await guarded.visit().put(f"a-1/rounds/{number}", b"%d" % number) is Put.KEPT
+        assert await guarded.visit().put(f"a-1/rounds/{number}", b"%d" % number) is Put.WRITTEN
     assert guarded.state == "open"
     assert await guarded.visit().put("a-1/rounds/0", b"other") is Put.EXISTED, "it has one of this name"
     assert await guarded.visit().put("a-1/originals/o", b"o", keep=False) is Put.FAILED
@@ -480,12 +474,12 @@ async def test_what_could_not_be_written_is_read_and_put_again(guarded: Guarded,
 async def test_what_could_not_be_written_is_put_at_the_end(store: Scripted, warned: list[tuple[str, str]]) -> None:
     guarded = Guarded(store, warn=lambda *what: warned.append(what))
     store.trouble = "away"
-    assert await guarded.visit().put(KEY, b"1") is Put.KEPT
+    assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
     store.trouble = None
     assert await guarded.close()
     assert store.records == {KEY: b"1"} and len(warned) == 1
     store.trouble = "away"
-    assert await guarded.visit().put(OTHER, b"1") is Put.KEPT
+    assert await guarded.visit().put(OTHER, b"1") is Put.WRITTEN
     await guarded.close()
     assert warned[-1][1] == "store: 1 records were never written"
 
@@ -493,16 +487,17 @@ async def test_what_could_not_be_written_is_put_at_the_end(store: Scripted, warn
 async def test_of_what_could_not_be_written_the_oldest_is_given_up(
     store: Scripted, monkeypatch: pytest.MonkeyPatch, warned: list[tuple[str, str]]
 ) -> None:
-    monkeypatch.setattr(guarded_module, "UNWRITTEN_BYTES", 3_000)
+    monkeypatch.setattr(guarded_module, "UNWRITTEN_BYTES", 20_000)
     guarded = Guarded(store, warn=lambda *what: warned.append(what))
     store.trouble = "away"
-    for number in range(3):
-        assert await guarded.visit().put(f"a-1/rounds/{number}", bytes(1_000)) is Put.KEPT
-    assert list(guarded.memory.unwritten) == ["a-1/rounds/1", "a-1/rounds/2"]
+    for number in range(10):
+        assert await guarded.visit().put(f"a-1/rounds/{number}", bytes(2_000)) is Put.WRITTEN
+    left = [f"a-1/rounds/{number}" for number in range(2, 10)]
+    assert [key for key, _ in guarded.memory.unwritten.items()] == left
     assert "1 records are given up" in warned[-1][1]
     for _ in range(5):  # asked for again, as a client does that gets no reply
-        assert await guarded.visit().put("a-1/rounds/2", bytes(1_000), sure=True) is Put.KEPT
-    assert list(guarded.memory.unwritten) == ["a-1/rounds/1", "a-1/rounds/2"], "it counts once"
+        assert await guarded.visit().put("a-1/rounds/9", bytes(2_000), sure=True) is Put.WRITTEN
+    assert [key for key, _ in guarded.memory.unwritten.items()] == left, "it counts once"
     await guarded.close()
 
 
@@ -530,7 +525,7 @@ def test_the_keys_of_recent_puts_are_bounded_and_count() -> None:
 
 def test_a_put_ends_an_absence_but_no_record() -> None:
     memory = Memory(100_000, 60)
-    memory.keep("a/b/absent", Missing.ABSENT)
+    memory.keep("a/b/absent", None)
     memory.keep("a/b/record", b"1")
     for key in ("a/b/absent", "a/b/record"):
         memory.note_put(key)
