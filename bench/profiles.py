@@ -16,9 +16,10 @@ import msgspec
 from bench.caches import BREAKPOINTS, GPT_5_6, THIRD_MARK
 from bench.outcomes import Bench, Figures, percentile
 from bench.replay import Proxied, Recorded, Strategy
+from proxy import policy
 from proxy.plan.plan import Cause, Room
 from proxy.plan.planner import Fold
-from proxy.policy import Inject, Offload, Profile, presets
+from proxy.policy import Inject, Offload, Profile
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from tests import written
 from tests.transcripts import Run
@@ -40,7 +41,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 def chosen(**keys: Any) -> Chosen:
     """The plan of a policy that sets these keys."""
-    return Chosen(written.offload(**keys), **presets(keys)["tools"])
+    return Chosen(written.offload(**keys), **policy.PROFILES[keys.get("profile", DEFAULT)][1])
 
 
 DEFAULT = Profile.BALANCED

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -81,7 +81,7 @@ class ArchiveUse(StrEnum):
 
 
 class Profile(StrEnum):
-    """Presets of `keep_views` and `max_total_tokens`, and careful of `tools.inject`; see `presets`."""
+    """Presets of `keep_views` and `max_total_tokens`, and careful of `tools.inject`."""
 
     CAREFUL = "careful"
     BALANCED = "balanced"
@@ -416,24 +416,14 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
         return {}
 
 
-PROFILES: Mapping[Profile, Mapping[str, Any]] = {
-    Profile.CAREFUL: {"keep_views": 10, "max_total_tokens": 60_000},
-    Profile.BALANCED: {"keep_views": 2, "max_total_tokens": 30_000},
-    Profile.FRUGAL: {"keep_views": 1, "max_total_tokens": 20_000},
+PROFILES: Mapping[Profile, tuple[Mapping[str, int], Mapping[str, Inject]]] = {
+    Profile.CAREFUL: ({"keep_views": 10, "max_total_tokens": 60_000}, {"inject": Inject.WHEN_OFFLOADING}),
+    Profile.BALANCED: ({"keep_views": 2, "max_total_tokens": 30_000}, {}),
+    Profile.FRUGAL: ({"keep_views": 1, "max_total_tokens": 20_000}, {}),
 }
-"""Tuned on half of the recorded runs; docs/benchmarks.md shows the other half."""
+"""What each profile sets in `offload` and `tools` where the policy says nothing. Tuned on half of the recorded runs;
+docs/benchmarks.md shows the other half.
 
-
-def presets(offload: Mapping[str, Any], base_url: str = "") -> dict[str, Mapping[str, Any]]:
-    """Return, by section, what the profile of this `offload` section sets where the policy says nothing, together with
-    the prices of the upstream at this address. A value of the wrong kind is left to validation.
-
-    Our tools from the start save the first event from writing the whole prompt again, as tools come before messages.
-    `careful` goes without, because it leaves most requests as they came.
-    """
-    profile = offload.get("profile", Profile.BALANCED)
-    if profile not in tuple(Profile):
-        return {}
-    known = price_of(base_url)
-    chosen = {**PROFILES[profile], "cached_read": known.cached_read, "cache_write": known.cache_write}
-    return {"offload": chosen, "tools": {"inject": Inject.WHEN_OFFLOADING} if profile == Profile.CAREFUL else {}}
+Our tools from the start save the first event from writing the whole prompt again, as tools come before messages.
+`careful` goes without, because it leaves most requests as they came.
+"""

@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return f"Settings(host={self.host!r}, port={self.port}, policies={str(self.policies)!r})"
 
 
-def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> Settings:
+def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
     """Settings from flags, and from the environment where a flag is None. The default environment is the process's.
 
     Empty variables do not count: compose files set them. Raises UserMistake, which names the flag or variable and what
@@ -127,7 +127,6 @@ def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None 
             f"a tenant may have half of --buffered-limit, which is less than one body of --body-limit "
             f"({settings.body_limit} bytes): raise the first to {2 * settings.body_limit}, or lower the second"
         )
-    _refuse_loop(settings)
     return settings
 
 
@@ -214,8 +213,8 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
 """Parsers of settings whose text msgspec cannot convert itself."""
 
 
-def _refuse_loop(settings: Settings) -> None:
-    """Refuse the proxy itself as upstream: OPENAI_BASE_URL, which we read, may point agents at the proxy."""
+def refuse_loop(settings: Settings) -> None:
+    """Raise UserMistake if upstream is this proxy: OPENAI_BASE_URL, which we read, may point agents at it."""
     if settings.upstream is None:
         return
     try:

@@ -358,7 +358,8 @@ def test_gc_keeps_to_the_policies(store: Path, tmp_path_factory: pytest.TempPath
     policies = tmp_path_factory.mktemp("policies")
     (policies / "default.yaml").write_text("retention: forever")
     (policies / "gone.yaml").write_text("api_keys: [{env: GONE}]\nretention: 1d")
-    done = run("store", "gc", "--policies", str(policies), GONE="sk", OFFLOAD_STORE=str(store))
+    agents = "http://127.0.0.1:8787/v1"  # as an agent in the same shell has it
+    done = run("store", "gc", "--policies", str(policies), GONE="sk", OFFLOAD_STORE=str(store), OPENAI_BASE_URL=agents)
     assert (done.returncode, done.stdout) == (0, "deleted 1 of 4 records, 5 B\n")
     assert not (store / "gone-0123456789abcdef/original/c.txt").exists()
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.errors import UserMistake
-from proxy.settings import Settings, read, strange_variables
+from proxy.settings import Settings, read, refuse_loop, strange_variables
 
 EVERY = {
     "host": ("0.0.0.0", "0.0.0.0"),
@@ -188,14 +188,14 @@ def test_variables_that_are_no_settings_are_found(name: str, meant: str) -> None
 def test_a_proxy_in_front_of_itself_is_refused(upstream: str, flags: dict[str, str]) -> None:
     """OPENAI_BASE_URL is what people set to point their agent at us."""
     with pytest.raises(UserMistake, match="this proxy itself"):
-        read(flags, {"OPENAI_BASE_URL": upstream})
+        refuse_loop(read(flags, {"OPENAI_BASE_URL": upstream}))
 
 
 @pytest.mark.parametrize("upstream", ["http://127.0.0.1:8788/v1", "http://elsewhere:8787/v1", "https://localhost/v1"])
 def test_an_upstream_beside_the_proxy_is_accepted(upstream: str) -> None:
-    assert read({}, {"OPENAI_BASE_URL": upstream}).upstream == upstream
+    refuse_loop(read({}, {"OPENAI_BASE_URL": upstream}))
 
 
 def test_an_invalid_ipv6_upstream_is_refused() -> None:
     with pytest.raises(UserMistake, match=r"http://\[::1::2\]/v1"):
-        read({"upstream": "http://[::1::2]/v1"}, {})
+        refuse_loop(read({"upstream": "http://[::1::2]/v1"}, {}))

@@ -9,7 +9,7 @@ import msgspec
 
 from proxy.plan.plan import Item, Plan, Room
 from proxy.plan.planner import Fold
-from proxy.policy import Compress, Mode, Offload, presets
+from proxy.policy import PROFILES, Compress, Mode, Offload, Profile
 
 
 class Limited(Offload, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Limited(Offload, frozen=True, kw_only=True):
 
 def offload(**keys: Any) -> Offload:
     """Return the `offload` section of a policy that sets these keys, or `unseen_limit`."""
-    given = {**presets(keys).get("offload", {}), **keys}
+    given = {**PROFILES[keys.get("profile", Profile.BALANCED)][0], **keys}
     if (limit := given.pop("unseen_limit", None)) is None:
         return msgspec.convert(given, Offload)
     return msgspec.convert({**given, "limit": limit}, Limited)

@@ -1,7 +1,7 @@
 """The commands of `offload-proxy`: serve, check, replay, recall, mcp, store and demo.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted, 141 broken pipe.
-Each command imports its modules when it runs, so that `--help` is quick.
+A command's module is imported when it runs, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
+from typing import NamedTuple
 
 from proxy import __version__
 from proxy.cli.words import harmless
 from proxy.errors import ProxyError, UserMistake
-from proxy.settings import Settings, flags, read
-
-Argument = tuple[str, str, str]
-"""An argument's name, metavar and help."""
+from proxy.settings import flags, read
 
 OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -43,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(chosen: argparse.Namespace) -> int:
     """Execute the chosen command; returns the exit code."""
     try:
-        code: int = chosen.run(chosen)
+        settings = read(vars(chosen))
+        module, _, function = chosen.run.partition(":")
+        code: int = getattr(import_module(module), function)(settings, chosen)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -70,125 +71,61 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    served = [(flag, flag.rpartition("-")[2].upper(), meaning) for flag, meaning in flags()]
-    _add(commands, "serve", "run the proxy", served).set_defaults(run=_serve)
-    for name, (run, about, arguments) in _COMMANDS.items():
-        _add(commands, name, about, arguments).set_defaults(run=run)
-    about = "list, read, search and clean up the store"
-    actions = _add(commands, "store", about, ()).add_subparsers(required=True, metavar="ACTION")
-    for name, (about, arguments) in _ACTIONS.items():
-        _add(actions, name, about, (*arguments, *_OF_STORE)).set_defaults(run=_store, action=name)
+    for name, command in _COMMANDS.items():
+        _add(commands, name, command).set_defaults(run=command.run)
+    about = Command("", "list, read, search and clean up the store")
+    actions = _add(commands, "store", about).add_subparsers(required=True, metavar="ACTION")
+    for name, command in _ACTIONS.items():
+        action = command._replace(arguments=(*command.arguments, *_OF_STORE))
+        _add(actions, name, action).set_defaults(run=command.run)
     return parser
 
 
+Argument = tuple[str, str, str]
+"""Its name, metavar and help. The name ends with `?` where it may be left out, and with `*` where it may be repeated; a
+flag without a metavar has no value."""
+
+
+class Command(NamedTuple):
+    run: str
+    """MODULE:FUNCTION, which gets the settings and the arguments, and returns the exit code."""
+    about: str
+    arguments: Sequence[Argument] = ()
+
+
 def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, arguments: Sequence[Argument]
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: Command
 ) -> argparse.ArgumentParser:
-    """Add a command. An argument's name ends with `?` where it may be left out, and with `*` where it may be repeated;
-    a flag without a metavar has no value."""
-    command = commands.add_parser(
+    about = command.about
+    added = commands.add_parser(
         name,
         help=about,
         description=about[0].upper() + about[1:] + ".",
         epilog=_EXAMPLES.get(name, ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for named, metavar, help in arguments:
+    for named, metavar, help in command.arguments:
         ending = named[-1] if named[-1] in "?*" else None
         name = named.rstrip("?*")
         if not metavar:
-            command.add_argument(name, action="store_true", help=help)
+            added.add_argument(name, action="store_true", help=help)
         elif name.startswith("--"):
-            command.add_argument(name, metavar=metavar, help=help, action="append" if ending else "store")
+            added.add_argument(name, metavar=metavar, help=help, action="append" if ending else "store")
         else:
-            command.add_argument(name, metavar=metavar, help=help, nargs=ending)
-    return command
-
-
-def _settings(chosen: argparse.Namespace) -> Settings:
-    return read({name: text for name, text in vars(chosen).items() if text is None or isinstance(text, str)})
-
-
-def _serve(chosen: argparse.Namespace) -> int:
-    from msgspec.structs import replace
-
-    settings = _settings(chosen)
-    from proxy.cli.check import say
-    from proxy.server.runner import serve
-
-    terminal = sys.stderr.isatty()
-    if terminal and not (chosen.log_format or settings.environment.get("OFFLOAD_LOG_FORMAT")):
-        settings = replace(settings, log_format="text")
-    say(settings, terminal=terminal)
-    return serve(settings)
-
-
-def _check(chosen: argparse.Namespace) -> int:
-    from proxy.cli.check import check
-    from proxy.policies import reference, schema
-
-    if chosen.schema or chosen.reference:
-        sys.stdout.write(schema().decode() if chosen.schema else reference())
-        return OK
-    return OK if check(_settings(chosen), chosen.directory, live=chosen.live) else FAILED
-
-
-def _replay(chosen: argparse.Namespace) -> int:
-    from proxy.cli.replay import run
-
-    policies, environment = chosen.policy or (), _settings(chosen).environment
-    run(chosen.files, policies, environment, chosen.dialect, chosen.html, as_json=chosen.json, profiles=chosen.profile)
-    return OK
-
-
-def _recall(chosen: argparse.Namespace) -> int:
-    from proxy.cli.recall import recall
-
-    if chosen.path and (chosen.session or chosen.grep):
-        raise UserMistake("give a PATH, or --session and --grep")
-    return recall(_settings(chosen), chosen.url, chosen.path, chosen.session, chosen.grep)
-
-
-def _mcp(chosen: argparse.Namespace) -> int:
-    from proxy.cli.recall import serve_mcp
-
-    serve_mcp(_settings(chosen), chosen.url)
-    return OK
-
-
-def _store(chosen: argparse.Namespace) -> int:
-    from asyncio import run
-
-    from proxy.cli import store
-
-    settings = _settings(chosen)
-    match chosen.action:
-        case "ls":
-            return run(store.ls(settings, chosen.namespace))
-        case "cat":
-            return run(store.cat(settings, chosen.key))
-        case "grep":
-            return run(store.grep(settings, chosen.pattern, chosen.prefix or ""))
-        case "gc":
-            return run(store.gc(settings, chosen.older_than, dry_run=chosen.dry_run))
-        case "forget":
-            return store.forget(settings, chosen.namespace, sure=chosen.yes)
-        case _:
-            sys.stdout.write(store.namespace_of_key(settings, sys.stdin.buffer.readline().strip()) + "\n")
-            return OK
-
-
-def _demo(chosen: argparse.Namespace) -> int:
-    from proxy.demo import run
-
-    return run(serve=chosen.serve)
+            added.add_argument(name, metavar=metavar, help=help, nargs=ending)
+    return added
 
 
 _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
 
-_COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence[Argument]]] = {
-    "check": (
-        _check,
+_COMMANDS: Mapping[str, Command] = {
+    "serve": Command(
+        "proxy.cli.check:serve",
+        "run the proxy",
+        [(flag, flag.rpartition("-")[2].upper(), meaning) for flag, meaning in flags()],
+    ),
+    "check": Command(
+        "proxy.cli.check:check",
         "check a directory of policies and explain it",
         (
             ("directory?", "DIR", "the directory [OFFLOAD_POLICIES, or policies, or what is built in]"),
@@ -198,8 +135,8 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence
             ("--reference", "", "print the description of every key instead"),
         ),
     ),
-    "replay": (
-        _replay,
+    "replay": Command(
+        "proxy.cli.replay:replay",
         "say what policies would have done to recorded requests",
         (
             ("files*", "FILE", "recorded requests, in their order [your sessions]"),
@@ -210,8 +147,8 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence
             ("--html", "REPORT.html", "also write a report, as one file"),
         ),
     ),
-    "recall": (
-        _recall,
+    "recall": Command(
+        "proxy.cli.recall:recall",
         "look into what your conversations moved out of the context",
         (
             ("path?", "PATH", "a reference, or the file's name in it"),
@@ -220,9 +157,13 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.Namespace], int], str, Sequence
             _URL,
         ),
     ),
-    "mcp": (_mcp, "let an MCP client read what your conversations moved, over standard input and output", (_URL,)),
-    "demo": (
-        _demo,
+    "mcp": Command(
+        "proxy.cli.recall:mcp",
+        "let an MCP client read what your conversations moved, over standard input and output",
+        (_URL,),
+    ),
+    "demo": Command(
+        "proxy.demo:demo",
         "watch an agent go past its context window, without a key or a network",
         (("--serve", "", "then go on serving the dashboard, until Ctrl-C"),),
     ),
@@ -233,22 +174,35 @@ _OF_STORE: Sequence[Argument] = (
     ("--policies", "DIR", "policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES"),
 )
 
-_ACTIONS: Mapping[str, tuple[str, Sequence[Argument]]] = {
-    "ls": ("list namespaces, or one namespace's records", (("namespace?", "NAMESPACE", "one caller"),)),
-    "namespace": ("say which namespace the caller has whose key is on standard input", ()),
-    "cat": ("write one record to standard output, byte for byte", (("key", "KEY", "NAMESPACE/KIND/NAME"),)),
-    "grep": (
+_ACTIONS: Mapping[str, Command] = {
+    "ls": Command(
+        "proxy.cli.store:ls",
+        "list namespaces, or one namespace's records",
+        (("namespace?", "NAMESPACE", "one caller"),),
+    ),
+    "namespace": Command(
+        "proxy.cli.store:namespace", "say which namespace the caller has whose key is on standard input"
+    ),
+    "cat": Command(
+        "proxy.cli.store:cat",
+        "write one record to standard output, byte for byte",
+        (("key", "KEY", "NAMESPACE/KIND/NAME"),),
+    ),
+    "grep": Command(
+        "proxy.cli.store:grep",
         "search records (RE2, case-insensitive); exits with 1 if nothing matches",
         (("pattern", "PATTERN", "what to look for"), ("prefix?", "PREFIX", "only keys with this prefix")),
     ),
-    "gc": (
+    "gc": Command(
+        "proxy.cli.store:gc",
         "delete records older than their tenant's retention",
         (
             ("--older-than", "AGE", "delete all records older than this, such as 30d, whatever the policies say"),
             ("--dry-run", "", "only say how many would be deleted"),
         ),
     ),
-    "forget": (
+    "forget": Command(
+        "proxy.cli.store:forget",
         "delete everything that is kept of a namespace: its records of every kind, captures and rows",
         (
             ("namespace", "NAMESPACE", "one caller, as `store ls` lists them"),

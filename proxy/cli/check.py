@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from proxy.cli.words import duration, several
 from proxy.dialects.messages import MESSAGES
@@ -18,11 +21,11 @@ from proxy.plan.forecast import CAUSES, waiting
 from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
-from proxy.policies import Policies, builtin, load
+from proxy.policies import Policies, load, reference, schema
 from proxy.policies.tenants import KEY_HEADERS, Tenant, described
 from proxy.policy import Inject, Mode, Policy, Upstream
 from proxy.requests.planned import OUR_TOOLS_TOKENS
-from proxy.settings import Settings, strange_variables
+from proxy.settings import Settings, refuse_loop, strange_variables
 from proxy.stores import describe, folder_of, open_store
 from proxy.stores.guarded import Guarded
 from proxy.upstream.client import UpstreamClient, models
@@ -41,25 +44,28 @@ FEW = 5
 """A list of at most so many models, such as a local server's, is shown in full."""
 
 
-def check(settings: Settings, directory: str | None, *, live: bool) -> bool:
-    """Write what the policies of a directory mean and, if `live`, what their upstreams answer; returns whether all
-    of these do as requests need it. Raises PolicyError if a policy is bad.
+def check(settings: Settings, chosen: Namespace) -> int:
+    """Write what the policies of a directory mean and, with `--live`, what their upstreams answer; returns 1 if one of
+    these does not do as requests need it. Raises PolicyError if a policy is bad.
 
     Where no directory is named and there is no `policies`, these are the built-in ones, as for `serve`.
     """
+    if chosen.schema or chosen.reference:
+        sys.stdout.write(schema().decode() if chosen.schema else reference())
+        return 0
+    directory = chosen.directory
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
-    if directory is None and settings.policies is None and not where.exists():
-        policies, place = builtin(settings.upstream), "built in"
-    else:
-        policies, place = load(where, settings.environment, settings.upstream), str(where)
-    sys.stdout.write("".join(f"{line}\n" for line in _lines(place, policies)))
-    found = answers(settings, policies.all()) if live else []
-    if live:
-        sys.stdout.write("\nupstreams, asked now\n")
+    built_in = directory is None and settings.policies is None and not where.exists()
+    policies = load(None if built_in else where, settings.environment, settings.upstream)
+    sys.stdout.write("".join(f"{line}\n" for line in _lines("built in" if built_in else str(where), policies)))
+    if not chosen.live:
+        return 0
+    found = answers(settings, policies.all())
+    sys.stdout.write("\nupstreams, asked now\n")
     for one in found:
         sys.stdout.write(f"  {one.policy.tenant:<10} {one.upstream.base_url}: {one.said}\n")
         sys.stdout.write("".join(f"  {'':<10}   {model}\n" for model in one.models))
-    return all(one.good for one in found)
+    return 0 if all(one.good for one in found) else 1
 
 
 def _lines(where: str, policies: Policies) -> Iterator[str]:
@@ -216,6 +222,17 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
 
 
 # -- what `serve` says before it listens -------------------------------------------------------------------------------
+
+
+def serve(settings: Settings, chosen: Namespace) -> int:
+    refuse_loop(settings)
+    from proxy.server import runner
+
+    terminal = sys.stderr.isatty()
+    if terminal and not (chosen.log_format or settings.environment.get("OFFLOAD_LOG_FORMAT")):
+        settings = replace(settings, log_format="text")
+    say(settings, terminal=terminal)
+    return runner.serve(settings)
 
 
 def say(settings: Settings, *, terminal: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,9 +65,12 @@ def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
     return call
 
 
-def recall(settings: Settings, url: str | None, path: str | None, session: str | None, pattern: str | None) -> int:
+def recall(settings: Settings, chosen: Namespace) -> int:
     """Write sessions, one session's texts, matching lines, or a whole text. Returns the exit code: 1 if nothing is
     there. Raises UserMistake and ProxyError."""
+    path, session, pattern = chosen.path, chosen.session, chosen.grep
+    if path and (session or pattern):
+        raise UserMistake("give a PATH, or --session and --grep")
     given: dict[str, object] = {"session": session} if session else {}
     if path:
         operation, given = b"/recall_read", {"path": path, "characters": WHOLE}
@@ -74,7 +78,7 @@ def recall(settings: Settings, url: str | None, path: str | None, session: str |
         operation, given = b"/recall_search", {"pattern": pattern, "limit": 1_000, **given}
     else:
         operation, given = b"/recall_sessions", {"limit": 200, **given}
-    reply = asyncio.run(_caller(settings, url, ask=True)(operation, msgspec.json.encode(given)))
+    reply = asyncio.run(_caller(settings, chosen.url, ask=True)(operation, msgspec.json.encode(given)))
     if not reply.success:
         raise ProxyError(reply.answer)
     text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)
@@ -82,11 +86,12 @@ def recall(settings: Settings, url: str | None, path: str | None, session: str |
     return 0 if path or any(map(reply.metadata.get, ("matches", "sessions", "texts"))) else 1
 
 
-def serve_mcp(settings: Settings, url: str | None) -> None:
+def mcp(settings: Settings, chosen: Namespace) -> int:
     """Serve an MCP client at standard input and output. Raises UserMistake without the library."""
     try:
-        from proxy.operations import mcp
+        from proxy.operations.mcp import over_stdio
     except ModuleNotFoundError as error:
         raise UserMistake("this needs: pip install 'offload-proxy[mcp]'") from error
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(mcp.over_stdio(_caller(settings, url, ask=False)))
+    asyncio.run(over_stdio(_caller(settings, chosen.url, ask=False)))
+    return 0

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,9 +20,10 @@ from proxy.cli.tally import Tally
 from proxy.cli.words import harmless, several, table
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
-from proxy.policies import defaults, load_alone, parse
+from proxy.policies import defaults, load_alone
 from proxy.policy import Profile
 from proxy.requests.cache import MessageCache
+from proxy.settings import Settings
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens
 
@@ -36,41 +38,31 @@ _NOTES = (
 )
 
 
-def run(
-    files: Sequence[str],
-    policies: Sequence[str],
-    environment: Mapping[str, str],
-    api: str | None,
-    html: str | None,
-    *,
-    as_json: bool,
-    profiles: bool,
-) -> None:
-    """Replay the files under each policy, and print what it would have done; to a file as well with `html`.
+def replay(settings: Settings, chosen: Namespace) -> int:
+    """Replay the files under each policy, and print what it would have done; to a file as well with `--html`.
 
-    Without files it takes the sessions that agents keep in the home directory. `profiles` compares the three profiles.
+    Without files it takes the sessions that agents keep in the home directory. `--profile` compares the three profiles.
     Raises UserMistake.
     """
-    chosen = [(name, load_alone(Path(name), environment)) for name in policies]
-    for one in Profile if profiles else ():
-        text = f"offload: {{profile: {one.value}}}"
-        chosen.append((one.name.lower(), parse(text, "built-in", "default", {}, alone=True).policy))
-    chosen = chosen or [(DEFAULTS, defaults())]
-    tallies = [Tally(name, policy, html is not None) for name, policy in chosen]
+    files, html, environment = chosen.files, chosen.html, settings.environment
+    policies = [(name, load_alone(Path(name), environment)) for name in chosen.policy or ()]
+    if chosen.profile:
+        policies += [(one.value, defaults(one)) for one in Profile]
+    tallies = [Tally(name, policy, html is not None) for name, policy in policies or [(DEFAULTS, defaults())]]
     paths = named(files) if files else _at_home(environment)
     report = Path(html).resolve() if html else None
     if report and (report.suffix.lower() not in (".html", ".htm") or not report.parent.is_dir() or report.is_dir()):
         raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
 
-    count = _replayed(paths, tallies, api)
-    shown = [*headline(tallies, recommend=profiles)]
+    count = _replayed(paths, tallies, chosen.dialect)
+    shown = [*headline(tallies, recommend=chosen.profile)]
     names, rows = [harmless(file) for file in files], list(rows_of(count, tallies))
     if report:
         try:
             report.write_text(page(names, shown, rows, tallies, _NOTES), encoding="utf-8")
         except OSError as error:
             raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
-    if as_json:
+    if chosen.json:
         found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
         figures = msgspec.json.encode({"files": names, "requests": count, "policies": found})
         sys.stdout.write(msgspec.json.format(figures).decode() + "\n")
@@ -79,6 +71,7 @@ def run(
         shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {several(len(paths), 'file')}", ""]
         sys.stdout.write("".join(f"{line}\n" for line in shown))
         sys.stdout.write(table(rows, right=True) + f"\n{textwrap.fill(_NOTES, NOTES)}\n")
+    return 0
 
 
 def _at_home(environment: Mapping[str, str]) -> list[Path]:

@@ -7,10 +7,11 @@ import os
 import sqlite3
 import sys
 import time
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from typing import Any, NamedTuple, TypeVar
 
 from proxy import policies, regex
 from proxy.cli.words import duration, harmless, in_units, several, table
@@ -34,32 +35,30 @@ from proxy.stores import (
 )
 from proxy.tools.search import TooSlow, in_data
 
-AT_ONCE = 32
-"""Records that are deleted at once."""
 SETTLED = 2.0
 """Seconds until `forget` looks a second time for what a proxy was still writing."""
 
 T = TypeVar("T")
 
 
-@asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Store]:
-    """Raises StoreFault and UserMistake."""
-    store = _open(settings)
-    try:
-        yield store
-    finally:
-        await store.close()
+def _run(settings: Settings, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    """Return what `work` does with the store. Raises StoreFault and UserMistake.
 
-
-def _open(settings: Settings) -> Store:
-    """Open the store. Redis knows a record's remaining time to live; its age follows from its tenant's retention."""
+    Redis knows a record's remaining time to live; its age follows from its tenant's retention.
+    """
     folder = folder_of(settings.store)
     if folder is not None and not os.path.lexists(folder):
         raise UserMistake(f"there is no folder {folder}; `serve` makes it, or name another with --store")
-    return open_store(
-        settings.store, _retention(settings) if expires_by_itself(settings.store) else lambda namespace: None
-    )
+    kept_for = _retention(settings) if expires_by_itself(settings.store) else lambda namespace: None
+
+    async def run() -> T:
+        store = open_store(settings.store, kept_for)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
 
 
 def _retention(settings: Settings) -> Retention:
@@ -84,21 +83,20 @@ def _check_namespace(text: str) -> None:
         raise UserMistake(f"{text!r}: expected a namespace, as `store ls` lists them")
 
 
-async def ls(settings: Settings, namespace: str | None) -> int:
+def ls(settings: Settings, chosen: Namespace) -> int:
     """List namespaces with their kinds of records, or the records of one namespace, the newest last."""
-    if namespace:
-        _check_namespace(namespace)
-    now = time.time()
-    async with _opened(settings) as store:
-        entries = await _found(store, f"{namespace}/" if namespace else "")
+    if chosen.namespace:
+        _check_namespace(chosen.namespace)
+    prefix, now = f"{chosen.namespace}/" if chosen.namespace else "", time.time()
+    entries = _run(settings, lambda store: _found(store, prefix))
     if not entries:
         sys.stderr.write("no records\n")
         return 0
     groups = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: (entry.modified, entry.key)):
         owner, kind, part = entry.key.split("/", 2)
-        groups[(kind, part) if namespace else (owner, kind)].append(entry)
-    if namespace:
+        groups[(kind, part) if prefix else (owner, kind)].append(entry)
+    if prefix:
         rows = [["KIND", "SIZE", "LAST USED", "KEY", "PATH"]]
         for (kind, part), [entry] in groups.items():
             path = harmless(name_of(part) or "") if kind == "files" else ""  # the file's name for its owner
@@ -112,11 +110,10 @@ async def ls(settings: Settings, namespace: str | None) -> int:
     return 0
 
 
-async def cat(settings: Settings, key: str) -> int:
+def cat(settings: Settings, chosen: Namespace) -> int:
     """Write one record's bytes. Exits with 1 if there is none."""
-    _taken(checked, key)
-    async with _opened(settings) as store:
-        value = await store.get(key)
+    key = _taken(checked, chosen.key)
+    value = _run(settings, lambda store: store.get(key))
     if value is None:
         sys.stderr.write(f"offload-proxy: no record {key}\n")
         return 1
@@ -124,40 +121,53 @@ async def cat(settings: Settings, key: str) -> int:
     return 0
 
 
-async def grep(settings: Settings, pattern: str, prefix: str) -> int:
+def grep(settings: Settings, chosen: Namespace) -> int:
     """Write `KEY:LINE:TEXT` for each matching line. Exits with 1 if none matches, like grep."""
-    find, found = _taken(regex.compile, pattern), False
-    async with _opened(settings) as store:
-        try:
-            for entry in await _found(store, prefix):
-                text = (await store.get(entry.key) or b"").decode("utf-8", "replace")
-                for match in in_data(entry.key, text.encode(), find):
-                    found = True
-                    sys.stdout.write(f"{entry.key}:{match.line}:{harmless(match.text)}\n")
-        except TooSlow as error:
-            raise UserMistake(str(error)) from error
-    return 0 if found else 1
+    find = _taken(regex.compile, chosen.pattern)
+
+    async def search(store: Store) -> int:
+        code = 1
+        for entry in await _found(store, chosen.prefix or ""):
+            text = (await store.get(entry.key) or b"").decode("utf-8", "replace")
+            for match in in_data(entry.key, text.encode(), find):
+                code = 0
+                sys.stdout.write(f"{entry.key}:{match.line}:{harmless(match.text)}\n")
+        return code
+
+    try:
+        return _run(settings, search)
+    except TooSlow as error:
+        raise UserMistake(str(error)) from error
 
 
-async def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> int:
-    """Delete records older than `older_than`, or else older than their tenant's retention."""
-    age = _taken(policies.duration, older_than) if older_than is not None else None
-    kept_for = _retention(settings) if older_than is None else lambda namespace: age
-    async with _opened(settings) as store:
+def gc(settings: Settings, chosen: Namespace) -> int:
+    """Delete records older than `--older-than`, or else older than their tenant's retention."""
+    age = None if chosen.older_than is None else _taken(policies.duration, chosen.older_than)
+    kept_for = _retention(settings) if chosen.older_than is None else lambda namespace: age
+
+    async def delete_old(store: Store) -> tuple[int, list[Entry]]:
         now, entries = time.time(), await _found(store, "")
         limits = ((entry, kept_for(namespace_of(entry.key))) for entry in entries)
         old = [entry for entry, limit in limits if limit is not None and now - entry.modified > limit]
-        if not dry_run:
+        if not chosen.dry_run:
             await store.delete(*(entry.key for entry in old))
-    count, size = len(old), in_units(sum(entry.size for entry in old))
-    sys.stdout.write(f"{'would delete' if dry_run else 'deleted'} {count} of {len(entries)} records, {size}\n")
+        return len(entries), old
+
+    count, old = _run(settings, delete_old)
+    done, size = "would delete" if chosen.dry_run else "deleted", in_units(sum(entry.size for entry in old))
+    sys.stdout.write(f"{done} {len(old)} of {count} records, {size}\n")
     return 0
 
 
-def namespace_of_key(settings: Settings, key: bytes) -> str:
-    """Return the namespace of the caller with this key, or of callers without one. Raises Unauthorized."""
+def namespace(settings: Settings, chosen: Namespace) -> int:
+    """Write the namespace of the caller whose key is on standard input, or of callers without one.
+
+    Raises Unauthorized.
+    """
+    key = sys.stdin.buffer.readline().strip()
     sent = [(b"authorization", b"Bearer " + key)] if key else []
-    return identify(sent, policies.load(settings.policies, settings.environment)).namespace
+    sys.stdout.write(identify(sent, policies.load(settings.policies, settings.environment)).namespace + "\n")
+    return 0
 
 
 # -- forget ------------------------------------------------------------------------------------------------------------
@@ -178,16 +188,18 @@ class Kept(NamedTuple):
         return f"{several(self.records, 'record')}, {several(self.files, 'file')} of captured requests{rows}"
 
 
-def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
-    """Delete all that is kept of a namespace, and say what that was; ask first, unless `sure`.
+def forget(settings: Settings, chosen: Namespace) -> int:
+    """Delete all that is kept of a namespace, and say what that was; ask first, unless `--yes` is given.
 
     Returns the exit code: 1 if there is nothing, if the answer was no, or if more may come. No request waits until the
     texts that it moved are stored, so a proxy may go on writing after the caller's last one. Raises UserMistake and
     StoreFault.
     """
-    _check_namespace(namespace)
-    kept = asyncio.run(_kept(settings, namespace, delete=False))
-    if kept and not sure:
+    namespace = chosen.namespace
+    if not is_part(namespace):
+        raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
+    kept = _kept(settings, namespace, delete=False)
+    if kept and not chosen.yes:
         if not sys.stdin.isatty():
             raise UserMistake(f"this would delete {kept}: give --yes, as there is no terminal to ask")
         sys.stdout.write(f"{kept}\nDelete all of this of {namespace} for good? [y/N] ")
@@ -195,18 +207,18 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return 1
     # Also where there is nothing here: another replica may have rows.
-    if not (gone := asyncio.run(_kept(settings, namespace, delete=True))):
+    if not (gone := _kept(settings, namespace, delete=True)):
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
     sys.stdout.write(f"deleted {gone}\n")
     time.sleep(SETTLED)
-    if late := asyncio.run(_kept(settings, namespace, delete=True)):
+    if late := _kept(settings, namespace, delete=True):
         sys.stdout.write(f"deleted {late}\n")
         sys.stderr.write(f"more of {namespace} may come: end its conversations, then run this again\n")
     return 1 if late else 0
 
 
-async def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
+def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
     """Return how much is kept, and delete it if told to. Raises UserMistake and StoreFault."""
     files, rows = 0, None
     if settings.capture is not None:
@@ -224,10 +236,13 @@ async def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
                     table.forget(namespace, time.time())
         except (DashboardFault, sqlite3.Error) as error:
             raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
-    async with _opened(settings) as store:
+
+    async def count(store: Store) -> int:
         keys = [entry.key for entry in await _found(store, f"{namespace}/")]
         if delete and settings.dashboard is not None:  # for the dashboards of other replicas
             await store.put(fleet.forgotten(namespace, time.time()), b"")
-        for start in range(0, len(keys) if delete else 0, AT_ONCE):
-            await asyncio.gather(*map(store.delete, keys[start : start + AT_ONCE]))
-    return Kept(len(keys), files, rows)
+        if delete:
+            await store.delete(*keys)
+        return len(keys)
+
+    return Kept(_run(settings, count), files, rows)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -18,17 +19,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from proxy.errors import ProxyError, UserMistake
-from proxy.settings import read
+from proxy.settings import Settings
 
 OK, FAILED = 0, 1
 START, STOP = 20.0, 10.0
 """Seconds within which the proxy must listen, and must exit before it is killed."""
 
 
-def run(*, serve: bool = False) -> int:
+def demo(settings: Settings, chosen: Namespace) -> int:
     """Run the demo; returns the exit code: 0, or 1 if a check failed.
 
-    With `serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved results stay in a new
+    With `--serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved results stay in a new
     temporary folder for the user to look at; an interrupted demo removes it.
     """
     if find_spec("openai") is None:
@@ -38,13 +39,13 @@ def run(*, serve: bool = False) -> int:
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that our child processes end, too
     folder = Path(tempfile.mkdtemp(prefix="offload-demo-"))
     try:
-        return _run(folder, serve)
+        return _run(settings, folder, serve=chosen.serve)
     except (KeyboardInterrupt, SystemExit):
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _run(folder: Path, serve: bool) -> int:
+def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
     from openai import DefaultHttpxClient, OpenAI
 
     from proxy.demo import session
@@ -54,7 +55,7 @@ def _run(folder: Path, serve: bool) -> int:
     count = lru_cache(maxsize=4096)(Tokens().count)  # an agent sends the same texts again and again
     with ScriptedUpstream(count).serving() as upstream:
         with (
-            _serving(upstream.url, folder, dashboard=serve) as address,
+            _serving(settings, upstream.url, folder, dashboard=serve) as address,
             DefaultHttpxClient(trust_env=False) as direct,
             OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
         ):
@@ -73,14 +74,15 @@ def _run(folder: Path, serve: bool) -> int:
 
 
 @contextmanager
-def _serving(upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
+def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
     """Run the proxy for the block as a user would; yields its address. Raises ProxyError."""
     log = folder / "proxy.log"
     command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
     command += [f"--upstream={upstream}", f"--store={folder / 'store'}"]
     command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
-    variables = read({"upstream": upstream, "port": "0"}).environment
-    ours = {name: value for name, value in variables.items() if not name.upper().endswith("_PROXY")}  # all is loopback
+    ours = {
+        name: value for name, value in settings.environment.items() if not name.upper().endswith("_PROXY")
+    }  # all is loopback
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=ours)
     try:

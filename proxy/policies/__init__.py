@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,9 +24,21 @@ from proxy.errors import PolicyError
 from proxy.plan.plan import CEILING_SHARE, Room
 from proxy.plan.prices import ASSUMED, price_of
 from proxy.plan.texts import ResultRole, ResultRule
-from proxy.policies.format import Document, Path, PolicyFile, accepted, duration, explained, reference, schema
+from proxy.policies.format import Document, Path, PolicyFile, duration, explained, reference, schema
 from proxy.policies.tenants import CALLER, Policies
-from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Sections, Tools, Upstream, presets
+from proxy.policy import (
+    LISTED,
+    PROFILES,
+    Compress,
+    Inject,
+    Mode,
+    Offload,
+    Policy,
+    Profile,
+    Sections,
+    Tools,
+    Upstream,
+)
 
 __all__ = ["Policies", "duration", "reference", "schema"]
 
@@ -72,11 +85,11 @@ def parse(
     matter. Raises PolicyError, which names the file, the line, the key and what was expected there.
     """
     document, is_default = Document(text, name, environment), stem == "default"
-    value = accepted(document.value)
+    value = document.value
     if isinstance(value, dict):
         value = overlay({"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}, value)
     try:
-        written = msgspec.convert(_preset(value), PolicyFile)
+        written = msgspec.convert(value, PolicyFile)
     except msgspec.ValidationError as error:
         raise document.error(*explained(str(error))) from error
     bare = Policy(
@@ -108,16 +121,6 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _preset(sections: Any) -> Any:
-    """Return these sections with what their profile and their upstream set where they say nothing."""
-    given = sections if isinstance(sections, Mapping) else {"offload": None}
-    offload, upstream = given.get("offload", {}), given.get("upstream", {})
-    if not isinstance(offload, Mapping) or not isinstance(upstream, Mapping):
-        return sections  # a fault, which is explained when it is converted
-    address = upstream.get("base_url", Upstream().base_url)
-    return overlay(presets(offload, address if isinstance(address, str) else ""), given)
-
-
 def _ruled(policy: Policy, value: Mapping[str, Any], own: Mapping[str, Any]) -> Policy:
     """Return the policy with what is written, and with its rules. `own` is what differs in one API's upstream."""
 
@@ -135,15 +138,17 @@ def _ruled(policy: Policy, value: Mapping[str, Any], own: Mapping[str, Any]) -> 
 
 
 def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
-    """Return the policy with these sections."""
-    sections = _preset(value)
+    """Return the policy with these sections, and with what their profile and upstream set where they say nothing."""
+    upstream, offload = msgspec.convert(value.get("upstream", {}), Upstream), value.get("offload", {})
+    known, (chosen, tools) = price_of(upstream.base_url), PROFILES[offload.get("profile", Profile.BALANCED)]
+    prices = {"cached_read": known.cached_read, "cache_write": known.cache_write}
     return replace(
         policy,
         model=model,
-        upstream=msgspec.convert(sections.get("upstream", {}), Upstream),
-        offload=msgspec.convert(sections.get("offload", {}), Offload),
-        tools=msgspec.convert(sections.get("tools", {}), Tools),
-        listed=LISTED.difference(value.get("offload", {})),
+        upstream=upstream,
+        offload=msgspec.convert({**prices, **chosen, **offload}, Offload),
+        tools=msgspec.convert({**tools, **value.get("tools", {})}, Tools),
+        listed=LISTED.difference(offload),
     )
 
 
@@ -233,8 +238,9 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
         for key, other, holds, text in _pairs(part) if part.offload.mode is not Mode.OFF else ():
             place = next((one for one in (key, other) if one and at(written, one) is not None), None)
             if holds and place:
-                first = at(msgspec.to_builtins(part, enc_hook=list), key)
-                shown = "" if isinstance(first, dict) else f" ({first})" if isinstance(first, str) else f" ({first:,g})"
+                first = attrgetter(key)(part)
+                shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})"
+                shown = "" if isinstance(first, Compress) else shown
                 yield (*path, *place.split(".")), f"`{key.rpartition('.')[2]}`{shown} {text}"
 
 
@@ -275,21 +281,17 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
 # -- all files --
 
 
-def builtin(base_url: str | None = None) -> Policies:
-    """Return the policies used without a directory: one for everybody, with all defaults and the client's own key."""
-    return Policies(default=defaults(base_url), named=(), by_digest={})
-
-
-def defaults(base_url: str | None = None) -> Policy:
-    return parse("{}", "built-in", "default", {}, base_url).policy
+def defaults(profile: Profile = Profile.BALANCED) -> Policy:
+    return parse(f"offload: {{profile: {profile}}}", "built-in", "default", {}).policy
 
 
 def load(directory: pathlib.Path | None, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
-    """Load every `*.yaml` in `directory`, or without one what is built in. `base_url` is used if a file has none.
+    """Load every `*.yaml` in `directory`, or without one what is built in: one policy for everybody, with all defaults
+    and the client's own key. `base_url` is used if a file has none.
 
     Raises PolicyError with a line for each bad file.
     """
-    return _parsed(_read(directory), environment, base_url) if directory else builtin(base_url)
+    return _parsed(_read(directory), environment, base_url)
 
 
 def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
@@ -307,7 +309,7 @@ class PolicyLoader:
         base_url: str | None = None,
         told: Callable[[bool], None] = lambda taken: None,
     ) -> None:
-        """Load the policies, or without a directory use `builtin`, which never changes. Raises PolicyError.
+        """Load the policies as `load` does. Raises PolicyError.
 
         `told` is called after every reload, in any thread, with whether the reload succeeded.
         """
@@ -340,23 +342,22 @@ class PolicyLoader:
     async def watch(self) -> None:
         """Reload after every change and on SIGHUP, until cancelled."""
         hangup, loop = asyncio.Event(), asyncio.get_running_loop()
-        with _on_hangup(hangup.set):
-            before = self._files
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(INTERVAL):
-                        await hangup.wait()
-                now = await loop.run_in_executor(None, _read, self._directory)
-                # Wait until nothing changes between two looks, because a half-written file is not an error.
-                if hangup.is_set() or (now == before and now != self._files):
-                    hangup.clear()
-                    await loop.run_in_executor(None, self.reload)
-                before = now
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, hangup.set)
+        before = self._files
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL):
+                    await hangup.wait()
+            now = await loop.run_in_executor(None, _read, self._directory)
+            # Wait until nothing changes between two looks, because a half-written file is not an error.
+            if hangup.is_set() or (now == before and now != self._files):
+                hangup.clear()
+                await loop.run_in_executor(None, self.reload)
+            before = now
 
     def _load(self) -> Policies:
         self._files = _read(self._directory)
-        if self._directory is None:
-            return builtin(self._base_url)
         policies = _parsed(self._files, self._environment, self._base_url)
         for warning in policies.warnings:
             logger.warning("%s", warning)
@@ -372,8 +373,10 @@ class _Files(NamedTuple):
 
 def _read(directory: pathlib.Path | None) -> _Files:
     """Read the policies; hidden files are editors' locks and, in a mounted ConfigMap, what the links point to."""
+    if directory is None:
+        return _Files({pathlib.Path("default.yaml"): "{}"}, [])
     try:
-        paths = sorted(path for path in directory.iterdir() if not path.name.startswith(".")) if directory else []
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except OSError as error:
         return _Files({}, [f"{directory}: expected a directory of policies: {error.strerror}"])
     texts, faults = dict[pathlib.Path, str](), list[str]()
@@ -385,7 +388,7 @@ def _read(directory: pathlib.Path | None) -> _Files:
                 texts[path] = _text(path)
             except PolicyError as error:
                 faults.append(str(error))
-    if directory and not texts and not faults:
+    if not texts and not faults:
         faults.append(f"{directory}: expected at least one policy, such as default.yaml")
     return _Files(texts, faults)
 
@@ -427,18 +430,3 @@ def _parsed(files: _Files, environment: Mapping[str, str], base_url: str | None)
         by_digest={digest: source.policy for source in sources for digest, _ in source.keys},
         warnings=tuple(warning for source in sources for warning in source.warnings),
     )
-
-
-@contextlib.contextmanager
-def _on_hangup(callback: Callable[[], None]) -> Iterator[None]:
-    """Call `callback` on SIGHUP, if the system has that signal and this is the main thread."""
-    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
-    loop.add_signal_handler(signal.SIGHUP, callback)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, before)

@@ -19,7 +19,7 @@ from msgspec import Meta
 from proxy.errors import PolicyError
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.texts import ResultRule
-from proxy.policy import PROFILES, Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream, presets
+from proxy.policy import PROFILES, Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream
 
 Path = tuple[str | int, ...]
 """The path to a value: keys and 0-based indexes from the top."""
@@ -106,7 +106,10 @@ class Document:
             if key.value in values:
                 raise self.error(place, f"given twice, first on line {self._lines[place]}", line)
             self._lines[place] = line
-            values[key.value] = self._value(value, place)
+            found = self._value(value, place)
+            # Two surprises of YAML: it reads `off` as false, and a section with nothing but comments as null.
+            if found is not None or key.value not in _EMPTY_IS_DEFAULT:
+                values[key.value] = "off" if key.value == "mode" and found is False else found
         return values
 
 
@@ -183,19 +186,6 @@ _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant"} | _LISTS
 """Keys that may be empty, for example because everything in a section is commented out."""
 
 
-def accepted(value: Any) -> Any:
-    """Undo two surprises of YAML: it reads `off` as false, and a section with nothing but comments as null."""
-    if isinstance(value, list):
-        return [accepted(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: "off" if key == "mode" and member is False else accepted(member)
-        for key, member in value.items()
-        if member is not None or key not in _EMPTY_IS_DEFAULT
-    }
-
-
 def duration(text: str) -> float | None:
     """`30d`, `12h`, `15m`, `90s` or `2w` in seconds; `forever` is None. Raises ValueError."""
     if text == "forever":
@@ -233,12 +223,11 @@ def _for_editors(value: Any) -> Any:
 
 def reference() -> str:
     """The tables of profiles, prices and keys, in Markdown."""
-    keys = list(PROFILES[Profile.BALANCED])
+    keys = list(PROFILES[Profile.BALANCED][0])
     head: tuple[object, ...] = ("profile", *(f"`{key}`" for key in (*keys, "tools.inject")))
     profiles = [head]
-    for profile, chosen in PROFILES.items():
-        inject = presets({"profile": profile})["tools"].get("inject", Tools().inject)
-        profiles.append((profile, *(f"{chosen[key]:,}" for key in keys), inject))
+    for profile, (chosen, tools) in PROFILES.items():
+        profiles.append((profile, *(f"{chosen[key]:,}" for key in keys), tools.get("inject", Tools().inject)))
 
     prices: list[tuple[object, ...]] = [
         ("list", "models", "`cached_read`", "`cache_write`", "`input_price`", "dearer above", "source")

@@ -66,10 +66,7 @@ def captures(tmp_path: Path) -> Path:
     return folder
 
 
-def test_everything_of_one_namespace_goes(
-    store: str, captures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.cli.store.AT_ONCE", 2)
+def test_everything_of_one_namespace_goes(store: str, captures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
     assert capsys.readouterr() == ("deleted 6 records, 2 files of captured requests\n", "")
     assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}

@@ -16,10 +16,11 @@ import pytest
 
 from proxy import policies as book_module
 from proxy.errors import PolicyError
-from proxy.policies import INTERVAL, Policies, PolicyLoader, builtin, load
+from proxy.policies import INTERVAL, Policies, PolicyLoader, load
 from proxy.policy import LISTED, Policy, Upstream
 from tests.clock import Clock, turns, until
 
+BUILT_IN = load(None, {})
 SHIPPED = Path(__file__).parents[2] / "policies"
 ENVIRONMENT = {"ACME": "sk-acme", "GLOBEX": "sk-globex"}
 ACME = "api_keys: [{env: ACME}]\n"
@@ -72,8 +73,8 @@ def test_no_key_and_no_digest_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_builtin_serves_everybody_at_the_given_address() -> None:
-    assert builtin() == Policies(default=Policy(listed=LISTED), named=(), by_digest={})
-    elsewhere = builtin("https://x.example/v1").tenant_for_key(b"any")
+    assert Policies(default=Policy(listed=LISTED), named=(), by_digest={}) == BUILT_IN
+    elsewhere = load(None, {}, "https://x.example/v1").tenant_for_key(b"any")
     assert elsewhere == Policy(upstream=Upstream(base_url="https://x.example/v1"), listed=LISTED)
 
 
@@ -142,11 +143,11 @@ def test_what_is_no_policy_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_shipped_default_says_the_defaults() -> None:
-    assert load(SHIPPED, {}) == builtin()
+    assert load(SHIPPED, {}) == BUILT_IN
 
 
 def test_the_shipped_default_follows_the_address_from_outside() -> None:
-    assert load(SHIPPED, {}, "http://x/v1") == builtin("http://x/v1")
+    assert load(SHIPPED, {}, "http://x/v1") == load(None, {}, "http://x/v1")
 
 
 def test_the_shipped_examples_load_together() -> None:
@@ -324,21 +325,18 @@ async def test_a_file_that_cannot_be_read_for_a_while_is_read_again(
 
 
 async def test_sighup_takes_the_directory_at_once(tmp_path: Path, clock: Clock) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as the server has it until the book listens
     book = PolicyLoader(put(tmp_path, default="{}"), {})
     async with watched(book, clock):
         put(tmp_path, default="tenant: now")
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: repr(book.current) == "Policies(now)")
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_reload_says_whether_it_was_taken(tmp_path: Path) -> None:
     book = PolicyLoader(put(tmp_path, default="{}"), {})
     put(tmp_path, default="")
     assert not book.reload()
-    assert book.current == builtin()
+    assert book.current == BUILT_IN
 
 
 async def test_the_builtin_is_followed_as_well(clock: Clock) -> None:
@@ -346,4 +344,4 @@ async def test_the_builtin_is_followed_as_well(clock: Clock) -> None:
     async with watched(book, clock) as watch:
         os.kill(os.getpid(), signal.SIGHUP)
         await watch.look()
-    assert book.current == builtin("http://x/v1")
+    assert book.current == load(None, {}, "http://x/v1")
