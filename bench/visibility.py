@@ -49,7 +49,7 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
     for messages, _ in requests_of(run):
         asked = CHAT.parse(_body(run, messages))
         history = await plan(CHAT, asked, policy, None, reader)
-        if history is None or not history.concerns_us:
+        if history is None or not history.may_change:
             sent.bodies.append(asked.body)
             continue
         shown = _shown(history, made)

@@ -88,8 +88,8 @@ class Tally:
         self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
-        self.tokens_before += planned.whole(planned.tokens)
-        self.tokens_after += planned.whole(seen.tokens, ours=seen.ours)
+        self.tokens_before += planned.prompt(planned.tokens)
+        self.tokens_after += planned.prompt(seen.tokens, ours=seen.ours)
         self.cost_before += seen.before
         self.cost_after += seen.after
         price = planned.policy.offload.input_price or price_of("", planned.request.model).input_price

@@ -154,15 +154,15 @@ class Form(msgspec.Struct, frozen=True):
         """Why the request is sent as the client sent it, or `Reason.NONE`."""
         return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
 
-    def after(self, complaint: Complaint, carried: frozenset[Addition], *, concerned: bool = True) -> Form | None:
+    def after(self, complaint: Complaint, carried: frozenset[Addition], *, changed: bool = True) -> Form | None:
         """Return what to try after this complaint, or None if upstream's refusal must go to the client. `carried` is
         what was changed in the refused request: empty for the client's own bytes, `FORGIVING` if only the wish to have
-        thinking dropped was added to them, else with `ANY`. `concerned` is whether we may have changed an earlier
+        thinking dropped was added to them, else with `ANY`. `changed` is whether we may have changed an earlier
         request of the conversation."""
         tried = replace(self, bare_refused=self.bare_refused or not carried)
         if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
             return replace(tried, replanned=self.replanned + 1)
-        if complaint is Addition.THINKING and concerned and complaint not in self.without and not self.in_vain:
+        if complaint is Addition.THINKING and changed and complaint not in self.without and not self.in_vain:
             return replace(tried, without=self.without | {complaint}, blamed=self.blamed | {complaint})
         if not carried or complaint is Verdict.FINAL or (carried == FORGIVING and self.bare_refused):
             return None

@@ -235,7 +235,7 @@ class _Request:
         if planned is None or prepared.reason:
             return prepared
         size = planned.request.size
-        if planned.concerns_us:
+        if planned.may_change:
             if Addition.PLACE in without:
                 planned = replace(planned, role=SnapshotRole.USER)
             rendered = await self._rendered(prepared, planned)

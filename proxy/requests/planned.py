@@ -90,7 +90,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return cache_lifetime(self.policy.upstream.base_url, self.request.model, self.request.body)
 
     @cached_property
-    def concerns_us(self) -> bool:
+    def may_change(self) -> bool:
         """Whether the request may have to be changed."""
         return self._changes and not self.bound
 
@@ -125,7 +125,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """Whether the history is sent whole so that its summary lacks nothing: that fits, and costs little more."""
         if self.summary_asked is None or not self.room.holds(self.tokens):
             return False
-        head = self.prompt(0) - OUR_TOOLS_TOKENS
+        head = self.prompt(0)
         return worth_whole(self.history.items, self.plan, self.policy, head, OUR_TOOLS_TOKENS)
 
     def cut(self) -> Planned:
@@ -155,13 +155,10 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The digests of the history: entry *i* identifies the meaning of the first *i* messages."""
         return self.history.links
 
-    def prompt(self, tokens: int) -> int:
-        """Return the tokens of the whole prompt with `tokens` of messages, our tools included."""
-        return tokens + self.room.aside - self.room.reply + self.room.preamble
-
-    def whole(self, tokens: int, *, ours: bool = False) -> int:
+    def prompt(self, tokens: int, *, ours: bool = False) -> int:
         """Return the tokens of the whole prompt with `tokens` of history, and with `ours` or without our tools."""
-        return self.prompt(tokens) - (0 if ours else OUR_TOOLS_TOKENS)
+        others = self.room.aside - self.room.reply + self.room.preamble
+        return tokens + others - (0 if ours else OUR_TOOLS_TOKENS)
 
     def reply_left(self, tokens: int) -> int | None:
         """Return the tokens left for the reply beside `tokens` of messages, None if the window is not known."""
@@ -180,7 +177,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         if window is None or not self.request.reply_tokens:
             return False
         share = 1 - WINDOW_MARGIN if refused else 1
-        return self.whole(self.tokens) + self.request.reply_tokens > int(window * share)
+        return self.prompt(self.tokens) + self.request.reply_tokens > int(window * share)
 
     def replies(self) -> dict[int, Reply]:
         """Return the replies that may have hidden rounds, by their indexes."""

@@ -116,7 +116,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, without its plan."""
         held = Reason.FIELD if self.obstacle else Reason.NONE
-        why = self.unplanned or held or (self.form.reason if self.concerned else Reason.NONE)
+        why = self.unplanned or held or (self.form.reason if self.may_have_changed else Reason.NONE)
         whole = self.planned is not None and self.planned.sent_whole and not self.observed
         return why or (Reason.SUMMARY if whole else Reason.NONE)
 
@@ -126,9 +126,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         return None if self.reason else self.planned
 
     @property
-    def concerned(self) -> bool:
+    def may_have_changed(self) -> bool:
         """Whether we may have changed this request, or an earlier one of the conversation."""
-        return self.planned is not None and self.planned.concerns_us
+        return self.planned is not None and self.planned.may_change
 
     @property
     def additions(self) -> frozenset[Addition]:
@@ -158,7 +158,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         if self.planned is None:
             return 0
         ours = self.rendered.injecting if self.rendered else bool(self.foreseen and self.foreseen.ours)
-        return self.planned.whole(self.tokens, ours=ours)
+        return self.planned.prompt(self.tokens, ours=ours)
 
     @property
     def limit(self) -> int | None:
@@ -226,7 +226,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         changed = self.compacted or self.compressed
         return [
             (b"x-offload-mode", (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode()),
-            (b"x-offload-tokens-before", b"%d" % planned.whole(planned.tokens)),
+            (b"x-offload-tokens-before", b"%d" % planned.prompt(planned.tokens)),
             (b"x-offload-tokens-after", b"%d" % self.prompt),
             (b"x-offload-compacted", b"%d" % self.compacted),
             (b"x-offload-compressed", b"%d" % self.compressed),
@@ -242,7 +242,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 def foreseen(planned: Planned, said: Reported | None = None) -> Forecast:
     """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
-    head = planned.prompt(0) - OUR_TOOLS_TOKENS
+    head = planned.prompt(0)
     return forecast(planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 
@@ -288,7 +288,7 @@ def of_chat(
         outcome,
         messages=len(planned.history),
         left_alone=planned.history.irregular,
-        tokens_before=planned.whole(planned.tokens),
+        tokens_before=planned.prompt(planned.tokens),
         tokens_after=prepared.prompt,
         holdout=Holdout.NONE if prepared.observed else planned.holdout,
         events=len(planned.plan.events),
@@ -319,7 +319,7 @@ def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
         spent, planned = turn.spent, rendered.planned
         if spent.said <= turn.rounds:
             return 0, 0, Basis.UNKNOWN
-        offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
+        offload, head = planned.policy.offload, planned.prompt(0)
         sent = head + rendered.tokens + sum(use.tokens for use in prepared.uses)
         sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
         warm = spent.cached > 0 or event_at(planned.plan) is not None
@@ -388,7 +388,7 @@ class Ladder:
     def first(self, prepared: Prepared, form: Form) -> Form:
         """Return `form` without the additions that upstream refuses, as far as is known."""
         planned = prepared.planned
-        if planned is None or not planned.concerns_us or not self._known.has_refusals(self._namespace):
+        if planned is None or not planned.may_change or not self._known.has_refusals(self._namespace):
             return replace(form, without=frozenset())
         possible = [Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
@@ -403,7 +403,7 @@ class Ladder:
         carried = prepared.additions or form.without & FORGIVING
         if not carried:
             self._own = self._own or refusal
-        again = None if prepared.rounds else form.after(complaint, carried, concerned=prepared.concerned)
+        again = None if prepared.rounds else form.after(complaint, carried, changed=prepared.may_have_changed)
         if again is None:
             return refusal if complaint is Verdict.FINAL else self._own or refusal
         if complaint is Verdict.OVERFLOW and planned is not None:
@@ -413,7 +413,7 @@ class Ladder:
                 policy=planned.policy,
                 model=planned.request.model,
                 named=refusals.window(refusal.said()),
-                counted=planned.prompt(prepared.tokens) + reply,
+                counted=planned.prompt(prepared.tokens, ours=True) + reply,
                 measured=not planned.history.fixed,  # images, audio and files cannot be counted
             )
             self._window = learn(self._learner)

@@ -58,7 +58,7 @@ def consider(services: Services, client: Exchange, prepared: Prepared, records: 
     price = _price(policy, planned.request.model)
     if rendered.plan.empty or not whole_fits or not drawn or price is None:
         return
-    expected = (planned.prompt(planned.tokens) + prepared.prompt + 2 * OUTPUT_PRICE * REPLY_TOKENS) * price
+    expected = (planned.prompt(planned.tokens, ours=True) + prepared.prompt + 2 * OUTPUT_PRICE * REPLY_TOKENS) * price
     if not spending.take(tenant, expected, policy.offload.verify_budget / services.settings.workers):
         return
     seen, unheard = _action(turn), client.unheard()

@@ -81,7 +81,7 @@ def test_where_dropping_thinking_is_in_vain_the_clients_own_bytes_follow_and_not
 
 
 def test_a_client_that_changes_its_history_itself_is_told() -> None:
-    assert Form().after(THINKING, frozenset(), concerned=False) is None
+    assert Form().after(THINKING, frozenset(), changed=False) is None
 
 
 @pytest.mark.parametrize("complaint", [OVERFLOW, GENERATION])

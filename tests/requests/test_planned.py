@@ -36,7 +36,7 @@ def snapshot(history: Planned) -> ActiveSnapshot:
 async def test_tools_can_be_injected_always() -> None:
     history, reader = await planned(SHORT, ALWAYS)
     ready = Rendered.of(history, None, {}, reader)
-    assert history.concerns_us and ready.injecting and ready.tokens == history.tokens
+    assert history.may_change and ready.injecting and ready.tokens == history.tokens
     body = json.loads(ready.turn().request())
     assert [tool["function"]["name"] for tool in body["tools"]] == ["grep", "read_file"]
 
@@ -49,7 +49,7 @@ async def test_agents_get_our_tools_from_the_start_and_others_when_something_mov
 ) -> None:
     agents = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.AGENTS))
     history, reader = await planned(SHORT, agents, **members)
-    assert (history.concerns_us, Rendered.of(history, None, {}, reader).injecting) == (ours, ours)
+    assert (history.may_change, Rendered.of(history, None, {}, reader).injecting) == (ours, ours)
     moving, reader = await planned(MOVING, agents, **members)
     assert Rendered.of(moving, None, {}, reader).injecting
 
