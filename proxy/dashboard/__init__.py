@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -243,32 +242,30 @@ class Access:
 
     def _signature(self, said: bytes) -> bytes:
         """Return 32 bytes; none if there is nothing to sign with."""
-        secret = b"token " + self.token.encode() if self.token else self._secret()
-        key = hmac.digest(sha256(secret).digest(), b"dashboard", "sha256")
-        return hmac.digest(key, said, "sha256") if secret else b""
+        secret = self.token.encode() or self._secret()
+        return hmac.digest(secret, b"dashboard " + said, "sha256") if secret else b""
 
 
 def new_link(settings: Settings, address: str) -> str | None:
     """Return a link that opens the dashboard once, or None if there is no file, or a token to log in with. It replaces
     the last one."""
     code = secrets.token_urlsafe(24)
-    made = _on_links(settings, code, "DELETE FROM links", "INSERT INTO links VALUES (?)")
+    made = _changed(settings, code, "UPDATE secret SET link = ?")
     return f"{address}/_offload/login?once={code}" if made else None
 
 
 def use_link(settings: Settings, code: str) -> bool:
     """Return whether this code was printed and never used. It cannot be used again."""
-    return _on_links(settings, code, "", "DELETE FROM links WHERE digest = ?")
+    return _changed(settings, code, "UPDATE secret SET link = NULL WHERE link = ?")
 
 
-def _on_links(settings: Settings, code: str, first: str, change: str) -> bool:
-    """Return whether a statement changed a link with the code's digest; False if links open nothing, or if the
+def _changed(settings: Settings, code: str, change: str) -> bool:
+    """Return whether a statement with the code's digest changed the link; False if links open nothing, or if the
     dashboard is off, which says why."""
     if settings.dashboard is None or settings.admin_token:
         return False
     try:
         with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
-            rows.connection.execute(first)
             return rows.connection.execute(change, (digest(code),)).rowcount == 1
     except (DashboardFault, sqlite3.Error):
         return False

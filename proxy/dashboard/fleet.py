@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from proxy.dashboard.rows import DAY, FLEET, FLEET_SESSIONS, FLEET_SUMS, HOUR, OURS, REMEMBERED, Rows, digest, insert
+from proxy.dashboard.rows import DAY, FLEET_SESSIONS, FLEET_SUMS, HOUR, OURS, REMEMBERED, Rows, digest, insert
 from proxy.errors import DashboardFault, StoreFault
 from proxy.stores import Store
 
@@ -201,22 +201,19 @@ def _share(rows: Rows, day: int, name: str, url: str) -> Share:
 def _note(rows: Rows, record: str, share: Share, at: float, marker: str = "") -> None:
     """Take in a record in place of its earlier versions. One of this replica has a marker, and its sums are there."""
     run, many = rows.connection.execute, rows.connection.executemany
-    versions = f"{record.rpartition('.')[0]}.*"
-    for table in FLEET:
-        run(f"DELETE FROM {table} WHERE record GLOB ?", (versions,))
-    run(insert("fleet", FLEET["fleet"]), (record, share.name, share.url, at, marker))
+    run("DELETE FROM fleet WHERE record GLOB ?", (f"{record.rpartition('.')[0]}.*",))
+    run("INSERT INTO fleet VALUES (?, ?, ?, ?, ?)", (record, share.name, share.url, at, marker))
     [there] = run("SELECT count(*) FROM fleet_sums").fetchone()
     if not marker and there + len(share.sums) + len(share.sessions) <= rows.most_sums:  # else older days are left out
-        many(insert("fleet_sums", FLEET["fleet_sums"]), ((record, *row) for row in share.sums))
-        many(insert("fleet_sessions", FLEET["fleet_sessions"]), ((record, *row) for row in share.sessions))
+        many(insert("fleet_sums", ("record", *FLEET_SUMS)), ((record, *row) for row in share.sums))
+        many(insert("fleet_sessions", ("record", *FLEET_SESSIONS)), ((record, *row) for row in share.sessions))
 
 
 def _known(rows: Rows, current: Collection[str]) -> set[str]:
     """Drop the records that are gone. Returns those that are left."""
     known = {record for (record,) in rows.connection.execute("SELECT record FROM fleet")}
-    for table in FLEET:
-        gone = ((record,) for record in known.difference(current))
-        rows.connection.executemany(f"DELETE FROM {table} WHERE record = ?", gone)
+    gone = [(record,) for record in known.difference(current)]
+    rows.connection.executemany("DELETE FROM fleet WHERE record = ?", gone)
     return known.intersection(current)
 
 

@@ -7,7 +7,7 @@
 | sessions | session |
 | sums | minute, hour or day, namespace and `KEYS` |
 | fleet, fleet_sums, fleet_sessions | day of another replica, and its sums: see `fleet` |
-| links | link that opens the dashboard once |
+| secret | file: random bytes, when sums were last exchanged, and the digest of the link that opens the dashboard once |
 | forgotten | namespace that `store forget` deleted, for rows that other processes have yet to write |
 
 A write-ahead log lets pages read while workers write. A worker waits up to `BUSY` seconds for another's transaction.
@@ -21,7 +21,6 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from operator import add, itemgetter
 from pathlib import Path
@@ -37,7 +36,7 @@ Row = dict[str, Any]
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 
-SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 366 * DAY}
+SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 31 * DAY}
 """Sums are kept by these spans, each for so many seconds. A tenant's retention may be shorter."""
 
 BUSY = 5.0
@@ -103,21 +102,16 @@ FLEET_SESSIONS = (
 )  # fmt: skip
 """Sessions that began, and had their last request, in the same two hours. Of `known` ones the costs are known."""
 
-FLEET: Mapping[str, Sequence[str]] = {
-    "fleet": ("record", "name", "url", "time", "marker"),
-    "fleet_sums": ("record", *FLEET_SUMS),
-    "fleet_sessions": ("record", *FLEET_SESSIONS),
-}
-
 TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
     "details": ("id INTEGER PRIMARY KEY REFERENCES requests ON DELETE CASCADE", "detail"),
     "sessions": ("session INTEGER PRIMARY KEY", *_SESSION[1:]),
     "sums": (*SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
-    "secret": ("value", "exchanged"),
-    "links": ("digest",),
-    **FLEET,
+    "secret": ("value", "exchanged", "link"),
+    "fleet": ("record PRIMARY KEY", "name", "url", "time", "marker"),
+    "fleet_sums": ("record REFERENCES fleet ON DELETE CASCADE", *FLEET_SUMS),
+    "fleet_sessions": ("record REFERENCES fleet ON DELETE CASCADE", *FLEET_SESSIONS),
 }
 """Each table's columns."""
 
@@ -128,6 +122,7 @@ INDEXES = (
     "sessions_by_time ON sessions (last)",
     "sessions_by_namespace ON sessions (namespace, last)",
     "fleet_sums_by_record ON fleet_sums (record)",
+    "fleet_sessions_by_record ON fleet_sessions (record)",
     "fleet_sums_by_time ON fleet_sums (span, start)",
 )
 
@@ -164,18 +159,16 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def _row(id: int, recorded: Recorded) -> Row:
-    """Return a request's values, with those by which it counts in sums."""
+    """Return a request's values as SQLite can have them, with those by which it counts in sums."""
     outcome = recorded.outcome
     row: Row = msgspec.to_builtins(outcome)
-    for name in TEXTS:
-        text = row[name]
-        if len(text) > LONGEST_TEXT or not text.isascii():
-            row[name] = text[:LONGEST_TEXT].encode("utf-8", "replace").decode()
-    for name in SUMMED:
-        if row[name] > MOST:
-            row[name] = MOST
-    for name in NESTED:
-        row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
+    for name, value in row.items():
+        if name in NESTED:
+            row[name] = msgspec.json.encode(value).decode() if value else ""
+        elif isinstance(value, int):
+            row[name] = max(min(value, MOST), -MOST)
+        elif isinstance(value, str):
+            row[name] = value[: LONGEST_TEXT if name in TEXTS else None].encode("utf-8", "replace").decode()
     row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
     row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
     row["requests"], row["faults"] = 1, int(bool(outcome.fault))
@@ -248,7 +241,7 @@ class Rows:
             for index in INDEXES:
                 run(f"CREATE INDEX IF NOT EXISTS {index}")
             if not run("SELECT count(*) FROM secret").fetchone()[0]:
-                run("INSERT INTO secret VALUES (?, 0)", (secrets.token_bytes(32),))
+                run("INSERT INTO secret VALUES (?, 0, NULL)", (secrets.token_bytes(32),))
 
         self.within(create)
 
@@ -310,20 +303,14 @@ class Rows:
         return self.connection.execute("DELETE FROM requests WHERE id <= ?", (leaving,)).rowcount
 
     def _limit_sums(self) -> None:
-        """Where there are too many sums, delete the oldest and smallest of the tenant that has most: what one tenant
+        """Where there are too many sums, delete the oldest and smallest of the tenants that have most: what one tenant
         invents costs no other one's sums."""
         run, keys = self.connection.execute, ", ".join(SUMS_KEYS)
-        largest = "SELECT tenant FROM sums WHERE span = ?1 GROUP BY tenant ORDER BY count(*) DESC, tenant LIMIT 1"
-        oldest = f"SELECT {keys} FROM sums WHERE span = ?1 AND tenant = ({largest}) ORDER BY start, requests LIMIT ?2"
-
-        def thin(span: int) -> int:
-            if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] <= self.most_sums:
-                return 0
-            return run(f"DELETE FROM sums WHERE ({keys}) IN ({oldest})", (span, max(self.most_sums // 4, 1))).rowcount
-
+        places = "row_number() OVER (PARTITION BY tenant ORDER BY start DESC, requests DESC)"
+        most = f"SELECT {keys} FROM sums WHERE span = ? ORDER BY {places} LIMIT -1 OFFSET ?"
         for span in SPANS:
-            while self.within(partial(thin, span)):
-                pass
+            if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] > self.most_sums:
+                run(f"DELETE FROM sums WHERE ({keys}) IN ({most})", (span, self.most_sums * 3 // 4))
 
     def expire(self, retention: Callable[[str], float], now: float) -> None:
         """Delete rows that are older than their namespace's retention, in seconds, and too many sums."""

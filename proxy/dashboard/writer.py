@@ -33,8 +33,9 @@ WAITING = 20_000
 HELD = 64 << 20
 """Bytes of requests that may wait with their rows, to be described. More get no description."""
 
-BATCH = 500
-"""Rows that are written at once, at most, and that are written without waiting for more."""
+BATCH, LARGE = 500, 1 << 20
+"""Rows, and bytes of what became of their messages, that are written at once: they fit into the smallest file. So many
+rows are written without waiting for more."""
 
 LATEST = 1.0
 """Seconds for which rows are gathered."""
@@ -78,8 +79,6 @@ class Writer:
         """Requests that ended: when, how, and what is to be described."""
         self._batch: list[Recorded] = []
         """Described rows that are being written. They stay here if that fails."""
-        self._most = BATCH
-        """Rows of the next transaction: fewer after a failure."""
         self._came = self._left = 0
         """Bytes that ever came with requests, and those no longer held: each is changed by one thread."""
         self._wake, self._ended = threading.Event(), threading.Event()
@@ -154,16 +153,17 @@ class Writer:
                 self._write_some(rows)
             if expires:
                 rows.expire(self._seconds, now)
-                self._next_expiry, self.state.fault = now + HOUR, ""
+                self._next_expiry = now + HOUR
+        self.state.fault = ""
 
     def _seconds(self, namespace: str) -> float:
         kept = self._retention(namespace)
         return LONGEST_AGE if kept is None else min(kept, LONGEST_AGE)
 
     def _write_some(self, rows: Rows) -> None:
-        """Write the oldest of the rows that wait. After a failure fewer are tried, so that a row which nobody can
-        write costs no other. Raises `sqlite3.Error`."""
-        while self._queue and len(self._batch) < self._most:
+        """Write the oldest of the rows that wait. Raises `sqlite3.Error`."""
+        size = sum(len(one.detail or b"") for one in self._batch)
+        while self._queue and len(self._batch) < BATCH and size < LARGE:
             time, outcome, attempt = self._queue.popleft()
             try:
                 described = describe(attempt, content=self._content)
@@ -171,23 +171,10 @@ class Writer:
                 logger.exception("a bug, in describing a request for the dashboard")
                 described = NOTHING
             self._batch.append(Recorded(time, outcome, *described))
+            size += len(self._batch[-1].detail or b"")
             self._left += len(attempt.body) if attempt else 0
-        some = self._batch[: self._most]
-        try:
-            self.state.written += rows.write(some)
-        except Exception as error:
-            if type(error) is sqlite3.DatabaseError or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
-                raise  # the file is damaged or locked, so the rows wait
-            self._most = max(len(some) // 4, 1)
-            if len(some) == 1:
-                del self._batch[0]
-                self.state.dropped += 1
-                logger.exception("a row of the dashboard cannot be written")
-            if isinstance(error, sqlite3.OperationalError):  # the disk is full
-                raise
-            return
-        del self._batch[: len(some)]
-        self._most, self.state.fault = BATCH, ""
+        self.state.written += rows.write(self._batch)
+        self._batch.clear()
 
     def _failed(self, error: Exception) -> None:
         cure = ": it is damaged, delete it" if type(error) is sqlite3.DatabaseError else ""

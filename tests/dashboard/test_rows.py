@@ -115,8 +115,11 @@ def test_a_name_that_a_client_chose_costs_no_row(name: str, rows: Rows, reader: 
 
 
 def test_numbers_that_upstream_invents_are_bounded(rows: Rows, reader: Reader) -> None:
-    rows.write([Recorded(NOW, outcome(n, prompt_tokens=1 << 70), 1) for n in range(3)])
-    assert sum(row["prompt_tokens"] for row in sums(reader, NOW)) == 3 * MOST
+    many = {"prompt_tokens": 1 << 70, "cached_tokens": -1 << 70, "status": 1 << 70, "words": "\ud800"}
+    rows.write([Recorded(NOW, outcome(n, **many), 1) for n in range(3)])
+    [found] = sums(reader, NOW)
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (3 * MOST, -3 * MOST)
+    assert {row["status"] for row in reader.requests()} == {MOST}
 
 
 # -- its size --

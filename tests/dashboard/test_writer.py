@@ -20,7 +20,7 @@ from proxy.dashboard.rows import Recorded, Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from tests.clock import wait_until
 from tests.dashboard.test_rows import SIZE, UNUSABLE
-from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, sums, turn
+from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, served, spawned, tight
 
@@ -131,8 +131,8 @@ def test_rows_wait_while_another_process_locks_the_file(
     record(writer, BATCH)
     wait_until(lambda: "locked" in writer.state.fault)
     other.execute("COMMIT")
-    wait_until(lambda: writer.state.written == BATCH)
-    assert (writer.state.fault, writer.state.dropped, writer.state.off) == ("", 0, False)
+    wait_until(lambda: not writer.state.fault)
+    assert (writer.state.written, writer.state.dropped, writer.state.off) == (BATCH, 0, False)
     writer.close()
     other.close()
 
@@ -153,8 +153,8 @@ def test_a_full_disk_loses_no_row_that_there_is_room_for(writer: Writer, monkeyp
     wait_until(lambda: writer.state.fault)
     assert "full" in writer.state.fault and not writer.state.off
     full[0] = False
-    wait_until(lambda: writer.state.written + writer.state.dropped == 30)
-    assert (writer.state.fault, writer.state.dropped <= 2) == ("", True)
+    wait_until(lambda: not writer.state.fault)
+    assert (writer.state.written, writer.state.dropped) == (30, 0)
 
 
 def test_rows_are_dropped_and_never_waited_for(writer: Writer) -> None:
@@ -193,20 +193,6 @@ def test_a_bug_in_describing_a_request_costs_no_row(writer: Writer, caplog: pyte
     writer.start()
     writer.close()
     assert writer.state.written == 2 and "a bug, in describing" in caplog.text
-
-
-def test_a_row_that_cannot_be_written_costs_no_other_row(
-    writer: Writer, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for number in range(30):
-        writer.record(outcome(number, status=1 << 70 if number == 7 else 200))
-    writer.start()
-    wait_until(lambda: writer.state.written + writer.state.dropped == 30)
-    writer.close()
-    assert (writer.state.written, writer.state.dropped, writer.state.off) == (29, 1, False)
-    assert "cannot be written" in caplog.text
-    with closing(Reader(path)) as reader:
-        assert [row["requests"] for row in sums(reader, 0.0)] == [29], "each is added up once"
 
 
 def test_all_who_write_go_on_in_one_new_file_when_theirs_is_removed(path: Path) -> None:
