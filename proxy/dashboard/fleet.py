@@ -1,8 +1,8 @@
 """What all replicas saw together, by way of the store that they share.
 
 Once a minute a replica puts the sums of each day that has changed into the store, and copies those of the others into
-its own file, from which the pages read both. A record never changes: `DAY.REPLICA.VERSION` is put, then the version
-before it is deleted. So nobody waits for another replica, and one that is gone stays in the sums.
+its own file, from which the pages read both. A record never changes: a new version is put, then the one before it is
+deleted. So nobody waits for another replica, and one that is gone stays in the sums.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import re
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from functools import partial
 from hashlib import sha256
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,8 +28,7 @@ from proxy.stores import Store
 T = TypeVar("T")
 
 NAMESPACE = "dashboard"
-ALL_SUMS, FORGOTTEN = f"{NAMESPACE}/sums/", f"{NAMESPACE}/forgotten/"
-SUMS = f"{ALL_SUMS}{OURS:x}."
+SUMS, FORGOTTEN = f"{NAMESPACE}/sums/{OURS:x}.", f"{NAMESPACE}/forgotten/"
 """What the keys of replicas' sums begin with, and those of namespaces that all replicas are to forget. A version with
 other tables has other keys: during an upgrade, each counts for itself."""
 
@@ -44,11 +44,15 @@ KEPT = 31 * DAY
 AT_ONCE = 50
 """Records that are read together."""
 
-_TOLD = re.compile(r"(?:[0-9a-f]{2})+\.[0-9]{1,12}(?:\.[0-9]+)?")
 MOST_BYTES = 64 << 20
 """Most bytes of one replica's sums of a day, unpacked."""
-_RECORD = re.compile(r"([0-9]{1,6})\.([0-9a-f]{16})\.([0-9]{1,12})")
-"""A day, a replica and a version."""
+
+_RECORD = re.compile(r"[0-9]{6}\.[0-9a-f]{16}\.[0-9]{12}\.[0-9a-f]{16}")
+"""A day and a replica, which together are a *place*, when the record was put, and a mark that changes whenever the sums
+do. In this order, a later record of a place is greater."""
+
+_TOLD = re.compile(rf"{FORGOTTEN}((?:[0-9a-f]{{2}})+)\.([0-9]{{1,12}})")
+"""The digest of a namespace that is to be forgotten, and when that was said."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -97,42 +101,44 @@ class Fleet:
         replica = await self._file(lambda rows: _turn(rows, now))
         if replica is None:
             return  # another worker of this replica does it
-        for record, marker in (await self._file(lambda rows: _changed(rows, now, replica))).items():
-            share = await self._file(partial(_share, day=int(record.split(".")[0]), name=self._name, url=self._url))
-            await self._store.put(f"{SUMS}{record}", await asyncio.to_thread(_encoded, share))
-            await self._file(partial(_note, record=record, share=share, at=now, marker=marker))
-        listed: dict[str, float] = {}
-        async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:
-            async for entry in entries:
-                if entry.key.startswith((ALL_SUMS, FORGOTTEN)):  # a tenant may have this name
-                    listed[entry.key] = entry.modified
-        if old := [key for key, at in listed.items() if now - at > KEPT + DAY]:
-            await self._store.delete(*old)
-        told = [key.removeprefix(FORGOTTEN) for key in listed if key.startswith(FORGOTTEN)]
+        async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:  # which a tenant may be called, too
+            listed = [entry.key async for entry in entries]
+        told = [found for key in listed if (found := _TOLD.fullmatch(key))]
         await self._file(lambda rows: _forget(rows, told, now))
-        sums = {key.removeprefix(SUMS): at for key, at in listed.items() if key.startswith(SUMS)}
-        await self._collect(sums, replica)
+        records = sorted(key.removeprefix(SUMS) for key in listed if key.startswith(SUMS))
+        dated = [one for one in records if _RECORD.fullmatch(one) and int(one[:6]) * DAY > now - KEPT]
+        newest = {one.rsplit(".", 2)[0]: one for one in dated}
+        others = {one for place, one in newest.items() if not place.endswith(replica)}
+        mine = await self._put(newest, replica, now)
+        stale = [f"{SUMS}{one}" for one in records if one not in others | mine]
+        if stale := [*stale, *(found[0] for found in told if now - float(found[2]) > KEPT)]:
+            await self._store.delete(*stale)
+        await self._collect(others)
 
-    async def _collect(self, listed: dict[str, float], replica: str) -> None:
-        """Bring the file in line with the records that are listed, the newest days first."""
-        newest: dict[tuple[int, str], tuple[int, str]] = {}
-        for record in listed:
-            if found := _RECORD.fullmatch(record):
-                place = int(found[1]), found[2]
-                newest[place] = max(newest.get(place, (0, "")), (int(found[3]), record))
-        current = {record for _, record in newest.values()}
-        known = await self._file(lambda rows: _known(rows, current))
-        mine = {record for record in listed if f".{replica}." in record}
-        if stale := (listed.keys() - current) | (mine - known):
-            await self._store.delete(*(f"{SUMS}{record}" for record in stale))
-        fresh = [newest[place][1] for place in sorted(newest, reverse=True) if newest[place][1] not in known | mine]
+    async def _put(self, newest: Mapping[str, str], replica: str, now: float) -> set[str]:
+        """Put the days that have changed, and return the records of all days of this replica."""
+        marks, current = await self._file(lambda rows: _marks(rows, now, f"{self._name} {self._url}")), set[str]()
+        for day, mark in marks.items():
+            place = f"{day:06}.{replica}"
+            record = newest.get(place, "")
+            if not record.endswith(mark):
+                record = f"{place}.{int(now):012}.{mark}"
+                share = await self._file(partial(_share, day=day, name=self._name, url=self._url))
+                await self._store.put(f"{SUMS}{record}", share)
+            current.add(record)
+        return current
+
+    async def _collect(self, others: Collection[str]) -> None:
+        """Bring the file in line with the others' records, the newest days first."""
+        known = await self._file(lambda rows: _known(rows, others))
+        fresh = sorted(set(others) - known, reverse=True)
         for start in range(0, len(fresh), AT_ONCE):
             some = fresh[start : start + AT_ONCE]
             values = await self._store.get_many([f"{SUMS}{record}" for record in some])
             for record, value in zip(some, values, strict=True):
                 if share := await asyncio.to_thread(_decoded, value):
                     with suppress(OverflowError):  # a number that no replica of ours counts to
-                        await self._file(partial(_note, record=record, share=share, at=listed[record]))
+                        await self._file(partial(_note, record=record, share=share))
 
     async def _file(self, work: Callable[[Rows], T]) -> T:
         """Do `work` on the file, in a thread."""
@@ -142,10 +148,6 @@ class Fleet:
                 return rows.within(lambda: work(rows))
 
         return await asyncio.to_thread(opened)
-
-
-def _encoded(share: Share) -> bytes:
-    return zlib.compress(msgspec.msgpack.encode(share), 1)
 
 
 def _decoded(value: bytes | None) -> Share | None:
@@ -169,42 +171,34 @@ def _turn(rows: Rows, now: float) -> str | None:
     return sha256(rows.secret()).hexdigest()[:16] if turn else None
 
 
-def _changed(rows: Rows, now: float, replica: str) -> dict[str, str]:
-    """Return the records to put, each with a marker that changes whenever its day's sums do."""
-    run, since, found, markers = rows.connection.execute, now // DAY * DAY - KEPT, dict[str, str](), dict[int, str]()
+def _marks(rows: Rows, now: float, about: str) -> dict[int, str]:
+    """Return the marks of all days that have sums."""
+    found: dict[int, Any] = defaultdict(lambda: sha256(about.encode()))
     for table, at in (("sums", "start"), ("sessions", "last")):
         query = f"SELECT CAST({at} / {DAY} AS INTEGER), count(*), sum(requests) FROM {table} WHERE {at} >= ? GROUP BY 1"
-        for day, *amounts in run(query, (since,)):
-            markers[day] = f"{markers.get(day, '')} {table} {amounts}"
-    put = dict(run("SELECT record, marker FROM fleet WHERE record GLOB ?", (f"*.{replica}.*",)))
-    before = {int(record.split(".")[0]): record for record in put}
-    for day, marker in markers.items():
-        last = before.pop(day, "0")
-        if put.get(last) != marker:
-            version = max(int(now), int(last.rpartition(".")[2]) + 1)
-            found[f"{day}.{replica}.{version}"] = marker
-    rows.connection.executemany("DELETE FROM fleet WHERE record = ?", [(record,) for record in before.values()])
-    return found
+        for day, *amounts in rows.connection.execute(query, (now // DAY * DAY - KEPT,)):
+            found[day].update(f"{table} {amounts}".encode())
+    return {day: mark.hexdigest()[:16] for day, mark in found.items()}
 
 
-def _share(rows: Rows, day: int, name: str, url: str) -> Share:
-    """Return a day of this replica."""
+def _share(rows: Rows, day: int, name: str, url: str) -> bytes:
+    """Return a day of this replica, as its record has it."""
     run, between = rows.connection.execute, (day * DAY, (day + 1) * DAY)
     hours = ", ".join(f"CAST({at} / {HOUR} AS INTEGER) * {HOUR}" for at in ("began", "last"))
     sessions = f"""SELECT namespace, tenant, model, holdout, kind, {hours}, count(*), sum(requests),
         sum(cost_before > 0), sum(cost_before > 0 AND cost_after > cost_before), sum(moved), sum(reads)
         FROM sessions WHERE last >= ? AND last < ? GROUP BY 1, 2, 3, 4, 5, 6, 7"""
     sums = f"SELECT {', '.join(FLEET_SUMS)} FROM sums WHERE start >= ? AND start < ?"
-    return Share(name, url, run(sums, between).fetchall(), run(sessions, between).fetchall())
+    share = Share(name, url, run(sums, between).fetchall(), run(sessions, between).fetchall())
+    return zlib.compress(msgspec.msgpack.encode(share), 1)
 
 
-def _note(rows: Rows, record: str, share: Share, at: float, marker: str = "") -> None:
-    """Take in a record in place of its earlier versions. One of this replica has a marker, and its sums are there."""
+def _note(rows: Rows, record: str, share: Share) -> None:
+    """Take in another replica's record."""
     run, many = rows.connection.execute, rows.connection.executemany
-    run("DELETE FROM fleet WHERE record GLOB ?", (f"{record.rpartition('.')[0]}.*",))
-    run("INSERT INTO fleet VALUES (?, ?, ?, ?, ?)", (record, share.name, share.url, at, marker))
+    run("INSERT INTO fleet VALUES (?, ?, ?, ?)", (record, share.name, share.url, int(record.split(".")[2])))
     [there] = run("SELECT count(*) FROM fleet_sums").fetchone()
-    if not marker and there + len(share.sums) + len(share.sessions) <= rows.most_sums:  # else older days are left out
+    if there + len(share.sums) + len(share.sessions) <= rows.most_sums:  # else older days are left out
         many(insert("fleet_sums", ("record", *FLEET_SUMS)), ((record, *row) for row in share.sums))
         many(insert("fleet_sessions", ("record", *FLEET_SESSIONS)), ((record, *row) for row in share.sessions))
 
@@ -217,12 +211,10 @@ def _known(rows: Rows, current: Collection[str]) -> set[str]:
     return known.intersection(current)
 
 
-def _forget(rows: Rows, told: Collection[str], now: float) -> None:
+def _forget(rows: Rows, told: Iterable[re.Match[str]], now: float) -> None:
     """Forget namespaces that another replica was told to forget."""
     done = dict(rows.connection.execute("SELECT digest, time FROM forgotten"))
-    for one in told:
-        if _TOLD.fullmatch(one):  # else it is not ours
-            name, _, since = one.partition(".")
-            known, at = bytes.fromhex(name), float(since)
-            if now - at < REMEMBERED and at > done.get(known, 0.0):
-                rows.drop(known, at)
+    for found in told:
+        known, at = bytes.fromhex(found[1]), float(found[2])
+        if now - at < REMEMBERED and at > done.get(known, 0.0):
+            rows.drop(known, at)

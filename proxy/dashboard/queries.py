@@ -154,7 +154,7 @@ class Reader:
 
     def replicas(self) -> list[Row]:
         """Return the name, address and newest sums of all other replicas of the last day."""
-        query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > :since AND marker = '' GROUP BY name"
+        query = "SELECT name, url, max(time) AS time FROM fleet WHERE time > :since GROUP BY name"
         return self._rows(f"{query} ORDER BY name", since=time.time() - DAY)
 
     def names(self) -> list[Row]:

@@ -109,7 +109,7 @@ TABLES: Mapping[str, Sequence[str]] = {
     "sums": (*SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
     "secret": ("value", "exchanged", "link"),
-    "fleet": ("record PRIMARY KEY", "name", "url", "time", "marker"),
+    "fleet": ("record PRIMARY KEY", "name", "url", "time"),
     "fleet_sums": ("record REFERENCES fleet ON DELETE CASCADE", *FLEET_SUMS),
     "fleet_sessions": ("record REFERENCES fleet ON DELETE CASCADE", *FLEET_SESSIONS),
 }
