@@ -83,11 +83,6 @@ def test_above_the_ceiling_the_oldest_results_move(text: str, moved: list[int], 
     assert plan.live == sum(one.preview if index in moved else one.tokens for index, one in enumerate(history(text)))
 
 
-def test_the_ceiling_knows_no_prices() -> None:
-    dear = policy(cached_read=1.0, cache_write=100.0, keep_views=1000)
-    assert sorted(planned("s u a t:961 a u", dear).moves) == [3]
-
-
 def test_an_event_that_frees_less_than_a_tenth_of_the_ceiling_waits() -> None:
     offload = policy(max_total_tokens=3000)
     assert planned("s u a:3000 t:340 a u", offload).events == ()

@@ -116,7 +116,9 @@ def test_arguments_need_not_be_an_object(arguments: str) -> None:
 
 @given(
     st.text(max_size=50),
-    st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+    st.recursive(
+        st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+    ),
 )
 def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     made = preview.of_call(tool, json.dumps(arguments), len)

@@ -90,7 +90,7 @@ def flat(groups: list[list[Section]]) -> list[Section]:
     return [one for group in groups for one in group]
 
 
-some_turns = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(2, 3_000)), max_size=40)
+some_turns = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(2, 3_000)), max_size=20)
 
 
 @given(some_turns, st.integers(300, 4_000), st.integers(1, 6))
@@ -232,18 +232,9 @@ def answer(text: str) -> str:
     return f"<scratchpad>hm</scratchpad>\n<state_snapshot>\n{text}\n</state_snapshot>"
 
 
-def test_text_between_snapshot_tags_is_accepted() -> None:
-    assert accept(answer("<overall_goal>x</overall_goal>"), 100, 1000, len) == "<overall_goal>x</overall_goal>"
-
-
-@pytest.mark.parametrize("name", ["scratchpad", "think"])
-def test_a_draft_in_the_scratchpad_is_not_the_snapshot(name: str) -> None:
-    draft = f"<{name}>I write <state_snapshot> now: <state_snapshot>draft</state_snapshot></{name}>"
-    assert accept(draft + answer("real"), 100, 1000, len) == "real"
-
-
-def test_the_last_of_several_snapshots_is_accepted() -> None:
-    assert accept(answer("first") + answer("second"), 100, 1000, len) == "second"
+@pytest.mark.parametrize("before", [answer("first"), "<think>hm <scratchpad>so", "hm</think>"])
+def test_the_last_snapshot_is_taken_and_unclosed_thoughts_hide_none(before: str) -> None:
+    assert accept(before + answer("real"), 100, 1000, len) == "real"
 
 
 @pytest.mark.parametrize(
@@ -375,11 +366,6 @@ def test_accept_agrees_with_two_plain_patterns(parts: list[str]) -> None:
     else:
         with pytest.raises(Unusable):
             accept(answer, 1_000, 9_999, len)
-
-
-def test_unclosed_thoughts_hide_no_snapshot() -> None:
-    assert accept("<think>hm <scratchpad>so" + answer("real"), 100, 1000, len) == "real"
-    assert accept("hm</think>" + answer("real"), 100, 1000, len) == "real"
 
 
 def test_an_endless_answer_is_refused_unread() -> None:

@@ -45,11 +45,6 @@ def test_span_of_requested_lines(text: str, line: int, limit: int, column: int, 
     assert span(text, line, limit, column) == expected
 
 
-def test_a_text_that_fits_is_shown_as_it_is() -> None:
-    for text in ("a\r\nb\u2028c", "a\n\n\n", "\n", "[1]\n[2]"):
-        assert shown(text) == text
-
-
 def test_a_page_has_the_requested_lines() -> None:
     text = "a\nb\nc\nd"
     assert shown(text, 1, 2) == "b\nc\n[lines 1-2 of 4]"

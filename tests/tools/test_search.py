@@ -139,9 +139,9 @@ def test_every_needle_of_a_long_line_is_in_a_window(parts: list[str]) -> None:
         assert any(start <= column < stop for start, stop in windows)
 
 
-MANY_LINES = {"f": "ab\n" * 100_000}
-LONG = {"f": "é" * 150_000 + "ab" * 150_000}
-MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(20_000)}
+MANY_LINES = {"f": "ab\n" * 10_000}
+LONG = {"f": "é" * 60_000 + "ab" * 60_000}
+MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(5_000)}
 
 
 @pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])

@@ -27,7 +27,7 @@ from proxy.tools.answer import (
 )
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Tool, definitions, parsed
 from proxy.tools.find import Index
-from proxy.tools.search import Find, TooSlow
+from proxy.tools.search import Find
 from tests.doubling import assert_linear
 
 STORE = "/context_store"
@@ -442,14 +442,6 @@ def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
     assert said.count("the path, address or command of the call whose result was moved") == 2
     assert said.count("counted from 0") == 2
     assert f"numbered like {names[1]}'s offset" in said
-
-
-def test_a_pattern_that_takes_too_long_is_refused() -> None:
-    def slow(data: bytes, start: int) -> int:
-        raise TooSlow("searching took long")
-
-    told = answer(parsed("grep", '{"pattern": "x"}'), material(budget=1_000, matcher=lambda pattern: slow))
-    assert (told.result, told.text) == ("refused", "This pattern cannot be used: searching took long.")
 
 
 @pytest.mark.parametrize("text", ["word of text " * 100_000, "ab\n" * 400_000], ids=["one line", "lines"])
