@@ -119,21 +119,17 @@ def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:
     """Raises Useless."""
     takes = _ARGUMENTS[tool]
     usage = f"{names[NAMES.index(tool)]} takes one JSON object with {', '.join(takes)}"
-    known: dict[str, Any] = {}
     meant: dict[str, Any] = {}
-    lines: dict[str, Any] = {}
     ignored: list[str] = []
     for key, value in _object(arguments, takes[0], f"{usage}; only {takes[0]} is required").items():
         word = _meaning(key)
         if key in takes:
-            known[key] = value
-        elif word in takes:
+            meant[key] = value  # goes before every other word for it
+        elif word in takes or (word in _RANGES and tool == "read_file"):
             meant.setdefault(word, value)
-        elif word in _RANGES and tool == "read_file":
-            lines[word] = value
         else:
             ignored.append(key)
-    given = {**_lines(lines), **meant, **known}
+    given = {**_lines(meant), **meant}
     some = ", ".join(f'"{brief(key)}"' for key in ignored[:MAX_IGNORED])
     note = f"[ignored: {some}{', …' if len(ignored) > MAX_IGNORED else ''}; {usage}]\n" if ignored else ""
 
