@@ -17,7 +17,7 @@ from proxy import rawjson
 from proxy.dialects import attachments
 from proxy.plan import preview, texts
 from proxy.plan.message import Count, Message, Piece, Reading, ToolCall, digest
-from proxy.plan.plan import Item, Role
+from proxy.plan.plan import Role
 from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error
@@ -192,7 +192,6 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
         role,
         meaning(dialect, role, "".join(found.said), found.calls if reply else (), found.answers, found.others),
         tokens,
-        _item(role, tokens, fixed, () if stays else pieces),
         () if stays else tuple(pieces),
         calls=tuple((call.id, call.name) for call in answered),
         answers=found.answers,
@@ -201,6 +200,7 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
         failed=role is Role.TOOL and (found.failed or reports_error(found.said)),
         carries=carries,
         labels=tuple(preview.of_call(call.name, canonical(call.arguments), count) for call in answered),
+        fixed=fixed,
     )
 
 
@@ -208,14 +208,7 @@ def unreadable(dialect: str, entry: Entry, role: Role, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know."""
     text = bytes(entry).decode("utf-8", "replace")
     meant, tokens = meaning(dialect, role, "unreadable", [ToolCall("", "", text)]), count(text) + MESSAGE_TOKENS
-    return Message(digest(entry), role, meant, tokens, _item(role, tokens, 0, ()), (), (), "", sealed=True)
-
-
-def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
-    """Return what the plan sees of an entry with these tokens."""
-    preview = tokens - sum(piece.tokens - piece.preview for piece in pieces)
-    first_preview = tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
-    return Item(role, tokens, first_preview, preview, fixed)
+    return Message(digest(entry), role, meant, tokens, (), (), "", sealed=True)
 
 
 def _medium(place: int, part: bytes, kind: str, shape: Shape | None, count: Count) -> Piece:

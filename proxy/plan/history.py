@@ -35,7 +35,7 @@ from proxy.plan.preview import Label
 from proxy.plan.texts import Carries
 from proxy.policy import Offload
 
-PLACE_BYTES = 330
+PLACE_BYTES = 380
 """Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py` compares all of these with
 what the objects take."""
 BEGINNING = bytes(16)  # the digest of a history without messages
@@ -243,22 +243,21 @@ class History:
         part, movable = (role, False) if leads else self._part(message)
         if kept or not place.fits or (place.tool and (offload.excludes(place.tool) or place.tool in offload.asking)):
             movable = False
-        item, stays = message.item, place.stays or role is Role.SEALED
-        if stays or place.stays_before or part is not role or (message.pieces and not movable):
-            item = msgspec.structs.replace(
-                item,
-                role=part,
-                first_preview=item.first_preview if movable else message.tokens,
-                preview=item.preview if movable else message.tokens,
-                stays=stays,
-                stays_before=place.stays_before,
-            )
+        item = Item(
+            part,
+            message.tokens,
+            message.first_preview if movable else message.tokens,
+            message.preview if movable else message.tokens,
+            message.fixed,
+            place.stays or role is Role.SEALED,
+            place.stays_before,
+        )
         self.tools.append(place.tool)
         self.items.append(item)
         self.links.append(BEGINNING if leads else extend(self.links[-1], message.meaning))
         self.fold.add(item, pause)
         self.tokens += message.tokens
-        self.fixed += item.fixed
+        self.fixed += message.fixed
         self._asked = self._asked or role is Role.USER
 
     def _part(self, message: Message) -> tuple[Role, bool]:

@@ -9,7 +9,7 @@ from operator import attrgetter
 import msgspec
 from msgspec import Raw
 
-from proxy.plan.plan import Item, Role
+from proxy.plan.plan import Role
 from proxy.plan.preview import PREVIEW_CHARS, Label, Shape, Spans
 from proxy.plan.texts import Carries, ResultRule, is_tool
 from proxy.policy import Offload
@@ -56,9 +56,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
+MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 390, 300, 180
 """Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
-COPY_BYTES = 420  # bytes of a message's copy in which a piece has its name
+COPY_BYTES = 330  # bytes of a message's copy in which a piece has its name
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -68,7 +68,6 @@ class Message(msgspec.Struct, frozen=True):
     role: Role
     meaning: bytes
     tokens: int
-    item: Item  # for the plan
     pieces: tuple[Piece, ...]
     calls: tuple[tuple[str, str], ...]  # id and name of each tool call that it makes
     answers: str  # the id of the tool call whose result it is; empty for other messages
@@ -79,6 +78,17 @@ class Message(msgspec.Struct, frozen=True):
     failed: bool = False  # whether it is a result that reports an error; see `texts.reports_error`
     carries: Carries = Carries.NO  # whether the policy's `results` name it, as far as that does not depend on its place
     labels: tuple[Label, ...] = ()  # what the results of its calls are called, in the order of the calls
+    fixed: int = 0  # tokens of images and audio, which cannot cause an event
+
+    @property
+    def preview(self) -> int:
+        """Its tokens after compaction at an event."""
+        return self.tokens - sum([piece.tokens - piece.preview for piece in self.pieces])
+
+    @property
+    def first_preview(self) -> int:
+        """Its tokens after compaction at first sight."""
+        return self.tokens - sum([piece.tokens - piece.first_preview for piece in self.pieces])
 
     def size(self) -> int:
         """About how many bytes it takes."""
@@ -94,14 +104,7 @@ class Message(msgspec.Struct, frozen=True):
 def with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
     """Return the message with these pieces, and what depends on them."""
     named = "".join(f"\n{piece.name}\n{piece.label.origin}" for piece in pieces).encode()
-    preview = message.tokens - sum(piece.tokens - piece.preview for piece in pieces)
-    first_preview = message.tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
-    return msgspec.structs.replace(
-        message,
-        digest=digest(message.digest + named),
-        pieces=tuple(pieces),
-        item=msgspec.structs.replace(message.item, preview=preview, first_preview=first_preview),
-    )
+    return msgspec.structs.replace(message, digest=digest(message.digest + named), pieces=tuple(pieces))
 
 
 def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:

@@ -80,7 +80,7 @@ def test_what_is_no_base64_is_one_page(raw: bytes) -> None:
 def test_a_message_counts_its_file() -> None:
     content: list[Any] = [{"type": "text", "text": "Sum it up."}, json.loads(part(pdf(PAGE * 9)))]
     read = CHAT.read(json.dumps({"role": "user", "content": content}).encode(), READING, len)
-    assert read.item.fixed == 9 * PAGE_TOKENS
+    assert read.fixed == 9 * PAGE_TOKENS
 
 
 @pytest.mark.parametrize("unit", [PAGE, b"/Type" + b" " * 40, b"\\/", b"data:text/"])

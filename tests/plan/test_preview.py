@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxy.plan import preview
 from proxy.plan.history import Naming
 from proxy.plan.message import Message, Piece
-from proxy.plan.plan import Item, Role
+from proxy.plan.plan import Role
 from proxy.plan.preview import CHUNK, GLIMPSE_CHARS, Label, Shape
 from proxy.stores import is_part
 from proxy.tools import pages
@@ -169,9 +169,8 @@ def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
 def message(role: Role, *, calls: dict[str, Label] | None = None, answers: str = "", digest: str = "") -> Message:
     pieces = (Piece(None, digest, 1000, 50, 1000, preview.of_kind("tool result", len)),) if digest else ()
     made = calls or {}
-    item = Item(role, 1000, 1000, 50)
     ids = tuple((id, "t") for id in made)
-    return Message(b"d", role, b"m", 1000, item, pieces, ids, answers, labels=tuple(made.values()))
+    return Message(b"d", role, b"m", 1000, pieces, ids, answers, labels=tuple(made.values()))
 
 
 def asking(**calls: Label) -> Message:
@@ -213,8 +212,8 @@ def test_names_do_not_depend_on_where_a_history_is_continued(cut: int) -> None:
 def test_a_name_adds_to_the_tokens_of_the_reference() -> None:
     [_, named], _ = Naming().named([asking(x=A), answered("x", FIRST)])
     [piece] = named.pieces
-    assert piece.preview == 50 + A.tokens == named.item.preview
-    assert piece.first_preview == 1000 == named.item.first_preview
+    assert piece.preview == 50 + A.tokens == named.preview
+    assert piece.first_preview == 1000 == named.first_preview
     long = msgspec.structs.replace(answered("x", FIRST).pieces[0], preview=990)
     assert long.named("n", A).preview == 1000, "the reference would be longer than the text"
 

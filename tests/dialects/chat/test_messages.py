@@ -90,7 +90,7 @@ def test_what_is_no_object_is_none_of_our_business(raw: bytes) -> None:
 def test_a_message_of_an_unknown_form_stays_as_it_is(raw: bytes, role: Role) -> None:
     found = CHAT.read(raw, READING, words)
     assert (found.sealed, found.role, found.pieces, found.calls) == (True, role, (), ())
-    assert found.tokens == found.item.preview == found.item.first_preview == words(raw.decode(errors="replace")) + 4
+    assert found.tokens == found.preview == found.first_preview == words(raw.decode(errors="replace")) + 4
     assert found.meaning == CHAT.read(raw.replace(b'":', b'" : '), READING, words).meaning or b"xff" in raw
     assert found.meaning != CHAT.read(b'{"role":"tool"}', READING, words).meaning
 
@@ -122,7 +122,7 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
     assert "500 lines" in shown
     assert b"1e400" in moved
     assert piece.preview == words(shown)
-    assert known.item.preview == known.tokens - piece.tokens + piece.preview
+    assert known.preview == known.tokens - piece.tokens + piece.preview
 
 
 def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() -> None:
@@ -143,7 +143,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
 def test_a_replacement_is_never_larger(size: int) -> None:
     raw = tool("y" * size)
     [known] = named(CHAT.read(raw, READING, words))
-    assert known.item.preview <= known.tokens
+    assert known.preview <= known.tokens
     assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 

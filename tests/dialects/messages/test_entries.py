@@ -124,7 +124,7 @@ def test_texts_and_images_of_results_move_and_nothing_else_changes(content: Any)
     if not isinstance(content, str):
         texts_alone = [say("") if part["type"] == "image" else {**part, "text": ""} for part in content]
         assert [{**part, "text": ""} for part in moved["content"]] == texts_alone
-    assert message.item.preview < message.tokens
+    assert message.preview < message.tokens
 
 
 def test_texts_of_user_messages_move() -> None:
@@ -139,9 +139,9 @@ def test_texts_of_user_messages_move() -> None:
 
 def test_files_weigh_what_they_cost_and_text_documents_what_they_say() -> None:
     assert read({"role": "user", "content": [IMAGE]}).tokens < 1_000
-    assert read({"role": "user", "content": [IMAGE]}).item.fixed > 0
+    assert read({"role": "user", "content": [IMAGE]}).fixed > 0
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 60_000}}
-    assert read({"role": "user", "content": [document]}).item.fixed == 0
+    assert read({"role": "user", "content": [document]}).fixed == 0
     assert read({"role": "user", "content": [document]}).tokens > 9_000
 
 

@@ -186,7 +186,7 @@ def test_texts_of_results_move_and_nothing_else_changes(item: Json, texts: int) 
     assert json.dumps(moved).count(MARK) == texts
     assert moved.keys() == item.keys()
     assert {key: moved[key] for key in item if key != "output"} == {key: item[key] for key in item if key != "output"}
-    assert message.item.preview < message.tokens
+    assert message.preview < message.tokens
     loaded = [text for place, text in RESPONSES.texts(raw) if text == LONG or "input_image" in text]
     assert len(loaded) == texts
 
@@ -195,7 +195,7 @@ def test_a_screenshot_has_no_text_and_stays_as_it_must() -> None:
     shot = result("computer_call_output", {"type": "computer_screenshot", "image_url": "data:" + "x" * 9_000})
     message = read(shot)
     assert [piece.preview == piece.tokens for piece in message.pieces] == [True]
-    assert message.item.preview == message.tokens == message.item.fixed + 4 < 1_000
+    assert message.preview == message.tokens == message.fixed + 4 < 1_000
 
 
 def test_reasoning_weighs_what_it_says_and_what_it_hides() -> None:
