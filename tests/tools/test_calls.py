@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy import regex
 from proxy.plan import preview
 from proxy.plan.preview import Label
 from proxy.tools.answer import Material, answer, meaning
 from proxy.tools.definitions import Tool, parsed
 from proxy.tools.find import Index
 from tests import transcripts
-from tests.tools.test_tools import matcher
 
 STORE = "/context_store"
 LOG, CODE, TODO = (f"{STORE}/{name}" for name in ("billing.log-2e7dc01b.txt", "settings.py-00000001.txt", "n-02.txt"))
@@ -36,7 +36,7 @@ INDEX = Index(FILES, {path: preview.of_call(*call, len) for path, call in CALLS.
 
 def told(tool: Tool, arguments: Any, budget: int = 100_000) -> str:
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return answer(parsed(tool, raw), Material(FILES, INDEX, budget, len, matcher)).text
+    return answer(parsed(tool, raw), Material(FILES, INDEX, budget, len, regex.compile)).text
 
 
 READS: list[tuple[Any, str, int]] = [

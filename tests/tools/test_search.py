@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.regex import compile
 from proxy.tools import search
 from proxy.tools.find import fitting, relative
 from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch
@@ -18,17 +17,6 @@ FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.
 
 def matches(files: Files, paths: list[str], find: Find) -> list[LineMatch]:
     return list(search.matches(files, paths, find))
-
-
-def find_in(pattern: str) -> Find:
-    """The standard library's engine behind the interface; `tests/test_regex.py` has the real one."""
-    compiled = re.compile(pattern.encode(), re.M | re.I)
-
-    def find(data: bytes, start: int) -> int:
-        match = compiled.search(data, start)
-        return match.start() if match else -1
-
-    return find
 
 
 @pytest.mark.parametrize(
@@ -71,13 +59,13 @@ def test_paths_are_shown_from_the_directory() -> None:
     ],
 )
 def test_search_returns_matching_lines_with_numbers(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
-    found = matches({"f": text}, ["f"], find_in(pattern))
+    found = matches({"f": text}, ["f"], compile(pattern))
     assert [(match.line, match.column, match.text) for match in found] == lines
 
 
 def test_files_keep_their_order() -> None:
     files = {"b": "x", "a": "x\nx", "c": "x"}
-    found = matches(files, ["b", "a"], find_in("x"))
+    found = matches(files, ["b", "a"], compile("x"))
     assert [(match.path, match.line) for match in found] == [("b", 1), ("a", 1), ("a", 2)]
 
 
@@ -94,13 +82,13 @@ WINDOWS: dict[str, tuple[str, str, list[tuple[int, str]]]] = {
 
 @pytest.mark.parametrize(("line", "pattern", "windows"), WINDOWS.values(), ids=WINDOWS.keys())
 def test_a_long_line_shows_windows(line: str, pattern: str, windows: list[tuple[int, str]]) -> None:
-    found = matches({"f": f"\n{line}\n"}, ["f"], find_in(pattern))
+    found = matches({"f": f"\n{line}\n"}, ["f"], compile(pattern))
     assert found == [LineMatch("f", 2, column, text, windowed=True) for column, text in windows]
 
 
 def test_a_line_of_500_characters_is_shown_whole() -> None:
     line = "é" * (LONG_LINE - 1) + "x"
-    assert matches({"f": line}, ["f"], find_in("x")) == [LineMatch("f", 1, LONG_LINE - 1, line)]
+    assert matches({"f": line}, ["f"], compile("x")) == [LineMatch("f", 1, LONG_LINE - 1, line)]
 
 
 def test_an_empty_match_within_a_character() -> None:
@@ -147,7 +135,7 @@ MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(5_000)}
 @pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])
 @pytest.mark.parametrize("pattern", ["b", "x*", "c"])
 def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) -> None:
-    find = find_in(pattern)
+    find = compile(pattern)
     more = {f"{path}'": text for path, text in files.items()}
     twice = files | more if len(files) > 1 else {"f": files["f"] * 2}
     assert_linear(lambda files: matches(files, list(files), find), files, twice)
@@ -156,10 +144,10 @@ def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) ->
 @pytest.mark.parametrize("head", ['{"url": "data:image/png;base64,', '{"type": "base64", "data": "'])
 def test_the_bytes_of_an_image_are_not_searched(head: str) -> None:
     text = f'before\n{head}{"iVBORw0KGgo" * 200}=="}}\niVBOR is said here'
-    assert [(one.line, one.text) for one in matches({"f": text}, ["f"], find_in("iVBOR"))] == [
+    assert [(one.line, one.text) for one in matches({"f": text}, ["f"], compile("iVBOR"))] == [
         (3, "iVBOR is said here")
     ]
-    [line] = matches({"f": text}, ["f"], find_in("base64,|data"))
+    [line] = matches({"f": text}, ["f"], compile("base64,|data"))
     assert line.text == f'{head}[base64]"}}'
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy import regex
 from proxy.plan.preview import Label
 from proxy.plan.summary import Section, originals
 from proxy.tools.answer import (
@@ -27,7 +28,6 @@ from proxy.tools.answer import (
 )
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Tool, definitions, parsed
 from proxy.tools.find import Index
-from proxy.tools.search import Find
 from tests.doubling import assert_linear
 
 STORE = "/context_store"
@@ -46,23 +46,9 @@ LABELS = {
 OFFSETS = "(line numbers are read_file's offset)"
 
 
-def matcher(pattern: str) -> Find:
-    """The standard library's engine; its refusals are ValueErrors like those of `proxy.regex`."""
-    try:
-        compiled = re.compile(pattern.encode(), re.M | re.I)
-    except re.error as error:
-        raise ValueError(str(error)) from error
-
-    def find(data: bytes, start: int) -> int:
-        match = compiled.search(data, start)
-        return match.start() if match else -1
-
-    return find
-
-
 def material(files: Mapping[str, str] = FILES, budget: int = 100_000, **options: Any) -> Material:
     labels = LABELS if list(files) == list(FILES) else {}
-    return Material(files, Index(files, labels, STORE), budget, len, **{"matcher": matcher, **options})
+    return Material(files, Index(files, labels, STORE), budget, len, regex.compile, **options)
 
 
 def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> ToolAnswer:
@@ -117,7 +103,7 @@ def test_a_name_of_a_call_begins_reading_originals_at_that_call() -> None:
     turns = [Section(*each) for each in [*said, ("6 tool call_1 show", config)]]
     group, label = f"{STORE}/compressed_group_0123.txt", Label("", "", "", ("conf/app.json", "/var/log/b.log"))
     files = {group: originals(turns)}
-    whole = Material(files, Index(files, {group: label}, STORE), 100_000, len, matcher)
+    whole = Material(files, Index(files, {group: label}, STORE), 100_000, len, regex.compile)
 
     def first(**given: Any) -> str:
         return answer(parsed("read_file", msgspec.json.encode(given)), whole).text.removeprefix(f"[this is {group}]\n")
