@@ -63,10 +63,7 @@ def read(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: A
     return ask("read_file", files, budget, **arguments).text
 
 
-def test_grep_in_one_file() -> None:
-    text = f"""\
-Found 2 matches for pattern "E47\\d+" in path "/context_store/billing.log-5f2c9a1b.txt" {OFFSETS}:
----
+AROUND = """\
 File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
 0- start
 1: error E471 here
@@ -74,25 +71,14 @@ File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
 3: Error E4712
 4- error E47
 ---"""
+
+
+def test_grep_in_one_file_and_everywhere() -> None:
+    text = f'Found 2 matches for pattern "E47\\d+" in path "{LOG}" {OFFSETS}:\n---\n{AROUND}'
     assert ask("grep", pattern=r"E47\d+", path=LOG) == ToolAnswer(text, "ok", len(text))
-
-
-def test_grep_everywhere() -> None:
-    assert (
-        grep(pattern="e47[19]")
-        == f"""\
-Found 3 matches for pattern "e47[19]" in path "/context_store" {OFFSETS}:
----
-File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
-0- start
-1: error E471 here
-2- fine
-3: Error E4712
-4- error E47
----
-File: codes.json-01234567.txt (result of cat codes.json)
-0, column 940: …{FILES[DATA][790:]}
----"""
+    assert grep(pattern="e47[19]") == (
+        f'Found 3 matches for pattern "e47[19]" in path "{STORE}" {OFFSETS}:\n---\n{AROUND}\n'
+        f"File: codes.json-01234567.txt (result of cat codes.json)\n0, column 940: …{FILES[DATA][790:]}\n---"
     )
 
 
@@ -136,22 +122,14 @@ def test_the_number_of_a_line_is_the_offset_that_reads_it() -> None:
 
 def test_a_search_goes_on_elsewhere_before_it_says_no() -> None:
     text = grep(pattern="filler", path=LOG)
-    assert text.startswith(f"""\
-No matches for pattern "filler" in path "{LOG}".
----
-File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log), all of it
-0- start
-1- error E471 here
-2- fine
-3- Error E4712
-4- error E47
----
-Found 1 match in everything else that was moved {OFFSETS}:
----
-File: codes.json-01234567.txt (result of cat codes.json)
-0, column 18: """)
+    whole = AROUND.replace("billing.log)", "billing.log), all of it").replace("1:", "1-").replace("3:", "3-")
+    elsewhere = f"Found 1 match in everything else that was moved {OFFSETS}:"
+    assert text.startswith(
+        f'No matches for pattern "filler" in path "{LOG}".\n---\n{whole}\n{elsewhere}\n---\n'
+        "File: codes.json-01234567.txt (result of cat codes.json)\n0, column 18: "
+    )
     assert ask("grep", budget=len(text) - 1, pattern="filler", path=LOG).text.startswith(
-        f'No matches for pattern "filler" in path "{LOG}". Found 1 match in everything else that was moved {OFFSETS}:'
+        f'No matches for pattern "filler" in path "{LOG}". {elsewhere}'
     )
 
 
