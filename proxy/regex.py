@@ -12,7 +12,7 @@ from collections.abc import Callable
 import re2  # type: ignore[import-untyped]
 
 from proxy.threads import breathe
-from proxy.tools.search import Find, LineTooLong, TextLine, TooSlow
+from proxy.tools.search import Find, TextLine, TooSlow
 
 MAX_LENGTH = 1_000
 """Characters of a pattern. Nobody needs more to grep."""
@@ -100,7 +100,7 @@ class _Matcher:
             start = stop
 
     def _stop(self, data: bytes, start: int) -> int:
-        """Return how far to search in one call: to the end of a line. Raises LineTooLong if that line is too long."""
+        """Return how far to search in one call: to the end of a line. Raises TooSlow if that line is too long."""
         near = start + self._piece
         if near >= len(data):
             return len(data)
@@ -109,5 +109,5 @@ class _Matcher:
         else:
             stop = data.rfind(b"\n", start, near) + 1 or data.find(b"\n", near) + 1 or len(data)
         if stop - start > self._longest:
-            raise LineTooLong(f"the pattern is too large for a line of {stop - start} bytes; make it shorter")
+            raise TooSlow(f"the pattern is too large for a line of {stop - start} bytes; make it shorter")
         return stop

@@ -19,7 +19,7 @@ from proxy.plan.preview import EARLIER, line_count
 from proxy.tools import pages, search
 from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, Asked, Names, brief
 from proxy.tools.find import LISTED, Index, line_of
-from proxy.tools.search import Files, Find, LineMatch, LineTooLong, TooSlow
+from proxy.tools.search import Files, Find, LineMatch, TooSlow
 
 Result = Literal["ok", "empty", "refused", "budget"]
 
@@ -141,8 +141,8 @@ class _Scope(msgspec.Struct, frozen=True):
     looks everywhere from the start."""
 
     first: Sequence[str]
-    rest: Sequence[str]
-    where: str
+    rest: Sequence[str] = ()
+    where: str = "in everything that was moved"
     missing: str = ""
 
 
@@ -158,9 +158,8 @@ def _grep(asked: Asked, material: Material) -> str | None:
         if wider:
             found = _found(files, scope.rest, find)
     except TooSlow as error:
-        read = f", or read the file in parts: {material.names[1]} takes offset and column"
-        hint = read if isinstance(error, LineTooLong) else ""
-        raise _Short(f"This pattern cannot be used: {error}{hint}.") from error
+        read = f"or read the file in parts: {material.names[1]} takes offset and column"
+        raise _Short(f"This pattern cannot be used: {error}, {read}.") from error
     # The one file that the call named is shown if it is short and has no match.
     named = scope.first[0] if len(scope.first) == 1 and not scope.missing else ""
     short = search.short(files, index, named) if named and (wider or not found) else ""
@@ -196,12 +195,12 @@ def _scope(asked: Asked, material: Material) -> _Scope:
     path = asked.path or index.store_dir
     paths = index.find(path)
     if not paths:
-        return _Scope(index.paths, (), "", MISSING.format(path=brief(path)))
+        return _Scope(index.paths, missing=MISSING.format(path=brief(path)))
     where = f'in path "{brief(path)}"' + (f' (filter: "{brief(glob)}")' if glob else "")
     if glob:
         paths = index.fitting(glob, paths)
         if not paths:
-            return _Scope(index.paths, (), "", f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
+            return _Scope(index.paths, missing=f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
     chosen = set(paths)
     return _Scope(paths, [path for path in index.paths if path not in chosen], where)
 
@@ -221,10 +220,8 @@ def _heads(
     """Return the beginning of a report in all its lengths, longest first."""
     number = f"{_total(found)} {'match' if len(found) == 1 else 'matches'}"
     numbered = f"(line numbers are {material.names[1]}'s offset)"
-    if scope.missing:
-        return [f'{scope.missing} Found {number} for pattern "{pattern}" in everything that was moved {numbered}:']
     if not wider:
-        return [f'Found {number} for pattern "{pattern}" {scope.where} {numbered}:']
+        return [f'{scope.missing} Found {number} for pattern "{pattern}" {scope.where} {numbered}:'.lstrip()]
     none = f'No matches for pattern "{pattern}" {scope.where}.'
     elsewhere = f"Found {number} in everything else that was moved {numbered}:"
     return [*([f"{none}\n{short}\n---\n{elsewhere}"] if short else []), f"{none} {elsewhere}"]

@@ -36,10 +36,6 @@ class TooSlow(ValueError):
     """The search takes more time than is allowed. The text says so, for the pattern's author."""
 
 
-class LineTooLong(TooSlow):
-    """A line is too long for this pattern, which can only be searched for in the whole line at once."""
-
-
 class TextLine(bytes):
     """The bytes of one line: a search in it need not look for the line's end."""
 
