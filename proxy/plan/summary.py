@@ -221,10 +221,9 @@ REFERENCES = 40  # the most stored results that a record names. `grep` finds the
 _ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)  # what the task wants to be replaced. Weak models copy it.
 _thought = re.compile(r"<(scratchpad|think)>")
 _ours = re.compile(r"<(exact_details|stored_results)>")
-_our_tag = re.compile(r"<(?=/?\s*(?:exact_details|stored_results)\b)", re.IGNORECASE)
 _section = re.compile(r"<(overall_goal|key_knowledge|files_and_references|progress|open_questions|next_steps)>")
 _markup = re.compile(r"<[^<>]*>")
-_tag = re.compile(r"<(?=/?\s*(?:state_snapshot|system|developer)\b)", re.IGNORECASE)
+_tag = re.compile(r"<(?=/?\s*(?:state_snapshot|exact_details|stored_results|system|developer)\b)", re.IGNORECASE)
 _reference = re.compile(r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE)
 
 
@@ -247,7 +246,7 @@ def accept(
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
         raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
-    text = written(neutral(_inside(_without(answer, _thought), finished)))
+    text = neutral(written(_inside(_without(answer, _thought), finished)))
     if not _markup.sub("", text).strip():
         raise Unusable("the record is empty")
     if sum(line in text for line in _ASKED_FOR) > 1:
@@ -311,12 +310,8 @@ def written(text: str) -> str:
 def completed(text: str, details: str, references: Iterable[str]) -> str:
     """Return the record with exact details, which are lines, and with a line for each stored result."""
     listed = "\n".join(f"- {line}" for line in references)
-    added = [
-        f"<{name}>\n{_our_tag.sub('&lt;', neutral(lines))}\n</{name}>"
-        for name, lines in (("exact_details", details), ("stored_results", listed))
-        if lines
-    ]
-    return "\n".join([text, *added])
+    parts = {"exact_details": neutral(details), "stored_results": neutral(listed)}
+    return "\n".join([text, *(f"<{name}>\n{lines}\n</{name}>" for name, lines in parts.items() if lines)])
 
 
 def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> list[str]:
