@@ -420,11 +420,6 @@ class Dialect(ABC):
         """Return the body of an error reply from the proxy itself: in OpenAI's shape, unless the API has another."""
         return fault.body()
 
-    @staticmethod
-    @abstractmethod
-    def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
-        """Return the event that ends a stream after a failure.
-
-        `said` is the body of upstream's refusal, if that is the failure. It is used instead of `fault` if it has the
-        shape that clients of this API know.
-        """
+    def error_event(self, fault: ProxyError) -> bytes:
+        """Return the event that ends a stream that is only relayed after a failure."""
+        return self.turns.failure(fault, b"", 0)

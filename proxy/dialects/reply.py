@@ -219,6 +219,9 @@ class Round(ABC):
 class ClientReply(ABC):
     """The reply as the client sees it, so far. `streamed`: it gets events at once, else all at the end."""
 
+    next_number = 0
+    """The sequence number of the next event, where an API has them."""
+
     def __init__(self, asked: RoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
         self.streamed = streamed
         self.blocks: list[Any] = []  # the blocks that the client sees

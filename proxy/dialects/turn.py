@@ -87,9 +87,11 @@ class Turn(ABC):
     def _error_in(self, parsed: Any, data: bytes) -> bytes | None:
         """Return the error that an event with this data is, if it is nothing else."""
 
+    @staticmethod
     @abstractmethod
-    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        """The event that ends a stream after a failure: upstream's refusal `said`, if it is usable, or `fault`."""
+    def failure(fault: ProxyError, said: bytes, number: int, /) -> bytes:
+        """Return the event that ends a stream after a failure; `number` is its place. Upstream's refusal `said` is used
+        instead of `fault` if it has the shape that clients of this API know."""
 
     def _as_one(self, entries: list[bytes]) -> bytes | None:
         """Return the entries of a reply as `Hidden.instead` has them."""
@@ -221,6 +223,9 @@ class Turn(ABC):
         else:
             self._shown = self.replies_as(self._asked, self._ledger, streamed=False)
         return True
+
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        return self.failure(fault, said, self._shown.next_number)
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:

@@ -14,7 +14,7 @@ from proxy import rawjson
 from proxy.dialects import entries
 from proxy.dialects.attachments import KINDS
 from proxy.dialects.base import Dialect
-from proxy.dialects.chat.reply import LIMITS, ChatRoundRequest, ChatTurn, error_event
+from proxy.dialects.chat.reply import LIMITS, ChatRoundRequest, ChatTurn
 from proxy.dialects.entries import Contents, Entry
 from proxy.dialects.request import bounded
 from proxy.plan.message import ToolCall
@@ -124,7 +124,6 @@ class ChatDialect(Dialect):
     who = ("user", "safety_identifier")
     how = ("prompt_cache_key", "cache_control", "service_tier", "reasoning_effort", *LIMITS)
     carriers = ("text", "input_text")
-    error_event = staticmethod(error_event)
 
     # -- a request --
 

@@ -284,12 +284,6 @@ class ChatReply(ClientReply):
         return rawjson.encode(reply | self._frame | spent | {"choices": choices})
 
 
-def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
-    """Return the event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
-    members = on_one_line(said)
-    return sse.encode(fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members))
-
-
 class ChatTurn(Turn):
     """The turn of the chat API: see `proxy.dialects.turn`."""
 
@@ -299,10 +293,14 @@ class ChatTurn(Turn):
     read = staticmethod(chunks.parse)
     events_of = staticmethod(chunks.as_events)
     last_event = sse.encode(sse.DONE)
-    error_event = staticmethod(error_event)
     _round: ChatRound
     _shown: ChatReply
     _quick = False  # whether an event with text only has to be noted and nothing else
+
+    @staticmethod
+    def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
+        members = on_one_line(said)
+        return sse.encode(fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members))
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         quick = self._quick and not self._shown.hides and self.state is State.READING

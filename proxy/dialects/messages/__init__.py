@@ -14,7 +14,7 @@ from proxy import rawjson
 from proxy.dialects.base import Dialect
 from proxy.dialects.entries import Entry
 from proxy.dialects.messages import blocks, reply, request
-from proxy.dialects.messages.reply import DELTA, START, STOP, ReplyEvent, as_events
+from proxy.dialects.messages.reply import as_events
 from proxy.dialects.messages.request import thinking_edits
 from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.turn import Request
@@ -65,7 +65,6 @@ class MessagesDialect(Dialect):
     content = staticmethod(blocks.content)
     written = staticmethod(blocks.written)
     error_body = staticmethod(reply.error_body)
-    error_event = staticmethod(reply.error_event)
 
     counting: Dialect
     """The one of requests that only ask how many tokens they have."""
@@ -140,18 +139,8 @@ class MessagesDialect(Dialect):
         made: dict[str, Any] = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": request.model}
         made |= {"content": [block], "stop_reason": WHOLE, "stop_sequence": None}
         made |= {"usage": dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))}
-        if not request.stream:
-            return rawjson.encode(made)
-        first, *_, closing, end = as_events(rawjson.members(rawjson.encode(made | {"content": []})))
-        events = (
-            first,
-            ReplyEvent.made(START, index=0, content_block=block | {"content": None}),
-            ReplyEvent.made(DELTA, index=0, delta={"type": "compaction_delta", "content": text}),
-            ReplyEvent.made(STOP, index=0),
-            closing,
-            end,
-        )
-        return b"".join(event.encoded({}) for event in events)
+        whole = rawjson.encode(made)
+        return b"".join(event.encoded({}) for event in as_events(rawjson.members(whole))) if request.stream else whole
 
 
 def _marked_blocks(message: Raw) -> Sequence[Raw]:
@@ -167,18 +156,19 @@ def _reference(block: Raw) -> str:
 
 def _restored(message: Raw, texts: Mapping[str, str]) -> Iterator[Entry]:
     """Yield the message with texts in the place of references, as messages of the user."""
-    runs = [(ours, list(run)) for ours, run in groupby(_marked_blocks(message), lambda one: _reference(one) in texts)]
-    if not any(ours for ours, _ in runs):
+    blocks = _marked_blocks(message)
+    if not any(_reference(block) in texts for block in blocks):
         yield message
         return
-    for ours, run in runs:
-        said: list[Entry] = [*run]
-        if ours:
-            marks = [{key: raw for key, raw in object_of(one).items() if key == "cache_control"} for one in run]
-            found = [{"type": "text", "text": texts[_reference(one)]} for one in run]
-            said = [rawjson.encode(one | mark) for one, mark in zip(found, marks, strict=True)]
+    for ours, run in groupby(blocks, lambda block: _reference(block) in texts):
+        said = [_as_text(block, texts[_reference(block)]) if ours else block for block in run]
         role = {"role": string("user")} if ours else {}
         yield rawjson.encode(object_of(message) | role | {"content": Raw(rawjson.array(said))})
+
+
+def _as_text(block: Raw, text: str) -> Entry:
+    marks = {key: raw for key, raw in object_of(block).items() if key == "cache_control"}
+    return rawjson.encode({"type": "text", "text": text, **marks})
 
 
 class CountingDialect(MessagesDialect):

@@ -247,8 +247,12 @@ class MessageReply(ClientReply):
         return rawjson.encode(last | self._frame | {"content": content} | ended)
 
 
-_GROWING = ("text", "thinking", "signature")
-"""Texts that are announced empty and come in events of their own."""
+_GROWING = {
+    "text": {"text": "text_delta"},
+    "thinking": {"thinking": "thinking_delta", "signature": "signature_delta"},
+    "compaction": {"content": "compaction_delta"},
+}
+"""Texts of blocks that are announced empty and come in events of their own, with the types of these."""
 
 
 def as_events(members: Members) -> Iterator[ReplyEvent]:
@@ -261,10 +265,10 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
             start["input"] = EMPTY
             deltas.append({"type": string("input_json_delta"), "partial_json": string(call_of(block).arguments)})
         else:
-            for key in _GROWING:
+            for key, type in _GROWING.get(text_of(block.get("type")), {}).items():
                 if rawjson.is_string(block.get(key)):
-                    start[key] = string("")
-                    deltas.append({"type": string(f"{key}_delta"), key: block[key]})
+                    start[key] = NULL if key == "content" else string("")
+                    deltas.append({"type": string(type), key: block[key]})
         if rawjson.is_array(block.get("citations")):
             start["citations"] = Raw(b"[]")
             deltas += [{"type": string("citations_delta"), "citation": one} for one in elements_of(block["citations"])]
@@ -298,12 +302,6 @@ def error_body(fault: ProxyError) -> bytes:
     return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
 
 
-def error_event(fault: ProxyError, said: bytes = b"") -> bytes:
-    """The event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
-    members = on_one_line(said)
-    return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
-
-
 class MessagesTurn(Turn):
     """The turn of the Messages API: see `proxy.dialects.turn`."""
 
@@ -313,7 +311,11 @@ class MessagesTurn(Turn):
     read = staticmethod(ReplyEvent)
     events_of = staticmethod(as_events)
     call_ids = "toolu"
-    error_event = staticmethod(error_event)
+
+    @staticmethod
+    def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
+        members = on_one_line(said)
+        return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
 
     def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
         return data if parsed.type == "error" else None

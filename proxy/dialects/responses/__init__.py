@@ -57,7 +57,6 @@ class ResponsesDialect(Dialect):
     knows = staticmethod(items.knows)
     content = staticmethod(items.content)
     written = staticmethod(items.written)
-    error_event = staticmethod(reply.error_event)
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """An item of a type that nobody knows yet is a call like any other, also if it stands alone."""

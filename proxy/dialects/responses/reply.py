@@ -216,8 +216,6 @@ class ResponsesReply(ClientReply):
 
     blocks: list[OutputItem]
     id = ""
-    next_number = 0
-    """The sequence number of the next event."""
     _end: Members | None = None
 
     @property
@@ -289,15 +287,6 @@ def as_events(members: Members) -> Iterator[ItemEvent]:
     yield ItemEvent.made(ending, sequence_number=0, response=members)
 
 
-def error_event(fault: ProxyError, said: bytes = b"", number: int = 0) -> bytes:
-    """`number` is the event's place in the stream. The documented event has the error's members itself, and the SDKs
-    read them from `error`, as upstream writes it, so both are there."""
-    error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(fault.body())["error"])
-    known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
-    members = {"type": "error", "sequence_number": number, **known, "error": error}
-    return sse.encode(rawjson.encode(members), b"error")
-
-
 class ResponsesTurn(Turn):
     """The turn of the Responses API: see `proxy.dialects.turn`."""
 
@@ -312,6 +301,15 @@ class ResponsesTurn(Turn):
     def __init__(self, asked: ResponsesRoundRequest) -> None:
         super().__init__(asked)
         self._earlier: list[str] = []  # the ids of the rounds before this one
+
+    @staticmethod
+    def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
+        """The documented event has the error's members itself, and the SDKs read them from `error`, as upstream writes
+        it, so both are there."""
+        error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(fault.body())["error"])
+        known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
+        members = {"type": "error", "sequence_number": number, **known, "error": error}
+        return sse.encode(rawjson.encode(members), b"error")
 
     def _error_in(self, parsed: ItemEvent, data: bytes) -> bytes | None:
         if parsed.type not in ("error", "response.failed"):
@@ -337,6 +335,3 @@ class ResponsesTurn(Turn):
     def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
         self._earlier += [self._round.id] if self._round.id else []
         super()._go_on(answers, parts)
-
-    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        return error_event(fault, said, self._shown.next_number)
