@@ -22,7 +22,7 @@ from proxy import rawjson, sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import RoundRequest
-from proxy.dialects.usage import UsageFields, UsageLedger
+from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Broken, Continuation, Hidden, State, WrongState
@@ -39,7 +39,6 @@ NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what
 class Turn(ABC):
     """The state machine in the picture above. Each client request has its own."""
 
-    usage: ClassVar[UsageFields]
     rounds_as: ClassVar[type[Round]]
     replies_as: ClassVar[type[ClientReply]]
     last_event: ClassVar[bytes] = b""
@@ -57,7 +56,7 @@ class Turn(ABC):
         self.refusal: bytes | None = None
         """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
         self._asked = asked
-        self._ledger = UsageLedger(self.usage)
+        self._ledger = UsageLedger()
         self.spent = self._ledger.spent  # tokens over all rounds
         self._shown = self.replies_as(asked, self._ledger, streamed=True)
         self._circles = 0  # the newest rounds that only repeated calls

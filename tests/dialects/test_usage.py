@@ -7,17 +7,7 @@ import json
 import pytest
 from msgspec import Raw
 
-from proxy.dialects.usage import (
-    CHAT,
-    MESSAGES,
-    RESPONSES,
-    Reported,
-    UsageFields,
-    UsageLedger,
-    merged,
-    reported,
-    with_prompt,
-)
+from proxy.dialects.usage import Reported, UsageLedger, merged, reported
 from proxy.rawjson import object_of
 
 USAGE = {"prompt_tokens": 120, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
@@ -47,49 +37,46 @@ def test_prompt_of_a_relayed_reply(end: str, tokens: int) -> None:
 OPENAI = {"cached_tokens": 64, "cache_write_tokens": 32}
 HIT = {"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 56}
 LITELLM = {"cache_creation_input_tokens": 32, "cache_read_input_tokens": 64}
-USAGES: dict[str, tuple[UsageFields, dict[str, object], Reported]] = {
-    "chat, to GPT-5.5": (CHAT, USAGE, Reported(120, 5, 64)),
-    "chat, from GPT-5.6": (CHAT, {**USAGE, "prompt_tokens_details": OPENAI}, Reported(120, 5, 64, 32)),
-    "chat, DeepSeek": (CHAT, {"prompt_tokens": 120, "completion_tokens": 5, **HIT}, Reported(120, 5, 64)),
-    "chat, LiteLLM": (CHAT, {**USAGE, **LITELLM}, Reported(120, 5, 64, 32)),
+USAGES: dict[str, tuple[dict[str, object], Reported]] = {
+    "chat, to GPT-5.5": (USAGE, Reported(120, 5, 64)),
+    "chat, from GPT-5.6": ({**USAGE, "prompt_tokens_details": OPENAI}, Reported(120, 5, 64, 32)),
+    "chat, DeepSeek": ({"prompt_tokens": 120, "completion_tokens": 5, **HIT}, Reported(120, 5, 64)),
+    "chat, LiteLLM": ({**USAGE, **LITELLM}, Reported(120, 5, 64, 32)),
     "Responses": (
-        RESPONSES,
         {"input_tokens": 120, "output_tokens": 5, "input_tokens_details": OPENAI},
         Reported(120, 5, 64, 32),
     ),
-    "a server without a cache": (CHAT, {"prompt_tokens": 120, "completion_tokens": 5}, Reported(120, 5, None)),
+    "Messages": ({"input_tokens": 24, "output_tokens": 5, **LITELLM}, Reported(120, 5, 64, 32)),
+    "a server without a cache": ({"prompt_tokens": 120, "completion_tokens": 5}, Reported(120, 5, None)),
 }
 
 
-@pytest.mark.parametrize(("fields", "usage", "said"), USAGES.values(), ids=USAGES)
-def test_reads_and_writes_of_the_cache_in_all_spellings(
-    fields: UsageFields, usage: dict[str, object], said: Reported
-) -> None:
+@pytest.mark.parametrize(("usage", "said"), USAGES.values(), ids=USAGES)
+def test_reads_and_writes_of_the_cache_in_all_spellings(usage: dict[str, object], said: Reported) -> None:
     """Both of a relayed reply and of the rounds of one that we follow."""
     raw = json.dumps(usage).encode()
     assert reported(b'{"usage": ' + raw + b"}") == said
-    ledger = UsageLedger(fields)
+    ledger = UsageLedger()
     ledger.add(Raw(raw))
     ledger.add(Raw(raw))
     spent = ledger.spent
     once = (said.prompt, said.completion, said.cached or 0, said.written or 0)
     assert (spent.prompt, spent.completion, spent.cached, spent.written) == tuple(2 * count for count in once)
+    assert (spent.cache_told, spent.largest, spent.said) == (said.cached is not None, said.prompt, 2)
 
 
-def test_anthropics_parts_of_a_prompt_are_added_up() -> None:
-    begun = {"input_tokens": 5, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 300, "output_tokens": 1}
-    ended = {"output_tokens": 7}
+def test_a_stream_says_what_it_read_at_its_beginning_and_what_it_wrote_at_its_end() -> None:
+    begun = {"input_tokens": 5, **LITELLM, "output_tokens": 1}
+    ended = {"output_tokens": 7, "input_tokens": None}
     stream = "".join(f"data: {json.dumps({'usage': usage})}\n\n" for usage in (begun, ended))
-    assert reported(stream.encode()) == Reported(325, 7, 300, 20)
-    ledger = UsageLedger(MESSAGES)
-    ledger.add(with_prompt(merged(object_of(Raw(json.dumps(begun).encode())), Raw(json.dumps(ended).encode()))))
-    spent = ledger.spent
-    assert (spent.prompt, spent.completion, spent.cached, spent.written) == (325, 7, 300, 20)
+    assert reported(stream.encode()) == Reported(101, 7, 64, 32)
+    whole = merged(object_of(Raw(json.dumps(begun).encode())), Raw(json.dumps(ended).encode()))
+    assert {key: int(bytes(raw)) for key, raw in whole.items()} == begun | {"output_tokens": 7}
 
 
 def told(*rounds: object) -> object:
     """What the client sees of the last round's usage after the others."""
-    ledger = UsageLedger(CHAT)
+    ledger = UsageLedger()
     *earlier, last = (Raw(json.dumps(usage).encode()) for usage in rounds)
     for usage in earlier:
         ledger.carry(usage)
@@ -99,6 +86,7 @@ def told(*rounds: object) -> object:
 def test_what_every_round_used_is_added_up_and_the_prompt_is_the_last_rounds() -> None:
     first = {
         **USAGE,
+        "total_tokens": 125,
         "completion_tokens_details": {"reasoning_tokens": 3, "audio_tokens": None},
         "cost": 0.1,
         "cost_details": {"upstream_inference_cost": None},

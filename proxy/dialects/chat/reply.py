@@ -27,7 +27,7 @@ from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import ALLOWED, RoundRequest
 from proxy.dialects.turn import Turn
-from proxy.dialects.usage import CHAT, UsageLedger
+from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import State
@@ -287,7 +287,6 @@ class ChatReply(ClientReply):
 class ChatTurn(Turn):
     """The turn of the chat API: see `proxy.dialects.turn`."""
 
-    usage = CHAT
     rounds_as = ChatRound
     replies_as = ChatReply
     read = staticmethod(chunks.parse)

@@ -19,7 +19,7 @@ from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments, is_object
 from proxy.dialects.turn import Turn
-from proxy.dialects.usage import MESSAGES, merged, with_prompt
+from proxy.dialects.usage import merged
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.rawjson import EMPTY, NULL, Members, elements_of, join, object_of, on_one_line, place, string, text_of
@@ -173,7 +173,7 @@ class MessagesRound(Round):
     def _spend(self, usage: Raw) -> None:
         """Bring the usage up to date with what an event says."""
         self._usage = merged(self._usage, usage)
-        self.usage = with_prompt(self._usage)
+        self.usage = Raw(rawjson.encode(self._usage))
 
     def _begun(self, head: _Head, index: int | None) -> ReplyBlock:
         block = self._by_index[index] = ReplyBlock(head.content_block, self.names)
@@ -305,7 +305,6 @@ def error_body(fault: ProxyError) -> bytes:
 class MessagesTurn(Turn):
     """The turn of the Messages API: see `proxy.dialects.turn`."""
 
-    usage = MESSAGES
     rounds_as = MessagesRound
     replies_as = MessageReply
     read = staticmethod(ReplyEvent)

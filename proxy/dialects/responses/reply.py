@@ -20,7 +20,6 @@ from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, T
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
 from proxy.dialects.turn import Turn
-from proxy.dialects.usage import RESPONSES
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
 from proxy.plan.turn import Continuation, State
@@ -290,7 +289,6 @@ def as_events(members: Members) -> Iterator[ItemEvent]:
 class ResponsesTurn(Turn):
     """The turn of the Responses API: see `proxy.dialects.turn`."""
 
-    usage = RESPONSES
     rounds_as = ResponsesRound
     replies_as = ResponsesReply
     read = staticmethod(ItemEvent)
