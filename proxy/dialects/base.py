@@ -25,8 +25,8 @@ from proxy.dialects.entries import (
     Entry,
     Mark,
     appended,
-    last_in,
     marked,
+    marks_in,
     meaning,
     measured,
     unreadable,
@@ -278,7 +278,11 @@ class Dialect(ABC):
             return [put(appended(content, "\n\n" + block, self.carriers[0])), *entries[1:]]
         system = rawjson.encode({"role": self.system, "content": block})
         added = self.task(block) if role is SnapshotRole.USER else system
-        return [*entries[:leading], added, *entries[leading:]]
+        return self.inserted(entries, leading, added)
+
+    def inserted(self, entries: list[Entry], place: int, added: Entry) -> list[Entry]:
+        """Return the entries with one more at this place, joined with the one behind it if both are the user's."""
+        return [*entries[:place], *self.joined([added, *entries[place : place + 1]]), *entries[place + 1 :]]
 
     def joined(self, entries: list[Entry]) -> list[Entry]:
         """Return the entries with each run of user messages as one, if the API may refuse user messages in a row.
@@ -297,19 +301,22 @@ class Dialect(ABC):
 
     # -- a hidden round --
 
-    def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
-        """Return a hidden round together with the reply that the client saw, in their original order.
-
-        If the client has rewritten its calls, its own reply stays, and only what came before is put back.
-        """
+    def paired(self, hidden: Hidden, visible: Entry) -> Hidden:
+        """Return a hidden round as it goes with the reply that the client sent back. If the client has rewritten its
+        calls, its own reply stays, and only what came before is put back."""
         if hidden.instead is None:
-            return [*hidden.before, visible, *hidden.after]
-        wrote = self.written(hidden.instead)
+            return hidden
         answers = {self.answered(entry) for entry in hidden.after}
-        calls = [call for entry in wrote for call in self.said(entry)[1]]
-        if not kept_calls(calls, answers, self.said(visible)[1]):
-            return [*hidden.before, visible]
-        return [*hidden.before, *wrote, *hidden.after]
+        calls = [call for entry in self.written(hidden.instead) for call in self.said(entry)[1]]
+        if kept_calls(calls, answers, self.said(visible)[1]):
+            return hidden
+        sizes = tuple(hidden.sizes_of_each()[: len(hidden.before)])
+        return Hidden(hidden.before, None, (), sum(sizes), sizes)
+
+    def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
+        """Return a hidden round together with the reply that the client saw, in their original order."""
+        shown = [visible] if hidden.instead is None else self.written(hidden.instead)
+        return [*hidden.before, *shown, *hidden.after]
 
     @staticmethod
     def written(instead: bytes) -> list[Entry]:
@@ -360,7 +367,7 @@ class Dialect(ABC):
         defined = with_tools(request.members.get("tools"), list(map(self.requests.tool, tools)))
         if elements_of(defined):
             members |= {"tools": defined or rawjson.NULL, "tool_choice": self.requests.no_call}
-        marks = [mark for raw in request.entries[end:] if (mark := last_in(raw))]
+        marks = [mark for entry in request.entries[end:] for mark in marks_in(entry)]
         task = self.marked(self.task(text), marks[-1]) if marks else self.task(text)
         return rawjson.encode(members | self.requests.assembled(request.members, self.followed([*entries], task)))
 

@@ -250,7 +250,7 @@ def with_texts(content: Raw, replaced: Mapping[int | None, str], type: str) -> R
     for place, text in replaced.items():
         if place is not None:
             part = rawjson.members(parts[place])
-            marks = {key: part[key] for key in KEYS if key in part}
+            marks = {key: part[key] for key in MARKS if key in part}
             kept = part if rawjson.is_string(part.get("text")) else {"type": string(type), **marks}
             parts[place] = Raw(rawjson.encode(kept | {"text": string(text)}))
     return Raw(rawjson.array(parts))
@@ -275,27 +275,28 @@ class Mark(NamedTuple):
     value: Raw
 
 
-_ANTHROPIC = Mark("cache_control", Raw(b'{"type":"ephemeral"}'))
-_OPENAI = Mark("prompt_cache_breakpoint", Raw(b'{"mode":"explicit"}'))
-DEFAULTS = (_ANTHROPIC, _OPENAI)
-KEYS = tuple(mark.key for mark in DEFAULTS)
+OPENAI = "prompt_cache_breakpoint"
+MARKS = {"cache_control": Raw(b'{"type":"ephemeral"}'), OPENAI: Raw(b'{"mode":"explicit"}')}
+"""Anthropic's and OpenAI's breakpoint with the shortest life."""
 TEXT = ("text", "input_text")
 """The blocks that can carry a breakpoint, if their text is not empty."""
 
-_MARK = re.compile(rb'(?<!\\)"(%b)"\s*:\s*(\{[^{}]*\})' % "|".join(KEYS).encode())
-"""A breakpoint. Within a string, the quotation marks would be escaped."""
+_PATTERNS = {key: re.compile(rb'"%b"\s*:\s*(\{[^{}]*\})' % key.encode()) for key in MARKS}
+"""Clients that write all fields set most of them to null, which is none. Within a string, the quotation marks would be
+escaped."""
 
 
-def last_in(entry: Entry) -> Mark | None:
-    """Return the last breakpoint that the client set in an entry."""
-    raw = bytes(entry)
-    found = _MARK.findall(raw) if any(key.encode() in raw for key in KEYS) else ()
-    return Mark(found[-1][0].decode(), Raw(found[-1][1])) if found else None
+def marks_in(raw: Entry) -> list[Mark]:
+    """Return the breakpoints that the client set in an entry, or in a whole body, all in one spelling."""
+    for key, pattern in _PATTERNS.items():
+        if found := pattern.findall(raw):
+            return [Mark(key, Raw(one)) for one in found]
+    return []
 
 
 def unmarked(block: Members) -> bytes:
     """Return a block as canonical JSON, without its breakpoint."""
-    return rawjson.encode({key: block[key] for key in sorted(block) if key not in KEYS})
+    return rawjson.encode({key: block[key] for key in sorted(block) if key not in MARKS})
 
 
 def marked(content: Raw | None, mark: Mark, carriers: Sequence[str]) -> Raw | None:

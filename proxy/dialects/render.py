@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Entry, attachments
-from proxy.dialects.entries import DEFAULTS, KEYS, Mark, last_in
+from proxy.dialects.entries import MARKS, OPENAI, Mark, marks_in
 from proxy.plan import preview, summary
 from proxy.plan.history import Transcript
 from proxy.plan.message import Message, Piece, moved_pieces
@@ -51,47 +51,48 @@ Compacted = Callable[[int, bool], bytes]
 """Takes an entry's index, and whether the model has not seen it yet; returns the entry with previews and references."""
 
 
-def render(
+def altered(
     dialect: Dialect,
     transcript: Transcript,
     plan: Plan,
     compacted: Compacted,
+    shown: SummaryBoundary | None = None,
+    marking: Request | None = None,
+) -> dict[int, Entry]:
+    """Return the entries that are sent otherwise than they came, by their indexes: those that moved, and those with a
+    cache breakpoint of ours. `marking` is the request whose breakpoints ours join."""
+    moves = {index: move for index, move in plan.moves.items() if stays(transcript, shown, index)}
+    made: dict[int, Entry] = {index: compacted(index, move.event == 0) for index, move in moves.items()}
+    if marking is not None and (places := _to_mark(transcript, plan, shown)):
+        for index, mark in _marks(marking, places):
+            entry = made.get(index, transcript.raws[index])
+            if (marked := dialect.marked(entry, mark)) is not entry:
+                made[index] = marked
+    return made
+
+
+def render(
+    dialect: Dialect,
+    transcript: Transcript,
+    altered: Mapping[int, Entry],
     *,
     shown: ActiveSnapshot | None = None,
     role: SnapshotRole = SnapshotRole.AUTO,
-    rounds: Mapping[int, Hidden] | None = None,
+    rounds: Mapping[int, Hidden] = {},
     end: int | None = None,
-    marking: Request | None = None,
-    altered: dict[int, Entry] | None = None,
 ) -> list[Entry]:
     """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies.
-
-    `marking`: the request, whose cache breakpoints ours join, before and behind what the newest event moved. `altered`
-    gets the entries that are sent otherwise than they came, by their indexes.
 
     User messages that the snapshot leaves side by side become one. The boundary alone decides which, so that they stay
     as they are until the next event.
     """
     start = shown.boundary.end if shown else 0
     stop = len(transcript.raws) if end is None else end
-    marks = () if marking is None else _marked(transcript, plan, start)
-    room = 0 if marking is None else mark_room(marking)
 
     def sent(index: int) -> list[Entry]:
-        nonlocal room
-        move = plan.moves.get(index)
-        entry = compacted(index, move.event == 0) if move else transcript.raws[index]
-        if marking is not None and room and index in marks and (mark := own_mark(marking, index)):
-            unmarked, entry = entry, dialect.marked(entry, mark)
-            room -= entry is not unmarked
-        hidden = rounds.get(index) if rounds and index >= start else None
-        made = dialect.reinserted(hidden, entry) if hidden else [entry]
-        if altered is not None and (hidden or entry is not transcript.raws[index]):
-            if hidden is None or any(one is entry for one in made):
-                altered[index] = entry
-            elif hidden.instead is not None:  # what the model wrote instead of what the client saw
-                altered[index] = hidden.instead
-        return made
+        entry = altered.get(index, transcript.raws[index])
+        hidden = rounds.get(index) if index >= start else None
+        return dialect.reinserted(hidden, entry) if hidden else [entry]
 
     if shown is None:
         return [entry for index in range(stop) for entry in sent(index)]
@@ -102,16 +103,13 @@ def render(
     for first, last in pairwise((0, *cuts, len(kept))):  # what the client had side by side stays apart
         entries += dialect.joined([entry for index in kept[first:last] for entry in sent(index)])
     entries += [entry for index in range(start + 1, stop) for entry in sent(index)]
-    leading, block = transcript.leading, shown_block(transcript, shown)
-    added = dialect.with_snapshot(entries, leading, block, role) if block else entries
-    if len(added) > len(entries):  # an entry of its own, which may be a user message before another one
-        added[leading : leading + 2] = dialect.joined(added[leading : leading + 2])
-    return added
+    block = shown_block(transcript, shown)
+    return dialect.with_snapshot(entries, transcript.leading, block, role) if block else entries
 
 
-def _marked(transcript: Transcript, plan: Plan, start: int) -> tuple[int, ...]:
-    """The entries for our cache breakpoints: the last one before what the newest event moved that is no reply, and the
-    last one that it moved. None if a snapshot precedes it all. The first is worth more, and comes first.
+def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) -> tuple[int, ...]:
+    """Return the entries for our cache breakpoints: the last one before what the newest event moved that is no reply,
+    and the last one that it moved. None if a snapshot precedes it all. The first is worth more, and comes first.
 
     Upstream's cache has an entry for each breakpoint. The client marks the end of its history, so behind a change only
     the entry of the system prompt would be found. The next event mostly changes what follows this one's results.
@@ -120,45 +118,44 @@ def _marked(transcript: Transcript, plan: Plan, start: int) -> tuple[int, ...]:
     moved = [index for index, move in plan.moves.items() if event and move.event == event]
     if not moved or (plan.boundaries and plan.boundaries[-1].event == event):
         return ()
-    first = max(start + 1 if start else transcript.leading, min(moved) - REACH)
+    first = max(shown.end + 1 if shown else transcript.leading, min(moved) - REACH)
     before = range(min(moved) - 1, first - 1, -1)
     last = next((index for index in before if transcript.messages[index].role in (Role.USER, Role.TOOL)), None)
     return (max(moved),) if last is None else (last, max(moved))
 
 
-def mark_room(request: Request) -> int:
-    """Return how many breakpoints of ours the request has room for: none if the client sets none."""
-    anthropic, openai = (_written(request.body, key) for key in KEYS)
-    if not anthropic and not openai:
-        return 0
+def _marks(request: Request, places: Sequence[int]) -> Iterator[tuple[int, Mark]]:
+    """Yield the breakpoints to set in these entries, as far as there is room: none if the client sets none, and none in
+    an entry that it marks itself.
+
+    Each is like the client's next one, as none may live longer than those before it, else in the client's spelling.
+    """
+    theirs = marks_in(request.body)
+    if not theirs:
+        return
+    key = theirs[0].key
     explicit = text_of(object_of(request.members.get("prompt_cache_options")).get("mode")) == "explicit"
-    theirs = 0 if explicit or not openai else 1
-    return max(MOST_MARKS - max(anthropic, openai + theirs), 0)
+    room = MOST_MARKS - len(theirs) - (key == OPENAI and not explicit)
+    last = request.members[key] if object_of(request.members.get(key)) else MARKS[key]
+    for place in places:
+        if room > 0 and not marks_in(request.entries[place]):
+            later = (mark for entry in request.entries[place + 1 :] for mark in marks_in(entry))
+            yield place, next(later, Mark(key, last))
+            room -= 1
 
 
-def _written(body: bytes, key: str) -> int:
-    """Return how many breakpoints a body has. Clients that write all fields set most of them to null, which is none."""
-    found = body.count(b'"%b"' % key.encode())
-    nulls = (b'"%b":null' % key.encode(), b'"%b": null' % key.encode())
-    return found - sum(map(body.count, nulls)) if found else 0
-
-
-def own_mark(request: Request, place: int) -> Mark | None:
-    """Return the breakpoint to set in entry `place`: like the client's next one, as none may live longer than those
-    before it, else in the client's spelling. None if the client marks this entry itself."""
-    if last_in(request.entries[place]) is not None:
-        return None
-    later = next((mark for entry in request.entries[place + 1 :] if (mark := last_in(entry))), None)
-    whole = next((Mark(key, request.members[key]) for key in KEYS if object_of(request.members.get(key))), None)
-    return later or whole or next(mark for mark in DEFAULTS if _written(request.body, mark.key))
-
-
-def shrunk(
-    dialect: Dialect, plan: Plan, rounds: Mapping[int, Hidden], least: int, names: Names = NAMES
+def sent_rounds(
+    dialect: Dialect,
+    transcript: Transcript,
+    plan: Plan,
+    rounds: Mapping[int, Hidden],
+    least: int,
+    names: Names = NAMES,
 ) -> dict[int, Hidden]:
-    """Return the hidden rounds as they are sent. Before the newest event's user turn, answers above `least` tokens are
-    replaced by lines."""
-    return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in rounds.items()}
+    """Return the hidden rounds as they are sent, without what no longer pairs with the client's calls. Before the
+    newest event's user turn, answers above `least` tokens are replaced by lines."""
+    kept = {at: dialect.paired(hidden, transcript.raws[at]) for at, hidden in rounds.items()}
+    return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in kept.items()}
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
@@ -178,9 +175,9 @@ def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_
     return dialect.replace(raw, replaced)
 
 
-def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:
-    """Whether an entry before the boundary is kept beside the snapshot."""
-    return index in boundary.pins or index < transcript.leading
+def stays(transcript: Transcript, shown: SummaryBoundary | None, index: int) -> bool:
+    """Whether an entry is sent beside the snapshot of the boundary that is shown."""
+    return shown is None or index >= shown.end or index in shown.pins or index < transcript.leading
 
 
 def taken(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[int]:

@@ -313,19 +313,15 @@ class Rendered(msgspec.Struct, frozen=True):
         """Render the plan with the records that exist. `plan` replaces the part of the plan that they allow."""
         dialect, transcript = planned.dialect, planned.transcript
         plan = plan or planned.plan.shown(shown.boundary if shown else None)
-        sent, altered = shrunk(planned, plan, rounds), dict[int, Entry]()
-        entries = render.render(
-            dialect,
-            transcript,
-            plan,
+        boundary, start = (shown.boundary, shown.boundary.end) if shown else (None, 0)
+        sent, compacted = (
+            sent_rounds(planned, plan, rounds),
             reader.compactor(dialect, transcript, planned.reading.shape),
-            shown=shown,
-            role=planned.role,
-            rounds=sent,
-            marking=planned.request,
-            altered=altered,
         )
-        asked, start = planned.summary_asked, shown.boundary.end if shown else 0
+        altered = render.altered(dialect, transcript, plan, compacted, boundary, planned.request)
+        entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent)
+        altered |= {at: hidden.instead for at, hidden in sent.items() if hidden.instead is not None and at >= start}
+        asked = planned.summary_asked
         if asked is not None and asked >= start and planned.policy.tools.inject is not Inject.NEVER:
             last = asked - len(planned.history)
             part, text = dialect.texts(entries[last])[-1]
@@ -335,7 +331,7 @@ class Rendered(msgspec.Struct, frozen=True):
         if shown:
             tokens += reader.count(render.shown_block(transcript, shown), planned.request.model)
         for index, item in enumerate(planned.history.items):
-            if shown is None or index >= start or render.stays(transcript, shown.boundary, index):
+            if render.stays(transcript, boundary, index):
                 tokens += live(item, plan.moves.get(index))
         return Rendered(planned, plan, shown, sent, entries, tokens, rounds, altered)
 
@@ -408,10 +404,10 @@ class Rendered(msgspec.Struct, frozen=True):
         return len(self.plan.moves.keys() - set(self._replaced()))
 
 
-def shrunk(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> dict[int, Hidden]:
+def sent_rounds(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> dict[int, Hidden]:
     """Return the hidden rounds as they are sent: long answers that were used are pointers."""
     least = planned.policy.offload.max_tool_message_tokens
-    return render.shrunk(planned.dialect, plan, rounds, least, planned.names)
+    return render.sent_rounds(planned.dialect, planned.transcript, plan, rounds, least, planned.names)
 
 
 def our_definitions(planned: Planned) -> list[bytes]:

@@ -34,7 +34,7 @@ from proxy.plan.plan import SummaryBoundary, live
 from proxy.plan.summary import SummaryAnswer, shares
 from proxy.plan.turn import Hidden
 from proxy.policy import Compress, Inject, Wait
-from proxy.requests.planned import Planned, Rendered, our_definitions, shrunk
+from proxy.requests.planned import Planned, Rendered, our_definitions, sent_rounds
 from proxy.requests.prepared import of_summary
 from proxy.requests.records import Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, write
@@ -310,16 +310,9 @@ def summary_on_prefix(
         )
 
     before = planned.plan.before(boundary.event)
-    entries = render.render(
-        dialect,
-        transcript,
-        before,
-        compacted,
-        shown=shown,
-        role=planned.role,
-        rounds=shrunk(planned, before, rounds),
-        end=boundary.end,
-    )
+    altered = render.altered(dialect, transcript, before, compacted, shown.boundary if shown else None)
+    sent = sent_rounds(planned, before, rounds)
+    entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent, end=boundary.end)
     offered = not before.empty or planned.policy.tools.inject is Inject.ALWAYS
     definitions = our_definitions(planned) if offered else []
     return dialect.summary_on_prefix(task, planned.request, entries, definitions, most, boundary.end)

@@ -9,9 +9,8 @@ import pytest
 
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
-from proxy.dialects.entries import DEFAULTS, KEYS
+from proxy.dialects.entries import MARKS, OPENAI, Mark, marks_in
 from proxy.dialects.messages import MESSAGES
-from proxy.dialects.render import mark_room
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.message import Reading
 from proxy.plan.preview import Shape
@@ -134,28 +133,21 @@ async def test_content_that_can_carry_none_keeps_its_bytes(
     assert marks(made)[-2:] == [(first + 6, MARK), (first + 8, MARK)] and len(marks(made)) <= 3
 
 
-def tool(mark: bool) -> Json:
-    return {"name": "t", "input_schema": {}, **({"cache_control": MARK} if mark else {})}
-
-
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
-def test_nulls_are_no_marks(dialect: Dialect, body: Any, separators: tuple[str, str]) -> None:
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,", " : ")])
+def test_nulls_and_quotations_are_no_marks(separators: tuple[str, str]) -> None:
     """Clients that write all fields of a block have one in each."""
-    request = json.loads(json.dumps(body([300] * 4) | {"tools": [tool(False)] * 9}))
-    plain = dialect.parse(json.dumps(request, separators=separators).encode())
-    for one in request["tools"]:
-        one["cache_control"] = None
-    asked = dialect.parse(json.dumps(request, separators=separators).encode())
-    assert mark_room(asked) == mark_room(plain) == 2
+    marked = {"type": "text", "text": "x", "cache_control": HOUR}
+    parts = [marked | {"cache_control": None}, marked | {"text": json.dumps(marked)}, marked]
+    [one, other] = marks_in(json.dumps({"content": parts}, separators=separators).encode())
+    assert one == other and (one.key, json.loads(bytes(one.value))) == ("cache_control", HOUR)
 
 
 # -- OpenAI's spelling -------------------------------------------------------------------------------------------------
 
-OPENAI = {"mode": "explicit"}
+EXPLICIT = {"mode": "explicit"}
 
 
-def marked(part: Json, mark: Json | None = OPENAI) -> Json:
+def marked(part: Json, mark: Json | None = EXPLICIT) -> Json:
     return part | ({"prompt_cache_breakpoint": mark} if mark else {})
 
 
@@ -187,7 +179,7 @@ def openai_marks(sent: Json) -> list[int]:
     return [
         index
         for index, content in enumerate(contents)
-        if isinstance(content, list) and content[-1].get("prompt_cache_breakpoint") == OPENAI
+        if isinstance(content, list) and content[-1].get(OPENAI) == EXPLICIT
     ]
 
 
@@ -209,7 +201,7 @@ async def test_ours_are_spelled_like_the_clients(dialect: Dialect, body: Any) ->
 def test_an_output_that_can_be_no_list_of_parts_gets_none(type: str) -> None:
     output = {"type": type, "call_id": "c", "output": "so"}
     entry = json.dumps(output).encode()
-    assert RESPONSES.marked(entry, DEFAULTS[1]) is entry
+    assert RESPONSES.marked(entry, Mark(OPENAI, MARKS[OPENAI])) is entry
 
 
 @pytest.mark.parametrize(
@@ -219,7 +211,7 @@ def test_a_summary_call_ends_with_the_mark_that_the_client_has_behind_it(dialect
     request = dialect.parse(json.dumps(body(SIZES)).encode())
     made = json.loads(dialect.summary_on_prefix("the task", request, request.entries[:4], [], 9, 4))
     last = (made.get("messages") or made["input"])[-1]["content"][-1]
-    assert last["text"] == "the task" and last.keys() & set(KEYS)
+    assert last["text"] == "the task" and last.keys() & set(MARKS)
 
 
 # -- marks and meaning -------------------------------------------------------------------------------------------------
@@ -237,7 +229,7 @@ PARTS: list[tuple[Dialect, Json]] = [
 ]
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", MARKS)
 @pytest.mark.parametrize(("dialect", "part"), PARTS)
 def test_a_mark_says_nothing_of_what_an_entry_means(dialect: Dialect, part: Json, key: str) -> None:
     """Clients move theirs with each request, and the history is the same."""

@@ -55,9 +55,10 @@ class Rendered:
         self.raws += new
         self.past = self.past.extended([CHAT.read(raw, self.reading, len) for raw in new])
         plan, transcript = self.past.plan(), self.past.transcript(self.raws)
-        sent = render.render(
-            CHAT, transcript, plan, self._compacted(transcript), shown=self._shown(plan), role=self.role
-        )
+        shown = self._shown(plan)
+        boundary = shown.boundary if shown else None
+        altered = render.altered(CHAT, transcript, plan, self._compacted(transcript), boundary)
+        sent = render.render(CHAT, transcript, altered, shown=shown, role=self.role)
         return plan, [bytes(one) for one in sent]
 
     def _compacted(self, transcript: Transcript) -> render.Compacted:

@@ -159,7 +159,8 @@ def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
             dialect, transcript.raws[index], transcript.messages[index], reading.shape, first_preview=first
         )
 
-    entries = render.render(dialect, transcript, plan, compacted, shown=shown, role=SnapshotRole.AUTO)
+    altered = render.altered(dialect, transcript, plan, compacted, newest)
+    entries = render.render(dialect, transcript, altered, shown=shown, role=SnapshotRole.AUTO)
     files = moved_files(dialect, transcript, plan, "/store", newest, past.links)
     made = dialect.turn(request, entries, [], 8).request()
     return Sent([made], "".join(map(partial(read_back, files), files)), bool(plan.moves), newest is not None)

@@ -60,8 +60,11 @@ class Case:
         return ActiveSnapshot(boundary, text, f"/store/{summary.file_name(self.chain[boundary.end])}")
 
     def render(self, rounds: dict[int, Hidden] | None = None, **how: Any) -> list[bytes]:
-        how["rounds"] = render.shrunk(CHAT, self.plan, rounds or {}, self.offload.max_tool_message_tokens)
-        return [bytes(one) for one in render.render(CHAT, self.transcript, self.plan, self.compacted, **how)]
+        least, shown = self.offload.max_tool_message_tokens, how.get("shown")
+        how["rounds"] = render.sent_rounds(CHAT, self.transcript, self.plan, rounds or {}, least)
+        boundary = shown.boundary if shown else None
+        altered = render.altered(CHAT, self.transcript, self.plan, self.compacted, boundary)
+        return [bytes(one) for one in render.render(CHAT, self.transcript, altered, **how)]
 
 
 SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
@@ -117,8 +120,8 @@ def test_in_parts_a_snapshot_is_one_more_part_and_bytes_stay() -> None:
 def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() -> None:
     """The summary call rides on the cached prefix: what the event moves is still whole in it."""
     [boundary] = CUT.plan.boundaries
-    before = render.render(CHAT, CUT.transcript, CUT.plan.before(boundary.event), CUT.compacted, end=boundary.end)
-    assert before == CUT.raws[: boundary.end]
+    altered = render.altered(CHAT, CUT.transcript, CUT.plan.before(boundary.event), CUT.compacted)
+    assert render.render(CHAT, CUT.transcript, altered, end=boundary.end) == CUT.raws[: boundary.end]
 
 
 # -- hidden rounds ----------------------------------------------------------------------------------------------------

@@ -191,8 +191,7 @@ class ChatDialect(Dialect):
             return super().with_snapshot(entries, leading, block, role)
         first = rawjson.members(entries[leading]) if leading < len(entries) else {}
         named = {"name": first["name"]} if "name" in first and text_of(first.get("role")) == "user" else {}
-        added = rawjson.encode({"role": "user", **named, "content": block})
-        return [*entries[:leading], added, *entries[leading:]]
+        return self.inserted(entries, leading, rawjson.encode({"role": "user", **named, "content": block}))
 
     def joined(self, entries: list[Entry]) -> list[Entry]:
         """Many chat templates refuse user messages in a row, so a cut must not create them."""

@@ -30,7 +30,8 @@ MIXED = Hidden((), WROTE, (ANSWER,))
 
 @pytest.mark.parametrize("content", ["I look.", None, "edited"])
 def test_the_models_own_words_return_byte_for_byte_while_the_calls_are_the_same(content: Any) -> None:
-    assert CHAT.reinserted(MIXED, message(content, FIRST, SECOND)) == [WROTE, ANSWER]
+    visible = message(content, FIRST, SECOND)
+    assert CHAT.reinserted(CHAT.paired(MIXED, visible), visible) == [WROTE, ANSWER]
 
 
 REWRITTEN = [
@@ -45,10 +46,10 @@ REWRITTEN = [
 
 @pytest.mark.parametrize("visible", REWRITTEN)
 def test_calls_that_the_client_rewrote_stay_as_it_sent_them(visible: bytes) -> None:
-    assert CHAT.reinserted(MIXED, visible) == [visible]
+    assert CHAT.reinserted(CHAT.paired(MIXED, visible), visible) == [visible]
     before = (message("Let me see.", OURS), ANSWER)
     spoken = Hidden(before, message("I look.", FIRST, SECOND), ())
-    assert CHAT.reinserted(spoken, visible) == [*before, visible]
+    assert CHAT.reinserted(CHAT.paired(spoken, visible), visible) == [*before, visible]
 
 
 @pytest.mark.parametrize("visible", [message("It is 42."), message(None, FIRST)])

@@ -97,7 +97,8 @@ class Api(ABC):
     def put_back(self, turn: Turn, reply: Json) -> list[Block]:
         """What goes upstream of this reply with the client's next request."""
         entry = self.entry(reply)
-        sent = [entry] if turn.hidden is None else self.dialect.reinserted(turn.hidden, entry)
+        hidden = turn.hidden and self.dialect.paired(turn.hidden, entry)
+        sent = self.dialect.reinserted(hidden, entry) if hidden else [entry]
         return self.entries(json.loads(b"[%b]" % b",".join(map(bytes, sent))))
 
     @abstractmethod

@@ -68,7 +68,10 @@ class Client(ABC):
         replies = iter(self.hidden)
         for entry in entries:
             hidden = next(replies) if self._is_reply(entry) else None
-            yield from self.dialect.reinserted(hidden, entry) if hidden is not None and puts_back else [entry]
+            if hidden is not None and puts_back:
+                yield from self.dialect.reinserted(self.dialect.paired(hidden, entry), entry)
+            else:
+                yield entry
 
     @abstractmethod
     def say(self, text: str) -> None: ...

@@ -30,7 +30,8 @@ def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
     """The messages that upstream gets for a reply that the client sends back as it saw it."""
     assert one.hidden is not None
     visible = json.dumps({"role": "assistant", "content": content}).encode()
-    return json.loads(bytes(assembled({}, MESSAGES.reinserted(one.hidden, visible))["messages"]))  # type: ignore[no-any-return]
+    back = MESSAGES.reinserted(MESSAGES.paired(one.hidden, visible), visible)
+    return json.loads(bytes(assembled({}, back)["messages"]))  # type: ignore[no-any-return]
 
 
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
