@@ -8,6 +8,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from msgspec import Raw
 
@@ -112,13 +113,9 @@ def tokens(part: bytes) -> int:
 def _pages(part: bytes, start: int, end: int) -> int:
     """Return the pages of a PDF whose base64, as far as it is valid, stands there; 0 if its objects are compressed.
     JSON may write slashes as `\\/`."""
-    pages, rest = 0, b""
-    for at in range(start, end, SLICE):
-        rest += part[at : min(at + SLICE, end)].replace(b"\\", b"")
-        whole = len(rest) // 4 * 4
-        try:
-            pages += len(_PAGE.findall(binascii.a2b_base64(rest[:whole])))
-        except binascii.Error:
-            break
-        rest = rest[whole:]
+    pages, encoded = 0, part[start:end].replace(b"\\", b"")
+    quads = memoryview(encoded)[: len(encoded) // 4 * 4]
+    with suppress(binascii.Error):
+        for at in range(0, len(quads), SLICE):
+            pages += len(_PAGE.findall(binascii.a2b_base64(quads[at : at + SLICE])))
     return pages

@@ -310,8 +310,7 @@ class Dialect(ABC):
         calls = [call for entry in self.written(hidden.instead) for call in self.said(entry)[1]]
         if kept_calls(calls, answers, self.said(visible)[1]):
             return hidden
-        sizes = tuple(hidden.sizes_of_each()[: len(hidden.before)])
-        return Hidden(hidden.before, None, (), sum(sizes), sizes)
+        return Hidden(hidden.before, None, (), hidden.sizes[: len(hidden.before)])
 
     def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
         """Return a hidden round together with the reply that the client saw, in their original order."""

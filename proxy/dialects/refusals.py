@@ -139,8 +139,9 @@ def _without_quotations(text: str) -> str:
 
 # -- a context that is too long ----------------------------------------------------------------------------------------
 
-_LONG_STATUSES = {400, 413, 422, 500}
-"""Most use 400; Anthropic and gateways also 413, TGI and vLLM 422, and Ollama and llama.cpp 500."""
+LONG_STATUSES = {400, 413, 422, 500}
+"""The statuses with which a reply may mean that the context is too long. Most use 400; Anthropic and gateways also 413,
+TGI and vLLM 422, and Ollama and llama.cpp 500."""
 
 LEAST = 256
 """The fewest tokens that a number may mean as a window. Smaller ones are counts of something else."""
@@ -163,7 +164,6 @@ WORDINGS = {
     "OpenAI, Azure, DeepSeek, OpenRouter, vLLM, SGLang, Fireworks": (
         rf"maximum context length(?:(?: is| of|:)? ?\(?{_N})?"
     ),
-    "OpenAI": r"exceeds? the context window",
     "Anthropic": rf"prompt is too long(?:: {_COUNT} tokens > {_N} maximum)?",
     "Anthropic, with the reply": rf"exceed context limit(?:: {_COUNT} \+ {_COUNT} > {_N})?",
     "Bedrock": r"input is too long for requested model",
@@ -173,18 +173,13 @@ WORDINGS = {
     "GitHub Models": rf"request body too large for [^ ]{{1,80}} model\. max size: {_N} tokens",
     "Moonshot": rf"exceeded model token limit(?:: {_N})?",
     "Zhipu": r"prompt (?:exceeds max length|too long$)|prompt ?超长",
-    "MiniMax": r"context window exceeds limit",
     "DashScope": rf"range of input length should be \[{_COUNT}, ?{_N}\]",
     "SiliconFlow": rf"length of prompt_tokens \({_COUNT}\) must be less than max_seq_len \({_N}\)",
     "Cerebras": rf"reduce the length of the messages or completion\. current length is {_COUNT} while limit is {_N}",
     "OpenAI's advice, kept by many": r"reduce the length of the (?:messages|prompt|input)",
-    "llama.cpp": rf"exceeds the available context size(?: \({_N} tokens\))?",
-    "llama.cpp, LM Studio": r"context size has been exceeded",
-    "llama-cpp-python": rf"requested tokens \({_COUNT}\) exceed context window of {_N}",
     "LM Studio": rf"is greater than the context length(?: \(n_keep: {_COUNT} ?>= ?n_ctx: {_N}\))?",
     "LM Studio, older": rf"loaded with (?:a )?context length of only {_N} tokens",
     "LM Studio, newer": rf"n_keep \({_COUNT}\) >= n_ctx \({_N}\)",
-    "Ollama": r"prompt too long; exceeded max context length",
     "vLLM, older": rf"longer than the maximum model length(?: of {_N})?",
     "vLLM, without room for a reply": rf"max_tokens must be at least ?1, got -{_COUNT}",
     "SGLang, Together": rf"longer than the model's context length(?: \({_N} tokens\))?",
@@ -193,9 +188,8 @@ WORDINGS = {
     "TGI, Together": rf"tokens \+ max_new_tokens must be <= {_N}",
     "TGI": rf"inputs(?: tokens)? must have less than {_N} tokens",
     "TensorRT-LLM": rf"prompt length \({_COUNT}\) exceeds maximum (?:input|sequence) length \({_N}\)",
-    "ds4": rf"prompt tokens \({_COUNT}\) exceeds context size \({_N}\)",
     "LiteLLM": r"contextwindowexceedederror",
-    "others": (
+    "OpenAI's newer models, MiniMax, llama.cpp, llama-cpp-python, Ollama, ds4, and others": (
         rf"context (?:size|length|window|limit)(?: is| of|:)? \(?{_N}(?! ?\+)[^.]{{0,60}}exceed"
         r"|exceed\w{0,10}\b[^.]{0,60}\bcontext (?:size|length|window|limit)"
         rf"(?:(?: is| of|:)? \(?{_N}(?! ?\+))?"
@@ -212,14 +206,9 @@ _others = re.compile(r"rate.?limit|per min|\bTPM\b|throttl|too many requests|quo
 """What speaks of tokens per minute, and not of a context."""
 
 
-def may_be_overflow(status: int) -> bool:
-    """Whether a reply with this status may mean that the context is too long."""
-    return status in _LONG_STATUSES
-
-
 def is_overflow(status: int, body: bytes) -> bool:
     """Whether this error reply means that the request has too many tokens."""
-    if status not in _LONG_STATUSES:
+    if status not in LONG_STATUSES:
         return False
     said = error_text(body)
     return bool(said.codes & _TOO_LONG) or next(_matches(said), None) is not None

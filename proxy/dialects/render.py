@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -64,10 +65,7 @@ def altered(
     moves = {index: move for index, move in plan.moves.items() if stays(transcript, shown, index)}
     made: dict[int, Entry] = {index: compacted(index, move.event == 0) for index, move in moves.items()}
     if marking is not None and (places := _to_mark(transcript, plan, shown)):
-        for index, mark in _marks(marking, places):
-            entry = made.get(index, transcript.raws[index])
-            if (marked := dialect.marked(entry, mark)) is not entry:
-                made[index] = marked
+        made |= _marked(dialect, marking, {index: made.get(index, transcript.raws[index]) for index in places})
     return made
 
 
@@ -124,9 +122,9 @@ def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) 
     return (max(moved),) if last is None else (last, max(moved))
 
 
-def _marks(request: Request, places: Sequence[int]) -> Iterator[tuple[int, Mark]]:
-    """Yield the breakpoints to set in these entries, as far as there is room: none if the client sets none, and none in
-    an entry that it marks itself.
+def _marked(dialect: Dialect, request: Request, entries: Mapping[int, Entry]) -> Iterator[tuple[int, Entry]]:
+    """Yield those of these entries that get a breakpoint, with it: as far as there is room, none if the client sets
+    none, and none that it marks itself.
 
     Each is like the client's next one, as none may live longer than those before it, else in the client's spelling.
     """
@@ -137,11 +135,13 @@ def _marks(request: Request, places: Sequence[int]) -> Iterator[tuple[int, Mark]
     explicit = text_of(object_of(request.members.get("prompt_cache_options")).get("mode")) == "explicit"
     room = MOST_MARKS - len(theirs) - (key == OPENAI and not explicit)
     last = request.members[key] if object_of(request.members.get(key)) else MARKS[key]
-    for place in places:
-        if room > 0 and not marks_in(request.entries[place]):
-            later = (mark for entry in request.entries[place + 1 :] for mark in marks_in(entry))
-            yield place, next(later, Mark(key, last))
-            room -= 1
+    for index, entry in entries.items():
+        if room > 0 and not marks_in(request.entries[index]):
+            later = (mark for other in request.entries[index + 1 :] for mark in marks_in(other))
+            marked = dialect.marked(entry, next(later, Mark(key, last)))
+            if marked is not entry:
+                room -= 1
+                yield index, marked
 
 
 def sent_rounds(
@@ -217,60 +217,58 @@ def originals(
 # -- the texts that were moved out, by path ----------------------------------------------------------------------------
 
 
+class File(NamedTuple):
+    """A text, which is made when it is read. `media` says what it is if it is the JSON of an image or a file."""
+
+    read: Callable[[], str]
+    label: Label
+    media: str = ""
+
+
 class Files(Mapping[str, str]):
     """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier conversation.
 
-    `labels` say what the files are, and `index` finds them by other words than their paths.
+    `index` finds them by other words than their paths. `takes` are the types of parts that this API's results can hold.
     """
 
-    def __init__(
-        self,
-        loaders: Mapping[str, Callable[[], str]],
-        labels: Mapping[str, Label],
-        store_dir: str,
-        media: Mapping[str, str] = {},
-        takes: Collection[str] = (),
-    ) -> None:
-        """`media`: what the images and files among them are, by path. `takes`: the types of parts that this API's
-        results can hold."""
-        self._loaders = loaders
-        self._labels = labels
-        self._media = media
+    def __init__(self, files: Mapping[str, File], store_dir: str, takes: Collection[str] = ()) -> None:
+        self._files = files
+        self._store_dir = store_dir
         self._takes = takes
-        self.index = Index(loaders, labels, store_dir)
+        self.index = Index(files, {path: file.label for path, file in files.items()}, store_dir)
 
     def __getitem__(self, path: str) -> str:
-        about = self._media.get(path)
+        about = self._files[path].media
         return f"[{about}]" if about else self.read(path)
 
     def read(self, path: str) -> str:
         """Return a text; of an image or a file, its JSON."""
-        return self._loaders[path]()
+        return self._files[path].read()
 
     def media(self, path: str) -> Media | None:
         """Return the image or the file at this path; None if that is a text."""
-        return attachments.media(self.read(path), self._takes) if path in self._media else None
+        file = self._files.get(path)
+        return attachments.media(file.read(), self._takes) if file and file.media else None
 
-    def recalled(self, path: str, text: str, store_dir: str) -> Files:
+    def recalled(self, path: str, text: str) -> Files:
         """Return one text of an earlier conversation as files of its own."""
         media = attachments.media(text, self._takes)
-        media_at = {path: media.about} if media else {}
-        return Files({path: lambda: text}, {path: EARLIER}, store_dir, media=media_at, takes=self._takes)
+        return Files({path: File(lambda: text, EARLIER, media.about if media else "")}, self._store_dir, self._takes)
 
-    def beside(self, kept: Mapping[str, tuple[str, bytes]], store_dir: str) -> Files:
+    def beside(self, kept: Mapping[str, tuple[str, bytes]]) -> Files:
         """Return these files with texts of earlier conversations, which come last and say so. `kept` has what each is,
         and its UTF-8, by its name."""
-        others = {f"{store_dir}/{name}": one for name, one in kept.items()}
-        others = {path: one for path, one in others.items() if path not in self}
-        loaders = {path: partial(data.decode, "utf-8", "surrogatepass") for path, (_, data) in others.items()}
-        labels = {path: replace(EARLIER, about=f"{about}, {EARLIER.about}") for path, (about, _) in others.items()}
-        return Files({**self._loaders, **loaders}, {**self._labels, **labels}, store_dir)
+        files = dict(self._files)
+        for name, (about, data) in kept.items():
+            label = replace(EARLIER, about=f"{about}, {EARLIER.about}")
+            files.setdefault(f"{self._store_dir}/{name}", File(partial(data.decode, "utf-8", "surrogatepass"), label))
+        return Files(files, self._store_dir, self._takes)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._loaders)
+        return iter(self._files)
 
     def __len__(self) -> int:
-        return len(self._loaders)
+        return len(self._files)
 
 
 def moved_files(
@@ -292,21 +290,16 @@ def moved_files(
     def texts(index: int) -> dict[int | None, str]:
         return dict(dialect.texts(transcript.raws[index]))
 
-    loaders: dict[str, Callable[[], str]] = {}
-    labels: dict[str, Label] = {}
+    files: dict[str, File] = {}
     said: dict[str, dict[str, None]] = {}
-    media: dict[str, str] = {}
     moved: dict[int, dict[int | None, str]] = {}
 
     def add(index: int, piece: Piece) -> None:
         path = f"{store_dir}/{piece.name}"
-        loaders[path] = lambda: texts(index)[piece.part]
-        labels[path] = piece.label
+        files[path] = File(lambda: texts(index)[piece.part], piece.label, piece.media)
         # Equal results of several calls are one file, which each of these calls names.
         said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
         moved.setdefault(index, {})[piece.part] = path
-        if piece.media:
-            media[path] = piece.media
 
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
@@ -319,7 +312,8 @@ def moved_files(
     for index in (index for _, indexes in cuts for index in indexes):
         for piece in filter(attrgetter("media"), transcript.messages[index].pieces):
             add(index, piece)
-    labels.update((path, replace(labels[path], said=tuple(words))) for path, words in said.items())
+    for path, words in said.items():
+        files[path] = files[path]._replace(label=replace(files[path].label, said=tuple(words)))
     messages = transcript.messages
     elsewhere = {  # the calls whose results have a file of their own
         messages[index].answers
@@ -328,9 +322,9 @@ def moved_files(
     }
     for boundary, indexes in cuts:
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
-        loaders[path] = partial(_whole, dialect, transcript, indexes, moved)
-        labels[path] = replace(ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere))
-    return Files(loaders, labels, store_dir, media, dialect.takes)
+        label = replace(ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere))
+        files[path] = File(partial(_whole, dialect, transcript, indexes, moved), label)
+    return Files(files, store_dir, dialect.takes)
 
 
 def _said_by_calls(messages: Sequence[Message], elsewhere: Collection[str]) -> tuple[str, ...]:

@@ -351,7 +351,7 @@ class _Request:
         client.sent = client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if reply.status >= 400 and not observed and planned is not None and refusals.may_be_overflow(reply.status):
+            if reply.status >= 400 and not observed and planned is not None and reply.status in refusals.LONG_STATUSES:
                 refusal = await read_refusal(reply)
                 if refusal.whole:
                     return refusal

@@ -255,10 +255,10 @@ class Rounds:
             self._kept = await Archive(self._services.store.visit(), records.namespace, self.aside).last()
         kept = self._kept or {}
         if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
-            return files.beside(kept, store_dir)
+            return files.beside(kept)
         earlier = sorted(name for name in (*self._planned.quoted, *kept) if f"{store_dir}/{name}" not in files)
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:
             return files
         text = None if tenant.anonymous else await records.original(name)
-        return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
+        return None if text is None else files.recalled(f"{store_dir}/{name}", text)
