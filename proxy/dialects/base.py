@@ -221,32 +221,30 @@ class Dialect(ABC):
             return unreadable(self.name, entry, role, count)
 
     def _contents(self, entry: Entry) -> Contents:
-        return self.contents(*self.opened(entry))
+        """Return what is in an entry; nothing if it cannot be read."""
+        try:
+            return self.contents(*self.opened(entry))
+        except NotJson:
+            return Contents(Role.SEALED)
 
     def texts(self, entry: Entry) -> list[tuple[int | None, str]]:
         """Return the texts that may be replaced: one text without a place, or each text part with its place; and images
-        and files as JSON; none if it cannot be read."""
-        try:
-            found = self._contents(entry)
-        except NotJson:
-            return []
+        and files as JSON."""
+        found = self._contents(entry)
         return [*found.texts, *((place, part.decode("utf-8", "replace")) for place, part, _ in found.media)]
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
-        """Return the text and the calls of a reply. Raises NotJson."""
+        """Return the text and the calls of a reply."""
         found = self._contents(entry)
         return "".join(found.said), found.calls
 
     def answered(self, entry: Entry) -> str:
         """Return the id of the call that a result belongs to; empty for any other entry."""
-        try:
-            return self._contents(entry).answers
-        except NotJson:
-            return ""
+        return self._contents(entry).answers
 
     def sections(self, entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
         """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of
-        the tool whose result it is, or empty. Raises NotJson."""
+        the tool whose result it is, or empty."""
         return self._contents(entry).sections(index, message, tool)
 
     def replace(self, entry: Entry, texts: Mapping[int | None, str]) -> bytes:

@@ -23,7 +23,6 @@ from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Addition, Hidden, Request
 from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
-from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
 from proxy.tools.definitions import OTHER_NAMES, definitions
@@ -183,10 +182,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """Return the replies that may have hidden rounds, by their indexes."""
 
         def visible(index: int) -> Visible:
-            try:
-                return Visible.of(*self.dialect.said(self.transcript.raws[index]))
-            except NotJson:
-                return Visible("")
+            return Visible.of(*self.dialect.said(self.transcript.raws[index]))
 
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
         chain, preceding, found = self.chain, "", dict[int, Reply]()
