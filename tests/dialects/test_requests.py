@@ -15,6 +15,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.request import LEAST_REPLY, lowered
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.turn import Continuation, Unplannable
+from proxy.rawjson import NotJson
 from proxy.tools.definitions import NAMES, OTHER_NAMES
 
 Json = dict[str, Any]
@@ -51,6 +52,29 @@ def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -
 def test_nor_is_what_cannot_be_divided(dialect: Dialect, body: bytes) -> None:
     with pytest.raises(Unplannable):
         dialect.parse(body)
+
+
+NO_UTF8 = (b"\x9e", b"\xed\xa0\x80", b"\xc3")
+"""A byte from the middle of a character, half a surrogate pair, and a character without its end."""
+
+
+@pytest.mark.parametrize("dialect", FIELDS, ids=lambda dialect: dialect.name)
+def test_a_request_that_is_not_utf8_is_left_to_upstream(dialect: Dialect) -> None:
+    """msgspec checks only the strings that it decodes. Such a role was once answered with 500."""
+    body = json.dumps({"model": "m", "system": "s", FIELDS[dialect]: [USER], "user": "u"}).encode()
+    assert dialect.parse(body).model == "m"
+    for place in range(len(body)):
+        for odd in NO_UTF8:
+            with pytest.raises(Unplannable):
+                dialect.parse(body[:place] + odd + body[place + 1 :])
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1])
+def test_a_character_across_two_pieces_is_whole(size: int) -> None:
+    rawjson.check_utf8(b"x" * size + "é".encode())
+    for odd in NO_UTF8:
+        with pytest.raises(NotJson):
+            rawjson.check_utf8(b"x" * size + odd)
 
 
 def chat_tool(name: str) -> Json:

@@ -183,6 +183,22 @@ def test_answers_that_do_not_fit_are_reworded(api: Api) -> None:
     assert b'"found"' not in again
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_is_not_utf8_somewhere_is_relayed_or_broken(api: Api, stream: bool) -> None:
+    reply = says(api, text("Look."), ours(), stream=stream)
+    for place in range(0, len(reply), 5):
+        turn = api.turn(stream=stream)
+        turn.request()
+        try:
+            receive(turn, reply[:place] + b"\x9e" + reply[place + 1 :])
+            turn.end()
+        except Broken:
+            continue
+        if turn.state is State.CALLING:  # the byte was in an event that says nothing
+            turn.answer(["found"] * len(turn.calls))
+            json.loads(turn.request())
+
+
 def test_an_error_within_a_call_of_ours_ends_the_reply(api: Api) -> None:
     turn = api.turn()
     turn.request()
