@@ -217,7 +217,7 @@ def originals(
 # -- the texts that were moved out, by path ----------------------------------------------------------------------------
 
 
-class File(NamedTuple):
+class _File(NamedTuple):
     """A text, which is made when it is read. `media` says what it is if it is the JSON of an image or a file."""
 
     read: Callable[[], str]
@@ -231,7 +231,7 @@ class Files(Mapping[str, str]):
     `index` finds them by other words than their paths. `takes` are the types of parts that this API's results can hold.
     """
 
-    def __init__(self, files: Mapping[str, File], store_dir: str, takes: Collection[str] = ()) -> None:
+    def __init__(self, files: Mapping[str, _File], store_dir: str, takes: Collection[str] = ()) -> None:
         self._files = files
         self._store_dir = store_dir
         self._takes = takes
@@ -253,7 +253,7 @@ class Files(Mapping[str, str]):
     def recalled(self, path: str, text: str) -> Files:
         """Return one text of an earlier conversation as files of its own."""
         media = attachments.media(text, self._takes)
-        return Files({path: File(lambda: text, EARLIER, media.about if media else "")}, self._store_dir, self._takes)
+        return Files({path: _File(lambda: text, EARLIER, media.about if media else "")}, self._store_dir, self._takes)
 
     def beside(self, kept: Mapping[str, tuple[str, bytes]]) -> Files:
         """Return these files with texts of earlier conversations, which come last and say so. `kept` has what each is,
@@ -261,7 +261,7 @@ class Files(Mapping[str, str]):
         files = dict(self._files)
         for name, (about, data) in kept.items():
             label = replace(EARLIER, about=f"{about}, {EARLIER.about}")
-            files.setdefault(f"{self._store_dir}/{name}", File(partial(data.decode, "utf-8", "surrogatepass"), label))
+            files.setdefault(f"{self._store_dir}/{name}", _File(partial(data.decode, "utf-8", "surrogatepass"), label))
         return Files(files, self._store_dir, self._takes)
 
     def __iter__(self) -> Iterator[str]:
@@ -290,13 +290,13 @@ def moved_files(
     def texts(index: int) -> dict[int | None, str]:
         return dict(dialect.texts(transcript.raws[index]))
 
-    files: dict[str, File] = {}
+    files: dict[str, _File] = {}
     said: dict[str, dict[str, None]] = {}
     moved: dict[int, dict[int | None, str]] = {}
 
     def add(index: int, piece: Piece) -> None:
         path = f"{store_dir}/{piece.name}"
-        files[path] = File(lambda: texts(index)[piece.part], piece.label, piece.media)
+        files[path] = _File(lambda: texts(index)[piece.part], piece.label, piece.media)
         # Equal results of several calls are one file, which each of these calls names.
         said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
         moved.setdefault(index, {})[piece.part] = path
@@ -323,7 +323,7 @@ def moved_files(
     for boundary, indexes in cuts:
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
         label = replace(ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere))
-        files[path] = File(partial(_whole, dialect, transcript, indexes, moved), label)
+        files[path] = _File(partial(_whole, dialect, transcript, indexes, moved), label)
     return Files(files, store_dir, dialect.takes)
 
 

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.render import ActiveSnapshot
-from proxy.plan import summary
-from proxy.plan.history import History, Terms, Transcript
+from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading
 from proxy.plan.plan import Plan, Role, Room
 from proxy.policy import Compress, Mode, Offload, SnapshotRole
 from tests import written
+from tests.dialects.rendering import rendered, snapshot
 from tests.templates import refusal
 from tests.transcripts import load, needed
 
@@ -41,36 +39,22 @@ OFFLOAD = written.offload(
 )
 
 
-class Rendered:
+class Conversation:
     """A conversation's requests as they go upstream if every snapshot exists."""
 
     def __init__(self, offload: Offload = OFFLOAD, role: SnapshotRole = SnapshotRole.AUTO) -> None:
+        self.offload, self.role = offload, role
         self.past = History(Terms("m", offload, Room(), 0))
         self.raws: list[Raw] = []
-        self.reading, self.role = Reading.of(offload), role
 
     def add(self, messages: Sequence[Message]) -> tuple[Plan, list[bytes]]:
         """The plan of the request that ends with these messages, and what is sent."""
         new = [Raw(json.dumps(message).encode()) for message in messages]
         self.raws += new
-        self.past = self.past.extended([CHAT.read(raw, self.reading, len) for raw in new])
+        self.past = self.past.extended([CHAT.read(raw, Reading.of(self.offload), len) for raw in new])
         plan, transcript = self.past.plan(), self.past.transcript(self.raws)
-        shown = self._shown(plan)
-        boundary = shown.boundary if shown else None
-        altered = render.altered(CHAT, transcript, plan, self._compacted(transcript), boundary)
-        sent = render.render(CHAT, transcript, altered, shown=shown, role=self.role)
-        return plan, [bytes(one) for one in sent]
-
-    def _compacted(self, transcript: Transcript) -> render.Compacted:
-        return lambda index, first: render.compact(
-            CHAT, transcript.raws[index], transcript.messages[index], self.reading.shape, first_preview=first
-        )
-
-    def _shown(self, plan: Plan) -> ActiveSnapshot | None:
-        if not plan.boundaries:
-            return None
-        path = f"/store/{summary.file_name(self.past.links[plan.boundaries[-1].end])}"
-        return ActiveSnapshot(plan.boundaries[-1], f"record {len(plan.boundaries)}", path)
+        shown = snapshot(self.past, plan, f"record {len(plan.boundaries)}")
+        return plan, rendered(CHAT, transcript, plan, self.offload, shown, role=self.role)
 
 
 SIZES = st.sampled_from([1, 40, 150, 700])
@@ -105,12 +89,12 @@ def points(messages: Sequence[Message]) -> list[int]:
     return [*replies, len(messages)]
 
 
-def check(messages: Sequence[Message], rendered: Rendered, pairs: bool = True) -> int:
+def check(messages: Sequence[Message], talk: Conversation, pairs: bool = True) -> int:
     """Every request passes the templates that its client's own passes, and extends the one before between events."""
     last: tuple[object, list[bytes]] = None, []
     begun = cuts = 0
     for point in points(messages):
-        plan, sent = rendered.add(messages[begun:point])
+        plan, sent = talk.add(messages[begun:point])
         begun = point
         decoded = [json.loads(one) for one in sent]
         if not refusal(messages[:point], pairs=pairs):
@@ -129,25 +113,25 @@ def test_templates_that_take_the_clients_history_take_ours(
     if role is SnapshotRole.SYSTEM and not system:
         role = SnapshotRole.AUTO  # the policy would add a message that templates may refuse
     messages = [said("system", "be good")] * system + [message for turn in history for message in turn]
-    check(messages, Rendered(role=role), pairs)
+    check(messages, Conversation(role=role), pairs)
 
 
 @given(HISTORIES)
 def test_irregular_messages_keep_bytes_and_order(history: list[list[Message]]) -> None:
     messages = [message for turn in history for message in turn]
-    rendered = Rendered()
+    talk = Conversation()
     begun = 0
     for point in points(messages):
-        _, sent = rendered.add(messages[begun:point])
+        _, sent = talk.add(messages[begun:point])
         begun = point
         rest = iter(sent)
-        known = rendered.past.items
+        known = talk.past.items
         alone = {
             index for index, item in enumerate(known) for index in range(index - item.stays_before, index + item.stays)
         }
         for index in sorted(alone):
             if known[index].preview == known[index].tokens and known[index].role is not Role.USER:
-                assert bytes(rendered.raws[index]) in rest, "in the order in which they came"
+                assert bytes(talk.raws[index]) in rest, "in the order in which they came"
 
 
 def test_user_messages_that_a_cut_makes_neighbours_are_one() -> None:
@@ -160,13 +144,13 @@ def test_user_messages_that_a_cut_makes_neighbours_are_one() -> None:
         said("assistant", "c" * 3_000),
         said("user", "next"),
     ]
-    rendered = Rendered(replace(OFFLOAD, pin_user_tokens=2_000, keep_recent_count=1))
-    _, sent = rendered.add(messages)
+    talk = Conversation(replace(OFFLOAD, pin_user_tokens=2_000, keep_recent_count=1))
+    _, sent = talk.add(messages)
     [one] = map(json.loads, sent)
     block, *parts = one["content"]
     assert "record" in block["text"]
     assert [part.get("text", part["type"]) for part in parts] == ["\n\ntask", "image_url", "\n\nrule", "\n\nnext"]
-    _, later = rendered.add([said("assistant", "ok"), said("user", "thanks")])
+    _, later = talk.add([said("assistant", "ok"), said("user", "thanks")])
     assert later[:1] == sent and len(later) == 3
 
 
@@ -178,7 +162,7 @@ def test_user_messages_that_the_client_sent_side_by_side_stay_apart() -> None:
         said("user", "x"),
         said("user", "y"),
     ]
-    _, sent = Rendered(replace(OFFLOAD, keep_recent_count=1)).add([said("system", "s"), *messages])
+    _, sent = Conversation(replace(OFFLOAD, keep_recent_count=1)).add([said("system", "s"), *messages])
     assert [json.loads(one)["content"] for one in sent[1:]] == ["task", "rule\n\nx", "y"]
 
 
@@ -187,11 +171,11 @@ def test_user_messages_that_the_client_sent_side_by_side_stay_apart() -> None:
 @pytest.mark.parametrize("role", [SnapshotRole.AUTO, SnapshotRole.USER])
 def test_recorded_runs_stay_acceptable(role: SnapshotRole) -> None:
     offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=20_000, pin_user_tokens=4_000, store_dir="/store")
-    assert sum(check(run.messages, Rendered(offload, role)) for run in load()) > 1_000
+    assert sum(check(run.messages, Conversation(offload, role)) for run in load()) > 1_000
 
 
 @needed
 def test_a_recorded_run_with_many_users_stays_acceptable() -> None:
     offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=5_000, pin_user_tokens=1_000)
     runs = list(load(source="tau-bench"))[:3]
-    assert all(check(run.messages, Rendered(offload)) for run in runs)
+    assert all(check(run.messages, Conversation(offload)) for run in runs)

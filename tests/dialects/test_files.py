@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -14,11 +13,10 @@ from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import Files, moved_files
 from proxy.plan import preview, summary
-from proxy.plan.history import History, Terms
-from proxy.plan.message import Reading
-from proxy.plan.plan import Move, OffloadEvent, Plan, Room, SummaryBoundary
+from proxy.plan.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.plan.preview import DIGITS
 from tests import written
+from tests.dialects.rendering import history
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
@@ -36,12 +34,8 @@ RAWS = [
 OFFLOAD = written.offload(store_dir="/store", unseen_limit=100)
 
 
-def history(raws: Sequence[bytes]) -> History:
-    return History(Terms("m", OFFLOAD, Room(), 0)).extended([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in raws])
-
-
-TRANSCRIPT = history(RAWS).transcript(RAWS)
-CHAIN = history(RAWS).links
+PAST = history(CHAT, RAWS, OFFLOAD)
+TRANSCRIPT, CHAIN = PAST.transcript(RAWS), PAST.links
 
 
 def plan(*boundaries: int) -> Plan:
@@ -120,13 +114,13 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
         {"role": "assistant", "content": "done"},
     ]
     raws = [Raw(json.dumps(message).encode()) for message in messages]
-    transcript, chain = history(raws).transcript(raws), history(raws).links
+    past = history(CHAT, raws, OFFLOAD)
     boundary = SummaryBoundary(4, frozenset({0}), 1)
     planned = Plan({2: Move(False, 1)}, (boundary,), (OffloadEvent(5, 0, 5),), 0, True)
-    index = moved_files(CHAT, transcript, planned, "/store", boundary, chain).index
+    index = moved_files(CHAT, past.transcript(raws), planned, "/store", boundary, past.links).index
     assert index.find("/var/a.log") == [f"/store/a.log-{preview.digest('p' * 900)[:DIGITS]}.txt"]
-    assert index.find("/var/b.log") == [f"/store/{summary.file_name(chain[4])}"]
-    assert index.about(f"/store/{summary.file_name(chain[4])}") == "the original messages behind a summary"
+    assert index.find("/var/b.log") == [f"/store/{summary.file_name(past.links[4])}"]
+    assert index.about(f"/store/{summary.file_name(past.links[4])}") == "the original messages behind a summary"
 
 
 PINS = st.sets(st.integers(0, 9)).map(frozenset)

@@ -20,26 +20,23 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from openai.types.responses.response_input_param import ResponseInputItemParam
 
 from proxy import regex
-from proxy.dialects import Dialect, chat, render
+from proxy.dialects import Dialect, chat
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages import request as messages
-from proxy.dialects.render import ActiveSnapshot, Files, moved_files
+from proxy.dialects.render import Files, moved_files
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses import request as responses
-from proxy.plan import summary
-from proxy.plan.history import History, Terms
-from proxy.plan.message import Reading
-from proxy.plan.plan import Room
-from proxy.policy import Compress, Mode, SnapshotRole
+from proxy.policy import Compress, Mode
 from proxy.tools.answer import Material, answer
 from proxy.tools.definitions import Asked
 from tests import written
 from tests.dialects import sdk_types
+from tests.dialects.rendering import history, rendered, snapshot
 
 Json = dict[str, Any]
 
-MODES = (Mode.COMPACT, Mode.COMPRESS, Mode.AUTO)
+MODES = (Mode.COMPACT, Mode.COMPRESS)
 SECRET = {"signature", "encrypted_content", "encrypted_index", "data", "encrypted_stdout", "logprobs"}
 """Members of the model's reasoning and of citations. They mean something to upstream alone."""
 INLINE = {"data", "file_data"}
@@ -97,10 +94,6 @@ class Api(NamedTuple):
             [{"role": "user", "content": results}] if results else [],
         )
 
-    def history(self, probe: Json) -> list[Json]:
-        before, behind = self.around(probe)
-        return self.within([*before, probe, *behind])
-
     def within(self, entries: list[Json]) -> list[Json]:
         """A conversation that is long enough for every event, with these entries in its old part."""
         steps = [one for number in range(12) for one in self.step(number, f"result {number} " * 60)]
@@ -123,14 +116,14 @@ APIS = {
 
 
 class Sent(NamedTuple):
-    entries: list[bytes]
+    body: str
     readable: str
     """All that `read_file` answers in this request."""
-    moved: bool
-    cut: bool
+    acted: bool
 
 
-def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
+def sent(api: Api, entries: list[Json], mode: Mode) -> Sent:
+    """What is sent of a history with these entries in its old part, and whether that is moved or cut as `mode` says."""
     offload = written.offload(
         mode=mode,
         keep_views=1,
@@ -143,27 +136,17 @@ def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
         cache_write=1,
         store_dir="/store",
         compress=Compress(snapshot_tokens=20),
-        **policy,
     )
     dialect = api.dialect
-    request = dialect.parse(json.dumps({"model": "m", api.field: history}).encode())
-    reading = Reading.of(offload)
-    past = History(Terms("m", offload, Room(), 0))
-    past = past.extended([dialect.read(raw, reading, len) for raw in request.entries])
+    request = dialect.parse(json.dumps({"model": "m", api.field: api.within(entries)}).encode())
+    past = history(dialect, request.entries, offload)
     plan, transcript = past.plan(), past.transcript(request.entries)
-    newest = plan.boundaries[-1] if plan.boundaries else None
-    shown = ActiveSnapshot(newest, "record", f"/store/{summary.file_name(past.links[newest.end])}") if newest else None
-
-    def compacted(index: int, first: bool) -> bytes:
-        return render.compact(
-            dialect, transcript.raws[index], transcript.messages[index], reading.shape, first_preview=first
-        )
-
-    altered = render.altered(dialect, transcript, plan, compacted, newest)
-    entries = render.render(dialect, transcript, altered, shown=shown, role=SnapshotRole.AUTO)
-    files = moved_files(dialect, transcript, plan, "/store", newest, past.links)
-    made = dialect.turn(request, entries, [], 8).request()
-    return Sent([made], "".join(map(partial(read_back, files), files)), bool(plan.moves), newest is not None)
+    shown = snapshot(past, plan)
+    made = rendered(dialect, transcript, plan, offload, shown)
+    files = moved_files(dialect, transcript, plan, "/store", shown.boundary if shown else None, past.links)
+    body = dialect.turn(request, made, [], 8).request().decode()
+    acted = plan.boundaries if mode is Mode.COMPRESS else plan.moves
+    return Sent(body, "".join(map(partial(read_back, files), files)), bool(acted))
 
 
 def read_back(files: Files, path: str) -> str:
@@ -200,17 +183,18 @@ PROBES = [probe for api in APIS.values() for probe in probes(api)]
 def test_everything_is_sent_or_readable_and_with_an_unknown_member_sent_as_it_is(
     api: Api, probe: Json, mode: Mode
 ) -> None:
-    made = sent(api, api.history(probe), mode)
-    assert made.cut if mode is Mode.COMPRESS else made.moved
-    everything = made.entries[0].decode() + made.readable
+    before, behind = api.around(probe)
+    made = sent(api, [*before, probe, *behind], mode)
+    assert made.acted
+    everything = made.body + made.readable
     lost = [word for word in said(probe) if word not in everything]
     if api.dialect is CHAT and lost:
         assert "cannot be shown again, because this API's results are only text" in made.readable
         assert lost == [word for word in said(inline(probe)) if word in lost]
     else:
         assert lost == []
-    everything = sent(api, api.history({**probe, "a_new_member": sdk_types.word()}), mode).entries[0].decode()
-    assert [word for word in sdk_types.words(probe) if word not in everything] == []
+    body = sent(api, [*before, {**probe, "a_new_member": sdk_types.word()}, *behind], mode).body
+    assert [word for word in sdk_types.words(probe) if word not in body] == []
 
 
 def inline(value: Any) -> list[Any]:
@@ -235,9 +219,10 @@ def test_what_has_an_unknown_type_is_sent_as_it_is(name: str, role: str, mode: M
         probe = {"role": "user", "content": [result, *probe["content"]]}
     if name == "chat" and role == "tool":
         probe["tool_call_id"] = "call_0000001a"
-    made = sent(api, api.history(probe), mode)
-    assert made.cut if mode is Mode.COMPRESS else made.moved
-    assert [word for word in sdk_types.words(probe) if word not in made.entries[0].decode()] == []
+    before, behind = api.around(probe)
+    made = sent(api, [*before, probe, *behind], mode)
+    assert made.acted
+    assert [word for word in sdk_types.words(probe) if word not in made.body] == []
 
 
 # -- our tables and the SDKs' types -----------------------------------------------------------------------------------

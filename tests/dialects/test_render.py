@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
-from proxy.dialects.render import ActiveSnapshot, moved_files
-from proxy.plan import summary
-from proxy.plan.history import History, Terms
-from proxy.plan.message import Message, Reading, moved_pieces
-from proxy.plan.plan import Plan, Role, Room
+from proxy.dialects.render import ActiveSnapshot, Files, moved_files
+from proxy.plan.message import moved_pieces
+from proxy.plan.plan import Role
 from proxy.plan.turn import Hidden
-from proxy.policy import Offload, SnapshotRole
+from proxy.policy import SnapshotRole
 from proxy.tools.definitions import OTHER_NAMES
 from tests import written
+from tests.dialects.rendering import history, rendered, snapshot
 
 OFFLOAD = written.SMALL
 
@@ -42,29 +41,24 @@ def step(number: int, said: int, *results: int) -> list[bytes]:
 class Case:
     """A history with its plan."""
 
-    def __init__(self, *raws: bytes, offload: Offload = OFFLOAD) -> None:
-        self.offload = offload
+    def __init__(self, *raws: bytes) -> None:
         self.raws = list(raws)
-        read = [CHAT.read(one, Reading.of(offload), len) for one in raws]
-        history = History(Terms("m", offload, Room(), 0)).extended(read)
-        self.transcript = history.transcript(raws)
-        self.plan: Plan = history.plan()
-        self.chain = history.links
+        self.history = history(CHAT, raws, OFFLOAD)
+        self.transcript = self.history.transcript(raws)
+        self.plan = self.history.plan()
 
-    def compacted(self, index: int, first_preview: bool) -> bytes:
-        shape = Reading.of(self.offload).shape
-        return render.compact(CHAT, self.raws[index], self.transcript.messages[index], shape, first_preview)
+    def shown(self) -> ActiveSnapshot:
+        found = snapshot(self.history, self.plan)
+        assert found is not None
+        return found
 
-    def shown(self, text: str = "the record") -> ActiveSnapshot:
-        boundary = self.plan.boundaries[-1]
-        return ActiveSnapshot(boundary, text, f"/store/{summary.file_name(self.chain[boundary.end])}")
+    def render(self, shown: ActiveSnapshot | None = None, rounds: Mapping[int, Hidden] = {}, **how: Any) -> list[bytes]:
+        sent = render.sent_rounds(CHAT, self.transcript, self.plan, rounds, OFFLOAD.max_tool_message_tokens)
+        return rendered(CHAT, self.transcript, self.plan, OFFLOAD, shown, rounds=sent, **how)
 
-    def render(self, rounds: dict[int, Hidden] | None = None, **how: Any) -> list[bytes]:
-        least, shown = self.offload.max_tool_message_tokens, how.get("shown")
-        how["rounds"] = render.sent_rounds(CHAT, self.transcript, self.plan, rounds or {}, least)
+    def files(self, shown: ActiveSnapshot | None = None) -> Files:
         boundary = shown.boundary if shown else None
-        altered = render.altered(CHAT, self.transcript, self.plan, self.compacted, boundary)
-        return [bytes(one) for one in render.render(CHAT, self.transcript, altered, **how)]
+        return moved_files(CHAT, self.transcript, self.plan, "/store", boundary, self.history.links)
 
 
 SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
@@ -120,8 +114,8 @@ def test_in_parts_a_snapshot_is_one_more_part_and_bytes_stay() -> None:
 def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() -> None:
     """The summary call rides on the cached prefix: what the event moves is still whole in it."""
     [boundary] = CUT.plan.boundaries
-    altered = render.altered(CHAT, CUT.transcript, CUT.plan.before(boundary.event), CUT.compacted)
-    assert render.render(CHAT, CUT.transcript, altered, end=boundary.end) == CUT.raws[: boundary.end]
+    before = CUT.plan.before(boundary.event)
+    assert rendered(CHAT, CUT.transcript, before, OFFLOAD, end=boundary.end) == CUT.raws[: boundary.end]
 
 
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
@@ -181,14 +175,10 @@ def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -
         call = {"id": f"c{number}", "type": "function", "function": function}
         steps += [raw("assistant", "", tool_calls=[call]), raw("tool", "same " * 900, tool_call_id=f"c{number}")]
     case = Case(SYSTEM, *steps, raw("assistant", "done"), LAST)
-    files = moved_files(CHAT, case.transcript, case.plan, "/store", None, case.chain)
+    files = case.files()
     [path] = files
     for word in ("mailer/settings.py", "billing/settings.py", "c0", "c1"):
         assert list(files.index.find(word)) == [path]
-
-
-def paired(messages: Sequence[Message]) -> bool:
-    return not History(Terms("m", OFFLOAD, Room(), 0)).extended(messages).irregular
 
 
 @given(st.data())
@@ -206,15 +196,15 @@ def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
     case = Case(*raws, LAST)
     shown = case.shown() if case.plan.boundaries and data.draw(st.booleans()) else None
     sent = case.render(shown=shown)
-    messages = [CHAT.read(one, Reading.of(OFFLOAD), len) for one in sent]
-    assert paired(messages)
-    assert [one.role for one in messages].count(Role.SYSTEM) == 1
+    past = history(CHAT, sent, OFFLOAD)
+    assert not past.irregular
+    assert [one.role for one in past.messages].count(Role.SYSTEM) == 1
     assert all(any(text in one for one in sent) for text in (b"rules: never touch production", b"go on"))
     assert sum(map(len, sent)) <= sum(map(len, raws)) + len(LAST) or shown
     references = [
         piece.name for index in case.plan.moves for piece in moved_pieces(case.transcript.messages[index], False)
     ]
-    files = moved_files(CHAT, case.transcript, case.plan, "/store", shown.boundary if shown else None, case.chain)
+    files = case.files(shown)
     for name in references:
         if any(name.encode() in one for one in sent):
             assert f"/store/{name}" in files
