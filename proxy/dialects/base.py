@@ -122,13 +122,7 @@ class Dialect(ABC):
         usage: bool = True,
         left: int | None = None,
     ) -> Turn:
-        """Return a turn that sends `entries` instead of the request's own and adds our `tools`.
-
-        `tools` are JSON objects with `name`, `description` and `parameters`. Everything else is sent as the client
-        wrote it, except that the turn asks for the `usage` of a stream if the client does not, for the metrics. After
-        `max_rounds` hidden rounds, calls of our tools are no longer answered. The reply's limit is lowered as
-        `reply_limit` says if it is known how many tokens are `left` for it.
-        """
+        """Return the turn of a request; `RoundRequest` says what is sent."""
         return self.turns(self.requests(request, entries, tools, max_rounds, usage, left))
 
     def reply_limit(self, asked: Request, left: int) -> int | None:

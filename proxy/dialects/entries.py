@@ -95,7 +95,8 @@ class Contents:
         """Images, files and what counts like them, as JSON."""
         self.opaque = 0
         """Tokens of what only upstream can read."""
-        self._shown: list[tuple[str, str | Members | Raw, bytes]] = []
+        self._shown: list[tuple[str, str, bytes]] = []
+        """What readers see: a title's end and a text, or an image or a file."""
 
     def text(self, place: int | None, text: str, *, said: bool = True, moves: bool = True) -> None:
         self._shown.append(("", text, b""))
@@ -128,7 +129,7 @@ class Contents:
 
     def other(self, value: Members | Raw) -> None:
         """Add what readers get as JSON."""
-        self._shown.append(("", value, b""))
+        self._shown.append(("", rawjson.encode(value).decode("utf-8", "replace"), b""))
 
     def sources(self, part: Members) -> None:
         """Add the sources that upstream named for a text, for readers."""
@@ -149,12 +150,8 @@ class Contents:
             title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
         made: list[Section] = []
         for suffix, text, part in self._shown:
-            if part:
-                made.append(Section(title, f"[{attachments.about(part)}]", role, part=part.decode("utf-8", "replace")))
-            elif isinstance(text, str):
-                made.append(Section(title + suffix, text, role))
-            else:
-                made.append(Section(title, rawjson.encode(text).decode("utf-8", "replace"), role))
+            words = f"[{attachments.about(part)}]" if part else text
+            made.append(Section(title + suffix, words, role, part=part.decode("utf-8", "replace")))
         return made or [Section(title, "", role)]
 
 

@@ -170,11 +170,12 @@ a limit that is not above this budget."""
 
 
 class RoundRequest(ABC):
-    """The input of a turn.
+    """What a turn sends: the request as the client wrote it, but for what is said here.
 
-    `entries` are sent instead of the request's own, and `tools` are ours. `usage` says whether to ask for the usage of
-    a stream if the client does not. `left` are the tokens of the window that `entries` leave for the reply; None if
-    the window is not known.
+    `entries` are sent instead of the request's own, and `tools`, JSON objects with `name`, `description` and
+    `parameters`, are ours. After `max_rounds` hidden rounds, calls of them are no longer answered. `usage` says whether
+    to ask for the usage of a stream if the client does not. `left` are the tokens of the window that `entries` leave
+    for the reply, whose limit is lowered to that; None if the window is not known.
     """
 
     limits: ClassVar[tuple[str, ...]]
