@@ -285,8 +285,9 @@ escaped."""
 
 def marks_in(raw: Entry) -> list[Mark]:
     """Return the breakpoints that the client set in an entry, or in a whole body, all in one spelling."""
+    whole = bytes(raw)
     for key, pattern in _PATTERNS.items():
-        if found := pattern.findall(raw):
+        if key.encode() in whole and (found := pattern.findall(whole)):
             return [Mark(key, Raw(one)) for one in found]
     return []
 
