@@ -18,6 +18,7 @@ from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
 from proxy.requests.planned import Rendered, plan
 from tests import written
+from tests.dialects.responses import converting
 from tests.requests.planning import Counting
 
 Json = dict[str, Any]
@@ -27,21 +28,21 @@ MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
 
-def text(said: str, mark: Json | None = None) -> list[Json]:
-    return [{"type": "text", "text": said, **({"cache_control": mark} if mark else {})}]
+def text(said: str, mark: Json | None, key: str) -> list[Json]:
+    return [{"type": "text", "text": said, **({key: mark} if mark else {})}]
 
 
-def chat(sizes: list[int], system: Json | None = MARK, end: Json | None = MARK) -> Json:
+def chat(sizes: list[int], system: Json | None = MARK, end: Json | None = MARK, key: str = "cache_control") -> Json:
     """A conversation of calls with results of so many characters, whose client marks system prompt and end."""
     messages: list[Json] = [
-        {"role": "system", "content": text("be good", system)},
+        {"role": "system", "content": text("be good", system, key)},
         {"role": "user", "content": "the task"},
     ]
     for number, size in enumerate(sizes):
         call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}" * size})
-    messages[-1]["content"] = text(messages[-1]["content"], end)
+    messages[-1]["content"] = text(messages[-1]["content"], end, key)
     return {"model": "m", "messages": messages}
 
 
@@ -57,7 +58,7 @@ def anthropic(sizes: list[int], system: Json | None = MARK, end: Json | None = M
         messages.append({"role": "user", "content": [result]})
     if end:
         messages[-1]["content"][-1]["cache_control"] = end
-    return {"model": "m", "max_tokens": 9, "system": text("be good", system), "messages": messages}
+    return {"model": "m", "max_tokens": 9, "system": text("be good", system, "cache_control"), "messages": messages}
 
 
 async def sent(dialect: Dialect, body: Json, policy: Policy = POLICY) -> Json:
@@ -70,11 +71,12 @@ async def sent(dialect: Dialect, body: Json, policy: Policy = POLICY) -> Json:
 
 
 def marks(sent: Json) -> list[tuple[int, Json]]:
-    """The marks in the messages: the index of each message, and the mark on its last part."""
+    """The marks in the messages or items: the index of each, and the mark on its last part."""
     found = []
-    for index, message in enumerate(sent["messages"]):
-        parts = message["content"] if isinstance(message["content"], list) else []
-        found += [(index, part["cache_control"]) for part in parts if part.get("cache_control")]
+    for index, entry in enumerate(sent.get("messages") or sent["input"]):
+        content = entry.get("content") or entry.get("output")
+        last = content[-1] if content and isinstance(content, list) else {}
+        found += [(index, last[key]) for key in MARKS if last.get(key)]
     return found
 
 
@@ -147,40 +149,12 @@ def test_nulls_and_quotations_are_no_marks(separators: tuple[str, str]) -> None:
 EXPLICIT = {"mode": "explicit"}
 
 
-def marked(part: Json, mark: Json | None = EXPLICIT) -> Json:
-    return part | ({"prompt_cache_breakpoint": mark} if mark else {})
-
-
 def openai_chat(sizes: list[int]) -> Json:
-    request = chat(sizes, None, None)
-    request["messages"][0]["content"] = [marked({"type": "text", "text": "be good"})]
-    request["messages"][-1]["content"] = [
-        marked({"type": "text", "text": request["messages"][-1]["content"][0]["text"]})
-    ]
-    return request
+    return chat(sizes, EXPLICIT, EXPLICIT, OPENAI)
 
 
 def openai_responses(sizes: list[int]) -> Json:
-    items: list[Json] = [
-        {"role": "developer", "content": [marked({"type": "input_text", "text": "be good"})]},
-        {"role": "user", "content": "the task"},
-    ]
-    for number, size in enumerate(sizes):
-        items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
-        items.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"{number}" * size})
-    items[-1]["output"] = [marked({"type": "input_text", "text": items[-1]["output"]})]
-    return {"model": "m", "input": items}
-
-
-def openai_marks(sent: Json) -> list[int]:
-    """The indexes of the messages or items whose last part has OpenAI's mark."""
-    entries = sent.get("messages") or sent["input"]
-    contents = (entry.get("content") or entry.get("output") for entry in entries)
-    return [
-        index
-        for index, content in enumerate(contents)
-        if isinstance(content, list) and content[-1].get(OPENAI) == EXPLICIT
-    ]
+    return {"model": "m", "input": converting.items(openai_chat(sizes)["messages"])}
 
 
 @pytest.mark.parametrize(("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses)])
@@ -188,13 +162,14 @@ async def test_ours_are_spelled_like_the_clients(dialect: Dialect, body: Any) ->
     """OpenAI writes three of them beside the one that it sets itself: the client's two, and one of ours."""
     request = body(SIZES)
     made = await sent(dialect, request)
-    assert openai_marks(made) == [0, 5, 9]
+    assert marks(made) == [(place, EXPLICIT) for place in (0, 5, 9)]
     assert "cache_control" not in json.dumps(made)
     made = await sent(dialect, request | {"prompt_cache_options": {"mode": "explicit"}})
-    assert openai_marks(made) == [0, 5, 7, 9]
+    assert [place for place, _ in marks(made)] == [0, 5, 7, 9]
     name, kind = ("content", "text") if dialect is CHAT else ("output", "input_text")
-    (request.get("messages") or request["input"])[3][name] = [marked({"type": kind, "text": "so"})]
-    assert openai_marks(await sent(dialect, request)) == [0, 3, 9], "ours displaces none of the client's"
+    (request.get("messages") or request["input"])[3][name] = [{"type": kind, "text": "so", OPENAI: EXPLICIT}]
+    made = await sent(dialect, request)
+    assert [place for place, _ in marks(made)] == [0, 3, 9], "ours displaces none of the client's"
 
 
 @pytest.mark.parametrize("type", ["computer_call_output", "local_shell_call_output"])
