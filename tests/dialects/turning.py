@@ -21,6 +21,11 @@ def receive(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
     return out + b"".join(map(turn.receive, decoder.flush()))
 
 
+def events(out: bytes) -> list[Any]:
+    decoder = sse.EventDecoder()
+    return [json.loads(event.data) for event in decoder.feed(out) + decoder.flush() if event.data]
+
+
 def feed(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
     """What the client gets of one round's reply."""
     return receive(turn, raw, cuts) + turn.end()

@@ -15,7 +15,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.entries import Entry
 from proxy.dialects.responses import items, reply, request
 from proxy.dialects.responses.reply import as_events
-from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, items_of, kind, members_of
+from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, given, items_of, kind, members_of
 from proxy.dialects.responses.talk import Talk
 from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.message import ToolCall
@@ -101,8 +101,8 @@ class ResponsesDialect(Dialect):
 
     def uncompacted(self, request: Request) -> bytes:
         members = {name: raw for name, raw in request.members.items() if name != MANAGED}
-        if rawjson.is_array(given := members.get("input")):
-            kept = [item for item in rawjson.elements(given) if kind(item).type != TRIGGER]
+        if rawjson.is_array(members.get("input")):
+            kept = [item for item in given(members) if kind(item).type != TRIGGER]
             members["input"] = Raw(rawjson.array(kept))
         return rawjson.encode(members)
 
@@ -111,7 +111,7 @@ class ResponsesDialect(Dialect):
 
     def restored(self, request: Request, texts: Mapping[str, str]) -> bytes:
         made: list[Entry] = []
-        for item in _given(request):
+        for item in given(request.members):
             text = texts.get(_reference(item))
             said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
             made.append(item if text is None else rawjson.encode(said))
@@ -126,7 +126,7 @@ class ResponsesDialect(Dialect):
         usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         made: dict[str, Any] = {"id": f"resp_{id}", "created_at": now, "usage": usage}
         if ENDPOINT.fullmatch(path):
-            said = [item for item in _given(request) if text_of(members_of(item).get("role")) == "user"]
+            said = [item for item in given(request.members) if text_of(members_of(item).get("role")) == "user"]
             output = Raw(rawjson.array([*said, rawjson.encode(item)]))
             return rawjson.encode(made | {"object": "response.compaction", "output": output})
         made |= {"object": "response", "status": "completed", "model": request.model, "output": [item], "error": None}
@@ -136,11 +136,6 @@ class ResponsesDialect(Dialect):
             return whole
         events = enumerate(as_events(rawjson.members(whole)))
         return b"".join(event.encoded({"sequence_number": Raw(b"%d" % number)}) for number, event in events)
-
-
-def _given(request: Request) -> list[Raw]:
-    given = request.members["input"]
-    return rawjson.elements(given) if rawjson.is_array(given) else [given]
 
 
 def _reference(item: Raw) -> str:

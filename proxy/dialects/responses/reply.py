@@ -18,7 +18,7 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
 from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
-from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest
+from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
 from proxy.plan.message import ToolCall
@@ -113,7 +113,7 @@ class ResponsesRound(Round):
 
     def __init__(self, asked: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(asked, names, reply)
-        self._stored = asked.stores
+        self._stored = stores(asked.members)
         self._by_index: dict[int, OutputItem] = {}
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
@@ -322,7 +322,7 @@ class ResponsesTurn(Turn):
     def continuation(self) -> Continuation | None:
         """Upstream keeps calls of ours that were not answered, too, and refuses what follows them without results."""
         self._require(State.DONE)
-        if not (self._asked.stores and self._shown.id and self._round.id):
+        if not (stores(self._asked.members) and self._shown.id and self._round.id):
             return None
         dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
         after = (*self._after, *(item.result(NOT_ANSWERED, "") for item in dropped))

@@ -145,20 +145,19 @@ _kinds = msgspec.json.Decoder(list[ItemKind])
 
 
 def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
-    given = members.get("input", NULL)
-    if rawjson.is_null(given) or rawjson.is_string(given):
-        items = [] if rawjson.is_null(given) else [given]
-        kinds = list(map(kind, items))
+    raw = members.get("input", NULL)
+    if rawjson.is_array(raw):
+        items, kinds = bounded(raw, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, raw)[0]
     else:
-        items, kinds = bounded(given, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, given)[0]
+        items = given(members)
+        kinds = list(map(kind, items))
     found: list[Raw] = []
     for replies, run in groupby(zip(items, kinds, strict=True), key=lambda one: one[1].replies):
         raws = [raw for raw, _ in run]
         found += [Raw(b",".join(raws))] if replies and len(raws) > 1 else raws
-    stored = bytes(members.get("store", b"")) != b"false"
     more = {
         "preamble": members.get("instructions", NULL),
-        "unsent": stored and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
+        "unsent": stores(members) and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
         "continues": text_of(members.get("previous_response_id")),
     }
     return found, TRIGGER if any(kind.type == TRIGGER for kind in kinds) else "", more
@@ -166,14 +165,23 @@ def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
 
 def continued(request: Request, continuation: Continuation) -> bytes:
     """It goes on from the last of several rounds, with our outputs before its input."""
-    given = request.members.get("input", NULL)
-    items: list[Raw] = []
-    if not rawjson.is_null(given):
-        items = [given] if rawjson.is_string(given) else rawjson.elements(given)
     members = request.members | {"previous_response_id": string(continuation.rounds[-1])}
     if continuation.after:
-        members["input"] = joined([*continuation.after, *items])
+        members["input"] = joined([*continuation.after, *given(request.members)])
     return rawjson.encode(members)
+
+
+def given(members: Members) -> list[Raw]:
+    """Return the items of a request's `input`; a string stands for one. Raises NotJson."""
+    raw = members.get("input", NULL)
+    if rawjson.is_null(raw) or rawjson.is_string(raw):
+        return [] if rawjson.is_null(raw) else [raw]
+    return rawjson.elements(raw)
+
+
+def stores(members: Members) -> bool:
+    """Whether upstream keeps replies, so that items may be named by their ids."""
+    return bytes(members.get("store", b"")) != b"false"
 
 
 def kind(item: Entry) -> ItemKind:
@@ -213,11 +221,6 @@ class ResponsesRoundRequest(RoundRequest):
     def tool(definition: bytes) -> bytes:
         """Schemas are strict here unless they say otherwise."""
         return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
-
-    @property
-    def stores(self) -> bool:
-        """Whether upstream keeps replies, so that items may be named by their ids."""
-        return bytes(self.members.get("store", b"")) != b"false"
 
     @staticmethod
     def assembled(members: Members, entries: Sequence[Entry], /) -> Members:

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.dialects.responses.request import given, joined
 from proxy.errors import ClientFault
 from proxy.rawjson import NULL, NotJson, text_of
 
@@ -53,11 +54,14 @@ class Talk:
         if (name := text_of(members.get("type"))) != "response.create":
             raise ClientFault(f"This proxy takes `response.create` over WebSocket, not {name[:100]!r}")
         self._lane, self._model = members.get("stream_id"), members.get("model", NULL)
-        self._asked = _items(members.get("input", NULL))
+        try:
+            self._asked = given(members)
+        except NotJson as error:
+            raise ClientFault(f"`input` is neither a string nor an array that can be read: {error}") from error
         if self._id and text_of(members.get("previous_response_id")) == self._id:
             self._asked = [*self._history, *self._asked]
             del members["previous_response_id"]
-            members["input"] = Raw(rawjson.array(self._asked))
+            members["input"] = joined(self._asked)
         if bytes(members.get("generate", b"")) == b"false":
             return None
         body: dict[str, Any] = {name: value for name, value in members.items() if name not in _ENVELOPE}
@@ -98,16 +102,3 @@ class Talk:
     def _message(self, event: bytes) -> str:
         marked = event if self._lane is None else b'{"stream_id":%b,%b' % (bytes(self._lane), event[1:])
         return marked.decode("utf-8", "replace")
-
-
-def _items(given: Raw) -> Sequence[bytes | Raw]:
-    if rawjson.is_null(given):
-        return []
-    if rawjson.is_string(given):
-        return [rawjson.encode({"role": "user", "content": given})]
-    if not rawjson.is_array(given):
-        raise ClientFault("`input` is neither a string nor an array")
-    try:
-        return rawjson.elements(given)
-    except NotJson as error:
-        raise ClientFault(f"`input` cannot be read: {error}") from error

@@ -23,6 +23,8 @@ from tests.dialects.messages import api as messages_api
 from tests.dialects.messages import turns as messages
 from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
+from tests.dialects.scripted import encoded
+from tests.dialects.turning import events
 
 Json = dict[str, Any]
 
@@ -268,7 +270,7 @@ class Messages(Api):
 
 def _named(out: bytes) -> bytes:
     """The stream with the names of its events, which the SDK needs."""
-    return b"".join(messages_api.encoded(event) for event in messages.events(out))
+    return b"".join(encoded(event) for event in events(out))
 
 
 class Responses(Api):
@@ -298,7 +300,7 @@ class Responses(Api):
             kept = ("response.created", "response.output_item.done", f"response.{reply['status']}")
             found = [event for event in responses_api.events_of(reply) if event["type"] in kept]
             numbered = [event | {"sequence_number": number} for number, event in enumerate(found)]
-            return b"".join(map(responses_api.encoded, numbered))
+            return b"".join(map(encoded, numbered))
 
         return {"own": responses.stream, "large": lambda reply: responses.stream(reply, 1_000), "few words": few_words}
 

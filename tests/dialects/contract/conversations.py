@@ -26,12 +26,11 @@ from tests.dialects.messages import api as messages_api
 from tests.dialects.messages import turns as messages
 from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
+from tests.dialects.scripted import OURS
 from tests.dialects.turning import feed
 from tests.fake_upstream import Pieces, Recorded
 
 Json = dict[str, Any]
-
-OURS = [json.dumps({"name": name, "description": "", "parameters": {}}).encode() for name in ("grep", "read_file")]
 
 
 class Client(ABC):

@@ -13,10 +13,11 @@ from proxy.plan.turn import State
 from tests.dialects.chat import turns as chat
 from tests.dialects.contract import sdks
 from tests.dialects.messages import turns as messages
-from tests.dialects.messages.api import call, encoded, events_of, say, thinking
+from tests.dialects.messages.api import call, events_of, say, thinking
 from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
-from tests.dialects.turning import feed, run
+from tests.dialects.scripted import encoded
+from tests.dialects.turning import events, feed, run
 
 Json = dict[str, Any]
 
@@ -85,7 +86,7 @@ def test_an_end_that_is_none_stays_with_its_details(reason: str, stream: bool) -
 def test_a_whole_reply_within_a_stream_keeps_every_member_of_its_end() -> None:
     last = messages.message(say("No."), number=2, stop_reason="refusal", stop_details={"type": "refusal"})
     out, _ = run(messages.turn(), messages.stream(messages.message(GREP)), json.dumps(last).encode())
-    ends = [event for event in messages.events(out) if event["type"] == "message_delta"]
+    ends = [event for event in events(out) if event["type"] == "message_delta"]
     assert [end["delta"].get("stop_details") for end in ends] == [last["stop_details"]]
 
 

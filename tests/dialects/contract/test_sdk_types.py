@@ -18,9 +18,9 @@ from proxy.dialects.responses.items import is_answered
 from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS
 from tests.dialects.chat import turns as chat
 from tests.dialects.messages import turns as messages
-from tests.dialects.messages.api import encoded
 from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
+from tests.dialects.scripted import encoded
 from tests.dialects.turning import run
 
 CLIENT, UPSTREAM, NOBODY = "the client answers it", "upstream does that itself", "it is said"

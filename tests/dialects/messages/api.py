@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tests.dialects.scripted import Reply, ScriptedApi, pieces
 from tests.fake_upstream import Pieces, Recorded, whole
 from tests.strict import approximate_tokens
 
 Json = dict[str, Any]
-Reply = Sequence[Json]
 
 PARAMETERS = frozenset(
     """
@@ -92,33 +90,14 @@ class RefusedMessage(Exception):
         return {"type": "error", "error": {"type": self.kind, "message": self.message}}
 
 
-class MessagesApi:
-    """Checks each request, and replies with the next part of the script, whole or streamed as the request asks."""
-
-    def __init__(
-        self, *, split: int = 8, made: Callable[[int], str] = str, window: int = 200_000, expect_key: str | None = None
-    ) -> None:
-        self.asked: list[Json] = []
-        """The requests that were accepted."""
-        self.refused: list[str] = []
+class MessagesApi(ScriptedApi):
+    def __init__(self, *, window: int = 200_000, expect_key: str | None = None, **more: Any) -> None:
+        super().__init__(**more)
         self.counted: list[Json] = []
         self.window = window
-        self._script: deque[Reply] = deque()
-        self._responder: Callable[[Json], Reply] | None = None
-        self._split = split
-        self._made = made
         self._key = expect_key
-        self._numbers = itertools.count(1)
         self._signed: dict[str, str] = {}
         self._bound: dict[str, tuple[str, str | None]] = {}  # signature → what preceded it, and the thinking before it
-
-    def script(self, *replies: Reply) -> None:
-        """Answer the next requests with these, in order."""
-        self._script.extend(replies)
-
-    def respond(self, responder: Callable[[Json], Reply]) -> None:
-        """Call `responder` when the script is used up."""
-        self._responder = responder
 
     def __call__(self, request: Recorded) -> Pieces:
         assert request.method == "POST", request.path
@@ -137,17 +116,10 @@ class MessagesApi:
         except RefusedMessage as refused:
             self.refused.append(refused.message)
             return whole(refused.body(), refused.status)
-        self.asked.append(body)
-        if not self._script and self._responder is None:
-            raise AssertionError(f"the script is used up at request {len(self.asked)}")
-        reply = self._script.popleft() if self._script else self._responder(body)  # type: ignore[misc]
-        message = self._respond(body, reply)
+        message = self._respond(body, self._next(body))
         if PRESERVING.match(body["model"]):
             self._bind(body, message, last)
-        if not body.get("stream"):
-            return whole(message)
-        events = b"".join(encoded(event) for event in events_of(message, self._split))
-        return Pieces([events], headers=(("content-type", "text/event-stream; charset=utf-8"),))
+        return self._sent(body, message)
 
     # -- checks --
 
@@ -281,6 +253,10 @@ class MessagesApi:
 
     # -- replies --
 
+    @staticmethod
+    def events_of(reply: Json, split: int) -> Iterator[Json]:
+        return events_of(reply, split)
+
     def _respond(self, body: Json, reply: Reply) -> Json:
         blocks = [self._block(block) for block in reply if "stop_reason" not in block]
         stopped = next((block["stop_reason"] for block in reply if "stop_reason" in block), None)
@@ -363,10 +339,6 @@ def _tokens_of(body: Json) -> int:
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
-def encoded(event: Json) -> bytes:
-    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
-
-
 def events_of(message: Json, split: int = 8) -> Iterator[Json]:
     """The events of a streamed message."""
     begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
@@ -388,17 +360,13 @@ def _block_events(index: int, block: Json, split: int) -> Iterator[Json]:
     yield {"type": "content_block_start", "index": index, "content_block": block | empty.get(block["type"], {})}
     deltas: list[Json] = []
     if block["type"] == "text":
-        deltas = [{"type": "text_delta", "text": piece} for piece in _split(block["text"], split)]
+        deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"], split)]
     elif block["type"] == "thinking":
-        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in _split(block["thinking"], split)]
+        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"], split)]
         deltas.append({"type": "signature_delta", "signature": block["signature"]})
     elif "input" in block:
-        pieces = ["", *_split(json.dumps(block["input"]), split)]
-        deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+        parts = ["", *pieces(json.dumps(block["input"]), split)]
+        deltas = [{"type": "input_json_delta", "partial_json": part} for part in parts]
     for delta in deltas:
         yield {"type": "content_block_delta", "index": index, "delta": delta}
     yield {"type": "content_block_stop", "index": index}
-
-
-def _split(text: str, size: int) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]

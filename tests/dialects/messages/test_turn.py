@@ -13,8 +13,8 @@ from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Broken
 from tests.dialects.messages.api import call, say, thinking
-from tests.dialects.messages.turns import HI, accumulated, events, message, stream, turn
-from tests.dialects.turning import feed, receive, run
+from tests.dialects.messages.turns import HI, accumulated, message, stream, turn
+from tests.dialects.turning import events, feed, receive, run
 
 Json = dict[str, Any]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy import sse
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.reply import MessagesTurn
-from tests.dialects.messages.api import encoded, events_of, usage
+from tests.dialects.messages.api import events_of, usage
+from tests.dialects.scripted import OURS, encoded
+from tests.dialects.turning import events
 
 Json = dict[str, Any]
 
-OURS = [json.dumps({"name": name, "description": "", "parameters": {}}).encode() for name in ("grep", "read_file")]
 FETCH = {"name": "fetch", "input_schema": {"type": "object"}}
 HI = {"role": "user", "content": "hi"}
 
@@ -51,11 +51,6 @@ def stream(whole: Json, split: int = 4) -> bytes:
 
 
 # -- what a client makes of it ----------------------------------------------------------------------------------------
-
-
-def events(out: bytes) -> list[Json]:
-    decoder = sse.EventDecoder()
-    return [json.loads(event.data) for event in decoder.feed(out) + decoder.flush() if event.data]
 
 
 def accumulated(out: bytes) -> Json:

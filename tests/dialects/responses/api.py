@@ -12,15 +12,14 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tests.dialects.scripted import Reply, ScriptedApi, pieces
 from tests.fake_upstream import Pieces, Recorded, whole
 from tests.strict import Refused, approximate_tokens
 
 Json = dict[str, Any]
-Reply = Sequence[Json]
 
 PARAMETERS = frozenset(
     """
@@ -94,19 +93,10 @@ def _check_part(where: str, part: Json) -> None:
 # -- the API ----------------------------------------------------------------------------------------------------------
 
 
-class ResponsesApi:
-    """Checks each request, and replies with the next part of the script, whole or streamed as the request asks."""
-
-    def __init__(self, *, split: int = 8, made: Callable[[int], str] = str) -> None:
-        self.asked: list[Json] = []
-        """The requests that were accepted."""
+class ResponsesApi(ScriptedApi):
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
         self.raw: list[bytes] = []
-        self.refused: list[str] = []
-        self._script: deque[Reply] = deque()
-        self._responder: Callable[[Json], Reply] | None = None
-        self._split = split
-        self._made = made
-        self._numbers = itertools.count(1)
         self._items: dict[str, Json] = {}
         self._before: dict[str, str] = {}  # item → the reasoning directly before it
         self._after: dict[str, str] = {}  # reasoning → the item directly after it
@@ -114,14 +104,6 @@ class ResponsesApi:
         self.kept: dict[str, Json] = {}
         """The replies that are stored, by their ids."""
         self._encrypted: set[str] = set()
-
-    def script(self, *replies: Reply) -> None:
-        """Answer the next requests with these, in order."""
-        self._script.extend(replies)
-
-    def respond(self, responder: Callable[[Json], Reply]) -> None:
-        """Call `responder` when the script is used up."""
-        self._responder = responder
 
     def __call__(self, request: Recorded) -> Pieces:
         if request.method in ("GET", "DELETE"):
@@ -134,16 +116,8 @@ class ResponsesApi:
         except Refused as refused:
             self.refused.append(refused.message)
             return whole(refused.body(), refused.status)
-        self.asked.append(body)
         self.raw.append(request.body)
-        if not self._script and self._responder is None:
-            raise AssertionError(f"the script is used up at request {len(self.asked)}")
-        reply = self._script.popleft() if self._script else self._responder(body)  # type: ignore[misc]
-        response = self._respond(body, history, reply)
-        if not body.get("stream"):
-            return whole(response)
-        events = b"".join(encoded(event) for event in events_of(response, self._split))
-        return Pieces([events], headers=(("content-type", "text/event-stream; charset=utf-8"),))
+        return self._sent(body, self._respond(body, history, self._next(body)))
 
     def _stored(self, request: Recorded) -> Pieces:
         """Show or delete a stored reply."""
@@ -244,6 +218,10 @@ class ResponsesApi:
 
     # -- replies --
 
+    @staticmethod
+    def events_of(reply: Json, split: int) -> Iterator[Json]:
+        return events_of(reply, split)
+
     def _respond(self, body: Json, history: list[Json], reply: Reply) -> Json:
         items = [self._item(body, item) for item in reply]
         cut = [item for item in items if item.get("status") == "incomplete"]
@@ -302,10 +280,6 @@ class ResponsesApi:
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
-def encoded(event: Json) -> bytes:
-    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
-
-
 def events_of(response: Json, split: int = 8) -> Iterator[Json]:
     """The events of a streamed response, numbered."""
     for number, event in enumerate(_events(response, split)):
@@ -328,25 +302,21 @@ def _item_events(index: int, item: Json, split: int) -> Iterator[Json]:
     begun = item | empty.get(item["type"], {}) | ({"status": "in_progress"} if "status" in item else {})
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     if item["type"] == "function_call":
-        for piece in _split(item["arguments"], split):
+        for piece in pieces(item["arguments"], split):
             yield {"type": "response.function_call_arguments.delta", **about, "delta": piece}
         yield {"type": "response.function_call_arguments.done", **about, "arguments": item["arguments"]}
     for place, part in enumerate(item.get("summary", [])):
         where = {**about, "summary_index": place}
         yield {"type": "response.reasoning_summary_part.added", **where, "part": part | {"text": ""}}
-        for piece in _split(part["text"], split):
+        for piece in pieces(part["text"], split):
             yield {"type": "response.reasoning_summary_text.delta", **where, "delta": piece}
         yield {"type": "response.reasoning_summary_text.done", **where, "text": part["text"]}
         yield {"type": "response.reasoning_summary_part.done", **where, "part": part}
     for place, part in enumerate(item.get("content", [])):
         where = {**about, "content_index": place}
         yield {"type": "response.content_part.added", **where, "part": part | {"text": ""}}
-        for piece in _split(part["text"], split):
+        for piece in pieces(part["text"], split):
             yield {"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []}
         yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []}
         yield {"type": "response.content_part.done", **where, "part": part}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
-
-
-def _split(text: str, size: int) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]

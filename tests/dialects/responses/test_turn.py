@@ -13,9 +13,10 @@ from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Addition, State
-from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
-from tests.dialects.responses.turns import FETCH, accumulated, events, response, stream, turn
-from tests.dialects.turning import feed, receive, run
+from tests.dialects.responses.api import call, events_of, reasoning, say
+from tests.dialects.responses.turns import FETCH, accumulated, response, stream, turn
+from tests.dialects.scripted import encoded
+from tests.dialects.turning import events, feed, receive, run
 
 Json = dict[str, Any]
 

@@ -1,28 +1,18 @@
-"""Turns written down: what upstream says in each round, what the client gets, what is asked next.
-
-The client of these tests is the SDK's own accumulator, which is strict about ids, places and missing ends.
-"""
+"""Turns written down: what upstream says in each round, what the client gets, what is asked next."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
-from msgspec import Raw
-from openai._models import construct_type_unchecked
-from openai._types import omit
-from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import ResponseStreamEvent
-
-from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
-from tests.dialects.responses.api import encoded, events_of
+from tests.dialects.responses.api import events_of
+from tests.dialects.scripted import OURS, encoded
+from tests.dialects.turning import events
 
 Json = dict[str, Any]
 
-OURS = [json.dumps({"name": name, "description": "", "parameters": {}}).encode() for name in ("grep", "read_file")]
 FETCH = {"type": "function", "name": "fetch", "parameters": {"type": "object"}}
 
 
@@ -68,28 +58,16 @@ def stream(whole: Json, split: int = 4) -> bytes:
 # -- what a client makes of it ----------------------------------------------------------------------------------------
 
 
-def events(out: bytes) -> list[Json]:
-    decoder = sse.EventDecoder()
-    return [json.loads(event.data) for event in decoder.feed(out) + decoder.flush() if event.data]
-
-
 def accumulated(out: bytes) -> Json:
-    """The final response that the SDK makes of a stream, after everything that a strict client could complain about."""
+    """The final response of a stream, after everything that a strict client could complain about."""
     found = events(out)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert [event["type"] for event in found if event["type"] == "response.created"] == ["response.created"]
     ends = [event for event in found if event["type"] in ("response.completed", "response.incomplete")]
     assert found[-1] is ends[0]
     assert len(ends) == 1
-    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
-    for event in found:
-        state.handle_event(construct_type_unchecked(value=event, type_=ResponseStreamEvent))  # type: ignore[arg-type]
     done = {event["output_index"]: event["item"] for event in found if event["type"] == "response.output_item.done"}
     assert list(done) == sorted(done) == list(range(len(done)))
     assert list(done.values()) == ends[0]["response"]["output"]
     final: Json = ends[0]["response"]
     return final
-
-
-def raws(items: Iterable[Json]) -> list[Raw]:
-    return [Raw(json.dumps(item).encode()) for item in items]
