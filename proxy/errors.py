@@ -41,10 +41,6 @@ class PolicyError(UserMistake):
     """A policy file that cannot be used. The text names file, line, key and what was expected."""
 
 
-class DashboardFault(OffloadError):
-    """The dashboard's file cannot be used. The text says why, and what to do. Requests go on."""
-
-
 class ProxyError(OffloadError):
     """An error that the proxy replies with. `message` is for the person who reads it."""
 
@@ -82,6 +78,12 @@ class BadRequest(ClientFault):
 
 class BadEncoding(ClientFault):
     code = "invalid_content_encoding"
+
+
+class DashboardFault(ProxyError):
+    """The dashboard's file cannot be used. The text says why, and what to do. Requests go on."""
+
+    status = 503
 
 
 class Unauthorized(ClientFault):

@@ -147,7 +147,7 @@ class Dashboard:
         """Return the state of this process, and how the writing goes."""
         state, namespaces = self.state(), list[str]()
         try:
-            namespaces = namespaces if state["off"] else await self.read(Reader.namespaces, Viewer())
+            namespaces = await self.read(Reader.namespaces, Viewer())
         except DashboardFault as fault:
             state["fault"] = state["fault"] or str(fault)
         return {"dashboard": state, **await self._health(namespaces)}
@@ -179,17 +179,15 @@ class Dashboard:
         """Return whether this is the code of a link that was printed and never used."""
         return await asyncio.to_thread(use_link, self._settings, code)
 
-    async def known(self, key: str) -> tuple[str | None, str]:
-        """Return the namespace that a caller's key opens, or None and why there is none."""
-        try:
-            tenant = identify([(b"authorization", b"Bearer " + key.encode())], self._policies())
-        except Unauthorized as error:
-            return None, error.message
+    async def owner(self, key: str) -> Viewer:
+        """Return whom a caller's key lets in. Raises Unauthorized and DashboardFault."""
+        tenant = identify([(b"authorization", b"Bearer " + key.encode())], self._policies())
         if tenant.anonymous or (tenant.policy.share_namespace and tenant.policy is self._policies().default):
-            return None, "This key is not listed in a policy, and its tenant's callers share one namespace."
-        if await self.read(Reader.any, Viewer(tenant.namespace)):
-            return tenant.namespace, ""
-        return None, "Nothing is kept of this key's requests."
+            raise Unauthorized("This key is not listed in a policy, and its tenant's callers share one namespace.")
+        viewer = Viewer(tenant.namespace)
+        if not await self.read(Reader.any, viewer):
+            raise Unauthorized("Nothing is kept of this key's requests.")
+        return viewer
 
     def shows_content(self, tenant: str) -> bool:
         """Whether texts may be shown now, whatever the file has."""
@@ -222,11 +220,12 @@ class Access:
         and would lock the operator out, and a random token cannot be guessed anyway."""
         return bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
 
-    def cookie(self, namespace: str | None, valid: float = VALID) -> str | None:
-        """Return a new cookie's value, or None if there is neither a token nor a file."""
-        said = msgspec.msgpack.encode((int(self._clock() + valid), namespace))
-        signature = self._signature(said)
-        return urlsafe_b64encode(signature + said).decode() if signature else None
+    def cookie(self, viewer: Viewer, valid: float = VALID) -> str:
+        """Return a new cookie's value. Raises DashboardFault if there is neither a token nor a file to sign it."""
+        said = msgspec.msgpack.encode((int(self._clock() + valid), viewer.namespace))
+        if not (signature := self._signature(said)):
+            raise DashboardFault("The dashboard's file is not open yet: try again")
+        return urlsafe_b64encode(signature + said).decode()
 
     def viewer(self, cookie: str) -> Viewer | None:
         """Return whom a cookie names, or None if it is not ours or no longer valid."""

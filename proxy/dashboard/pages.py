@@ -95,27 +95,27 @@ class _Pages:
         code = request.query_params.get("once", "") if request.method != "HEAD" else ""  # as link checkers ask
         if request.method != "POST" and not code:
             return self._form("", 200)
-        form = await _form(request) if request.method == "POST" else {}
-        valid, opens, namespace = VALID, False, None
-        if code:
-            valid, opens, said = VALID_BY_LINK, await self._dashboard.opens(code), USED
-        elif token := form.get("token", ""):
-            opens, said = self._access.is_admin(token), "This is not the admin token."
-        else:
-            try:
-                namespace, said = await self._dashboard.known(form.get("key", ""))
-            except DashboardFault as fault:
-                said = str(fault)
-            opens = namespace is not None
-        cookie = self._access.cookie(namespace, valid) if opens else None
-        if cookie is None:
-            return self._form(said, 403)
+        form = {} if code else await _form(request)
+        valid = VALID_BY_LINK if code else VALID
+        try:
+            cookie = self._access.cookie(await self._let_in(code, form), valid)
+        except ProxyError as error:
+            return self._form(error.message, 403)
         response = RedirectResponse("./", 303, HEADERS)
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
             COOKIE, cookie, max_age=valid, path="/_offload/", secure=secure, httponly=True, samesite="strict"
         )
         return response
+
+    async def _let_in(self, code: str, form: Mapping[str, str]) -> Viewer:
+        """Return whom the code of a link or what a form sent lets in. Raises ProxyError."""
+        token = form.get("token", "")
+        if code and not await self._dashboard.opens(code):
+            raise Unauthorized(USED)
+        if token and not self._access.is_admin(token):
+            raise Unauthorized("This is not the admin token.")
+        return Viewer() if code or token else await self._dashboard.owner(form.get("key", ""))
 
     def _form(self, said: str, status: int) -> Response:
         operator = WITH_TOKEN if self._access.token else WITH_LINK
@@ -132,25 +132,21 @@ class _Pages:
     async def answer(self, answer: Callable[[Request, Viewer], Awaitable[Any]], request: Request) -> Response:
         """Answer with JSON, or with an error of ours."""
         try:
-            viewer = await self._viewer(request)
-            body, status = _json(await answer(request, viewer)), 200
-        except DashboardFault as fault:
-            body, status = _json({"error": {"message": str(fault)}}), 503
+            body, status = await answer(request, await self._viewer(request)), 200
         except ProxyError as error:
-            body, status = _json({"error": {"message": error.message}}), error.status
-        return Response(body, status, HEADERS, "application/json")
+            body, status = {"error": {"message": error.message}}, error.status
+        return Response(msgspec.json.encode(body), status, HEADERS, "application/json")
 
     async def _viewer(self, request: Request) -> Viewer:
-        """Return who asks, by a valid cookie or else by bearer token. Raises Unauthorized and DashboardFault."""
+        """Return who asks, by a valid cookie or else by bearer token. Raises ProxyError."""
         if viewer := self._access.viewer(request.cookies.get(COOKIE, "")):
             return viewer
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._access.is_admin(token):
             return Viewer()
-        namespace, _ = await self._dashboard.known(token) if token else (None, "")
-        if not namespace:
+        if not token:
             raise Unauthorized("Log in at /_offload/login")
-        return Viewer(namespace)
+        return await self._dashboard.owner(token)
 
     async def read(self, read: _Read, request: Request, viewer: Viewer) -> Any:
         return await self._dashboard.read(lambda reader: read(reader, request), viewer)
@@ -217,14 +213,6 @@ def _wanted(request: Request) -> Wanted:
         return msgspec.convert(dict(request.query_params), Wanted, strict=False)
     except msgspec.ValidationError as error:
         raise ClientFault(str(error)) from error
-
-
-def _json(answer: Any) -> bytes:
-    """Return an answer as JSON. Raises DashboardFault."""
-    try:
-        return msgspec.json.encode(answer)
-    except (TypeError, ValueError, RecursionError) as error:  # somebody else wrote it to the file
-        raise DashboardFault(f"What the dashboard's file has of it is damaged: {error}") from error
 
 
 async def _form(request: Request) -> dict[str, str]:

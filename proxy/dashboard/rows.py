@@ -73,21 +73,20 @@ KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout", "miss")
 SUMS_KEYS = ("span", "start", "namespace", *KEYS)
 """The columns by which sums are kept apart."""
 
-SUMMED = (
-    "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
-    "written_tokens", "missed_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed",
-    "reinserted", "rounds", "new_event", "unfollowed",
-    "again_tools", "again_exact", "whole_tools", "whole_exact",
-)  # fmt: skip
+_FIELDS = msgspec.structs.fields(Outcome)
+
+SUMMED = tuple(
+    one.name
+    for one in _FIELDS
+    if one.type in (int, bool) and one.name not in ("stream", "status", "messages", "events")
+)
 """Fields of an outcome that are added up."""
 
 SUMS = ("requests", "faults", "losses", "reads", "retrieved_tokens", *SUMMED)
 """The columns of sums: requests, those that went wrong, those that cost more than as they came, calls of our tools and
 the tokens that these read back, and the sums of fields."""
 
-NESTED = tuple(
-    one.name for one in msgspec.structs.fields(Outcome) if one.default in ((), msgspec.NODEFAULT) and not one.required
-)
+NESTED = tuple(one.name for one in _FIELDS if one.default in ((), msgspec.NODEFAULT) and not one.required)
 """Fields of an outcome that are no numbers or texts. The file has their JSON."""
 
 _REQUEST = ("time", "worker", "session", "kinds", *Outcome.__struct_fields__)

@@ -16,7 +16,8 @@ import pytest
 from proxy.dashboard import rows as module
 from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, REMEMBERED, SUMS, Recorded, Rows
-from proxy.telemetry.outcome import Kind, ToolUse
+from proxy.dashboard.savings import savings
+from proxy.telemetry.outcome import Holdout, Kind, Miss, ToolUse
 from tests.dashboard.traffic import ended, outcome, sums
 
 SIZE = 1 << 20
@@ -233,13 +234,23 @@ def test_the_log_of_a_file_that_was_removed_is_not_taken_for_that_of_a_new_one(r
 # -- reading it --
 
 
-def test_viewers_get_their_own_rows(rows: Rows, path: Path) -> None:
-    rows.write([*ended(3, at=NOW, namespace="a-1", detail=9), *ended(3, 30, at=NOW, namespace="b-1", detail=9)])
-    with closing(Reader(path, "b-1")) as reader:
-        theirs = [reader.requests(), reader.sessions(), reader.session("3")]
-        assert [{row["namespace"] for row in found} for found in theirs] == [{"b-1"}] * 3
-        assert reader.session("0") == [] and reader.request(1) is None and reader.request(4)
-        assert [row["requests"] for row in sums(reader, NOW)] == [3]
+def test_viewers_get_what_they_would_in_a_file_of_their_own(rows: Rows, reader: Reader, path: Path) -> None:
+    costs = {"holdout": Holdout.PLANNED, "miss": Miss.FIRST, "cost_before": 9}
+    mine, theirs = (
+        [Recorded(NOW + n, outcome(n, of, cost_after=n, **costs), n // 10) for n in range(start, start + 15)]
+        for start, of in ((0, "mine-1"), (20, "theirs-1"))
+    )
+
+    def seen(reader: Reader) -> list[Any]:
+        found = [reader.requests(), reader.request(1), reader.request(16), reader.latency(), reader.sessions()]
+        found += [reader.session("0"), reader.session("3"), reader.names(), reader.any(), reader.namespaces()]
+        return [*found, savings(reader, "month", NOW + 99, lambda tenant, model: None)]
+
+    rows.write(mine)
+    alone = seen(reader)
+    rows.write(theirs)
+    with closing(Reader(path, "mine-1")) as one:
+        assert seen(one) == alone
 
 
 def test_a_request_names_its_neighbours_in_the_session(rows: Rows, reader: Reader) -> None:
