@@ -161,13 +161,15 @@ def _row(id: int, recorded: Recorded) -> Row:
     """Return a request's values as SQLite can have them, with those by which it counts in sums."""
     outcome = recorded.outcome
     row: Row = msgspec.to_builtins(outcome)
-    for name, value in row.items():
-        if name in NESTED:
-            row[name] = msgspec.json.encode(value).decode() if value else ""
-        elif isinstance(value, int):
-            row[name] = max(min(value, MOST), -MOST)
-        elif isinstance(value, str):
-            row[name] = value[: LONGEST_TEXT if name in TEXTS else None].encode("utf-8", "replace").decode()
+    for name in TEXTS:
+        text = row[name]
+        if len(text) > LONGEST_TEXT or not text.isascii():
+            row[name] = text[:LONGEST_TEXT].encode("utf-8", "replace").decode()
+    for name in SUMMED:
+        if not -MOST <= row[name] <= MOST:
+            row[name] = MOST if row[name] > 0 else -MOST
+    for name in NESTED:
+        row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
     row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
     row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
     row["requests"], row["faults"] = 1, int(bool(outcome.fault))

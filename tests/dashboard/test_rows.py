@@ -116,11 +116,10 @@ def test_a_name_that_a_client_chose_costs_no_row(name: str, rows: Rows, reader: 
 
 
 def test_numbers_that_upstream_invents_are_bounded(rows: Rows, reader: Reader) -> None:
-    many = {"prompt_tokens": 1 << 70, "cached_tokens": -1 << 70, "status": 1 << 70, "words": "\ud800"}
+    many = {"prompt_tokens": 1 << 70, "cached_tokens": -1 << 70}
     rows.write([Recorded(NOW, outcome(n, **many), 1) for n in range(3)])
     [found] = sums(reader, NOW)
     assert (found["prompt_tokens"], found["cached_tokens"]) == (3 * MOST, -3 * MOST)
-    assert {row["status"] for row in reader.requests()} == {MOST}
 
 
 # -- its size --
@@ -138,8 +137,8 @@ def test_a_full_file_loses_its_oldest_rows(rows: Rows, reader: Reader, path: Pat
 
 def test_a_batch_fits_into_the_smallest_file_that_is_allowed(path: Path) -> None:
     with closing(Rows(path, 16 << 20)) as rows:
-        for start in range(0, 20_000, 500):
-            assert rows.write(ended(500, start, detail=500)) == 500
+        for start in range(0, 8_000, 500):
+            assert rows.write(ended(500, start, detail=2_000)) == 500
 
 
 def test_details_are_kept_of_the_newest_requests(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

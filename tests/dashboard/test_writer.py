@@ -22,7 +22,7 @@ from tests.clock import wait_until
 from tests.dashboard.test_rows import SIZE, UNUSABLE
 from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, turn
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import ADMIN, PLAIN, served, spawned, tight
+from tests.serving import ADMIN, PLAIN, served, tight
 
 BROKEN: Any = SimpleNamespace(in_force="nothing that was planned", body=b"")
 """An attempt that nobody can describe."""
@@ -96,21 +96,6 @@ def test_a_file_that_is_damaged_later_is_named_and_begins_anew_once_it_is_delete
         path.unlink()
         wait_until(lambda: not dashboard(proxy, "me")["fault"])
         assert len(recorded(proxy, 1)) == 1, "the row that waited"
-
-
-def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
-    with StrictUpstream() as upstream:
-        upstream.respond(lambda request: text("Served."))
-        flags, told = ["--workers=2", f"--dashboard={path}"], {"OFFLOAD_ADMIN_TOKEN": ADMIN}
-        with spawned({"default": tight(upstream.url)}, flags=flags, environment=told) as proxy:
-            for number in range(40):
-                turn(proxy, begin(), number)
-            rows = recorded(proxy, 40)
-            assert len({row["worker"] for row in rows}) > 1
-            assert len({row["id"] for row in rows}) == 40
-            found = [dashboard(proxy, "savings")["models"][0]["requests"] for _ in range(8)]
-            assert found == [40] * 8
-            assert "dashboard" not in proxy.log()
 
 
 # -- rows wait --
