@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, Protocol
@@ -179,8 +180,8 @@ class Bounds:
         """Deadlines on the loop's clock."""
         self.held = 0
         """Bytes of all bodies, including those whose tenant is not known yet."""
-        self._of: dict[str, int] = {}
-        """Bytes held for each tenant that has any."""
+        self._of: Counter[str] = Counter()
+        """Bytes held for each tenant."""
         self._connections = 0
         self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
@@ -219,12 +220,11 @@ class Bounds:
     def charge(self, tenant: str, size: int) -> None:
         """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
         share = self.limit // TENANTS_SHARE
-        if size and self._of.get(tenant, 0) + size > share:
+        if self._of[tenant] + size > share:
             self._make_room(tenant)
-            if self._of.get(tenant, 0) + size > share:
+            if self._of[tenant] + size > share:
                 raise _full(share, "this tenant's requests")
-        if size:
-            self._of[tenant] = self._of.get(tenant, 0) + size
+        self._of[tenant] += size
 
     def hold(self, tenant: str | None, size: int) -> None:
         """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""
@@ -238,10 +238,8 @@ class Bounds:
 
     def release(self, tenant: str | None, size: int) -> None:
         self.held -= size
-        if tenant is not None and size:
-            left = self._of.pop(tenant) - size
-            if left:
-                self._of[tenant] = left
+        if tenant is not None:
+            self._of[tenant] -= size
 
     def _make_room(self, tenant: str | None) -> None:
         """Give up a tenant's bodies, or everybody's, that have been arriving for longer than a body may pause.

@@ -207,7 +207,7 @@ class App:
             with self._place(policy, connections=policy.limits.concurrent_requests):
                 await websocket.Connection(scope, receive, send, self, policy.tenant).run()
         except ProxyError as error:
-            await websocket.refuse(error, (dialect.error_body if dialect else ProxyError.body)(error), scope, send)
+            await websocket.refuse(error, (dialect.error_body if dialect else ProxyError.body)(error), send)
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""

@@ -12,8 +12,8 @@
                                           reply, the connection lingers for a moment and is closed
 
 The connections of a process share its `Bounds`. It uses uvicorn's public attributes (`cycle`, `flow`, `pipeline`,
-`parser`, `transport`) and the callbacks of asyncio and httptools, and leaves requests and replies to uvicorn. It adds
-one object to ASGI's scope, `Inflow`.
+`parser`, `transport`), its `_should_upgrade`, and the callbacks of asyncio and httptools, and leaves requests and
+replies to uvicorn. It adds one object to ASGI's scope, `Inflow`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ IDLE_SECONDS = 75.0
 """Seconds that a connection may stay open without a request, as in nginx. Clients keep idle connections in their pools
 for less time, so the client closes first, and no request arrives just as we close."""
 
-_FRAMING = (b"content-length", b"transfer-encoding")
-
 
 class _Reading(enum.Enum):
     NOTHING = enum.auto()
@@ -86,8 +84,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether the connection may carry another request behind this one."""
         self._since = self._size = self._fields = 0
         """Bytes received since the head began or since the last piece of the body; bytes and lines of the head."""
-        self._resumes = False
-        """Whether the parser is reading a head that we made; see `_parse`."""
         self._lingers = self._ends = False
         self._dropped = 0
 
@@ -216,19 +212,15 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             # Another protocol's offer is ignored (RFC 9110, 7.8). Java's client makes one with its first request, with
             # or without a body. The parser takes everything after the head for the other protocol, so a new parser gets
-            # a head with the same framing and reads the body.
-            framing = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
-            self._resumes = True
-            try:
-                self._feed_anew(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
-            finally:
-                self._resumes = False
+            # the head without the offer.
+            line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+            fields = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self._feed_anew(b"%b %b HTTP/%b\r\n%b\r\n" % (*line, b"".join(fields)))
 
     @property
     def _offers_websocket(self) -> bool:
-        """Whether the client offers WebSocket, and so uvicorn leaves the request to us."""
-        offers = (name == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers)
-        return self.parser.should_upgrade() and any(offers)
+        """Whether uvicorn leaves the request to its protocol for WebSocket."""
+        return self.parser.should_upgrade() and self.parser.get_method() == b"GET" and self._should_upgrade()
 
     def _feed_anew(self, head: bytes) -> None:
         self.parser = httptools.HttpRequestParser(self)
@@ -256,8 +248,6 @@ class BoundedProtocol(HttpToolsProtocol):
     # The parser's callbacks
 
     def on_message_begin(self) -> None:
-        if self._resumes:
-            return
         taken = self.cycle is None or (self.cycle.keep_alive and len(self.pipeline) < PIPELINED)
         if self._reading is not DEAF and not taken:
             self.cycle.keep_alive = False
@@ -268,13 +258,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect()
 
     def on_url(self, url: bytes) -> None:
-        if not self._resumes:
-            super().on_url(url)
-            self._count(len(url))
+        super().on_url(url)
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._resumes:
-            return
         self._fields += 1
         self._count(len(name) + len(value))
         if self._reading is HEAD:  # a trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1)
@@ -286,8 +273,6 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _too_large()
 
     def on_headers_complete(self) -> None:
-        if self._resumes:
-            return
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.
@@ -295,11 +280,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
             raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
+        if self.parser.should_upgrade() and not self._offers_websocket:
+            return  # the head comes again, see `_parse`
         self._inflow = Inflow(self.bounds, self._presence, self.url)
         cast("Any", self.scope)["extensions"] = {RAW: self._inflow}
         app = self.app
-        if self._offers_websocket and self.parser.get_method() != b"GET":
-            self.headers[:] = [header for header in self.headers if header[0] != b"upgrade"]  # RFC 9110, 7.8
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # RFC 9110, 10.1.1
             self.app = self._unframed
@@ -318,8 +303,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._resumes and self.parser.should_upgrade():
-            return  # the body follows, see `_parse`
+        if self.parser.should_upgrade():
+            return  # see `_parse`
         super().on_message_complete()
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps and not self._ends

@@ -224,11 +224,8 @@ def _bytes(message: Message) -> bytes:
     return said.encode("utf-8", "surrogatepass") if said else message.get("bytes") or b""
 
 
-async def refuse(error: ProxyError, body: bytes, scope: Scope, send: Send) -> None:
+async def refuse(error: ProxyError, body: bytes, send: Send) -> None:
     """Refuse a handshake with this error."""
-    if "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close"})
-        return
     ours = [(b"content-type", b"application/json"), (b"x-request-id", f"req_{os.urandom(16).hex()}".encode())]
     headers = [*ours, *error.headers()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})

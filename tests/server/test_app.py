@@ -108,18 +108,11 @@ async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: py
     assert json.loads(exchange.body)["error"]["type"] == "server_error"
 
 
-@pytest.mark.parametrize("extension", [True, False])
-async def test_websocket_scopes_are_refused(app: App, extension: bool) -> None:
-    scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
-    if extension:
-        scope["extensions"] = {"websocket.http.response": {}}
+async def test_websocket_scopes_are_refused(app: App) -> None:
     exchange = ScriptedClient()
-    await app(scope, exchange.receive, exchange.send)
-    if extension:
-        assert exchange.status == 501
-        assert json.loads(exchange.body)["error"]["code"] == "not_implemented"
-    else:
-        assert exchange.messages == [{"type": "websocket.close"}]
+    await app({"type": "websocket", "path": "/v1/realtime", "headers": []}, exchange.receive, exchange.send)
+    assert exchange.status == 501
+    assert json.loads(exchange.body)["error"]["code"] == "not_implemented"
 
 
 def test_configuration_mistakes_are_reported_before_opening_anything(tmp_path: Path) -> None:

@@ -129,6 +129,16 @@ async def test_a_trailer_is_no_header(trailer: bytes) -> None:
     assert [name for name, _ in scope["headers"]] == [b"host", b"transfer-encoding"]
 
 
+@pytest.mark.parametrize("offers", [(b"websocket", b"h2c"), (b"h2c",)])
+async def test_an_offer_that_is_not_taken_is_no_header(offers: tuple[bytes, ...]) -> None:
+    fields = b"".join(b"Upgrade: %b\r\n" % offer for offer in offers)
+    raw = POST.replace(b"POST", b"GET") + b"Connection: upgrade\r\n" + fields + b"Content-Length: 2\r\n\r\nab" + HIDDEN
+    seen, back = await said(raw)
+    assert [(scope["path"], body) for scope, body in seen] == [("/v1/x", b"ab"), ("/hidden", b"")]
+    assert back.count(b"HTTP/1.1 200") == 2
+    assert b"upgrade" not in dict(seen[0][0]["headers"])
+
+
 @pytest.mark.parametrize("status", [600, 799, 999])
 async def test_a_status_that_nobody_knows_passes(status: int) -> None:
     async def odd(scope: Any, receive: Any, send: Any) -> None:
