@@ -123,6 +123,19 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
     assert index.about(f"/store/{summary.file_name(past.links[4])}") == "the original messages behind a summary"
 
 
+def test_an_image_is_one_also_beside_texts_of_earlier_conversations() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    raws = [RAWS[0], json.dumps({"role": "user", "content": [image]}).encode(), RAWS[5]]
+    past, boundary = history(CHAT, raws, OFFLOAD), SummaryBoundary(2, frozenset({0}), 1)
+    cut = Plan({}, (boundary,), (OffloadEvent(3, 0, 5),), 0, True)
+    files = moved_files(CHAT, past.transcript(raws), cut, "/store", boundary, past.links)
+    beside = files.beside({"old.txt": ("result of look", b"once")})
+    own = next(iter(files))
+    assert files[own] == beside[own] == "[image, image/png, 1 kB]"
+    assert files.media(own) and json.loads(beside.read(own)) == image
+    assert beside["/store/old.txt"] == "once" and beside.index.about("/store/old.txt").startswith("result of look, ")
+
+
 PINS = st.sets(st.integers(0, 9)).map(frozenset)
 
 
