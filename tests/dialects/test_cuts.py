@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
+from proxy.dialects.render import moved_files
 from proxy.plan.history import History, Terms
 from proxy.plan.message import Reading
 from proxy.plan.plan import Plan, Role, Room
@@ -23,6 +25,7 @@ from tests.templates import refusal
 from tests.transcripts import load, needed
 
 Message = dict[str, Any]
+REFERENCE = re.compile(rb"/store/[\w.-]+\.txt")
 
 OFFLOAD = written.offload(
     mode=Mode.AUTO,
@@ -48,13 +51,16 @@ class Conversation:
         self.raws: list[Raw] = []
 
     def add(self, messages: Sequence[Message]) -> tuple[Plan, list[bytes]]:
-        """The plan of the request that ends with these messages, and what is sent."""
+        """The plan of the request that ends with these messages, and what is sent. Every reference leads to a file."""
         new = [Raw(json.dumps(message).encode()) for message in messages]
         self.raws += new
         self.past = self.past.extended([CHAT.read(raw, Reading.of(self.offload), len) for raw in new])
         plan, transcript = self.past.plan(), self.past.transcript(self.raws)
         shown = snapshot(self.past, plan, f"record {len(plan.boundaries)}")
-        return plan, rendered(CHAT, transcript, plan, self.offload, shown, role=self.role)
+        sent = rendered(CHAT, transcript, plan, self.offload, shown, role=self.role)
+        files = moved_files(CHAT, transcript, plan, "/store", shown.boundary if shown else None, self.past.links)
+        assert {name for one in sent for name in REFERENCE.findall(one)} <= {path.encode() for path in files}
+        return plan, sent
 
 
 SIZES = st.sampled_from([1, 40, 150, 700])

@@ -8,14 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import ActiveSnapshot, Files, moved_files
-from proxy.plan.message import moved_pieces
-from proxy.plan.plan import Role
 from proxy.plan.turn import Hidden
 from proxy.policy import SnapshotRole
 from proxy.tools.definitions import OTHER_NAMES
@@ -179,32 +175,3 @@ def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -
     [path] = files
     for word in ("mailer/settings.py", "billing/settings.py", "c0", "c1"):
         assert list(files.index.find(word)) == [path]
-
-
-@given(st.data())
-def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
-    """O2, O4 and O8 over random histories, with every cut's record there and with none."""
-    raws = [SYSTEM, USER]
-    for number in range(data.draw(st.integers(1, 12))):
-        raws += step(
-            number,
-            data.draw(st.sampled_from([5, 900])),
-            *data.draw(st.lists(st.sampled_from([50, 400, 3000]), max_size=2)),
-        )
-        if data.draw(st.booleans()):
-            raws.append(raw("user", f"question {number} " + "q" * data.draw(st.sampled_from([1, 90]))))
-    case = Case(*raws, LAST)
-    shown = case.shown() if case.plan.boundaries and data.draw(st.booleans()) else None
-    sent = case.render(shown=shown)
-    past = history(CHAT, sent, OFFLOAD)
-    assert not past.irregular
-    assert [one.role for one in past.messages].count(Role.SYSTEM) == 1
-    assert all(any(text in one for one in sent) for text in (b"rules: never touch production", b"go on"))
-    assert sum(map(len, sent)) <= sum(map(len, raws)) + len(LAST) or shown
-    references = [
-        piece.name for index in case.plan.moves for piece in moved_pieces(case.transcript.messages[index], False)
-    ]
-    files = case.files(shown)
-    for name in references:
-        if any(name.encode() in one for one in sent):
-            assert f"/store/{name}" in files
