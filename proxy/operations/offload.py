@@ -16,6 +16,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,9 @@ from proxy.plan import preview, summary
 from proxy.plan.history import Naming
 from proxy.plan.message import Message, Reading, moved_pieces
 from proxy.plan.plan import Role
-from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
+from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import relay, summary_writer
-from proxy.requests.summaries import group_limits
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import Headers
 
@@ -305,10 +305,11 @@ def _job(
     The caller wants a summary even if it saves nothing, so it is accepted at any size. The task asks for half of the
     group's tokens.
     """
-    compress, tenant = policy.offload.compress, replace(call.tenant, policy=policy)
-    window = call.services.known.window(call.tenant.namespace, policy, model)
+    window, compress = call.services.known.window(call.tenant.namespace, policy, model), policy.offload.compress
     size = min(compress.snapshot_tokens, max(tokens // 2, LEAST))
-    limit, reply = group_limits(replace(compress, group_token_threshold=0), window, size + SCRATCHPAD_TOKENS)
+    compress = replace(compress, snapshot_tokens=size, group_token_threshold=0)
+    offload = replace(policy.offload, store_dir=store_dir, compress=compress)
+    tenant = replace(call.tenant, policy=replace(policy, offload=offload))
 
     async def ask(body: bytes) -> SummaryAnswer:
         request = call.services.relay.request(call.client, tenant, body, TARGET)
@@ -317,24 +318,13 @@ def _job(
         return await summary_writer.ask(call.services.upstream, replace(request, headers=headers), CHAT)
 
     return SummaryJob(
-        namespace=call.tenant.namespace,
-        name="",
-        tenant=call.tenant.name,
+        tenant=tenant,
         model=model,
         dialect=CHAT.name,
-        snapshot_tokens=size,
         replaced_tokens=sys.maxsize,
-        store_dir=store_dir,
-        timeout=policy.upstream.idle_timeout,
-        group_tokens=limit,
-        max_calls=compress.max_calls,
-        riding=None,
-        alone=lambda text: CHAT.summary_request(text, model, most=reply),
+        window=window,
+        alone=partial(CHAT.summary_request, model=model),
         history=lambda: sections,
-        earlier="",
         originals=f"{store_dir}/",
-        taken=list,
-        references=dict,
         ask=ask,
-        prices=policy.offload,
     )

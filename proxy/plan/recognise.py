@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -70,9 +71,15 @@ class Reply(msgspec.Struct, frozen=True):
         """Return digests of what no other reply has, whatever its client made of the history before it: the ids of its
         calls, or else its text behind another one's id."""
         if self.ids:
-            return [_digest("call", alphanumeric(id)) for id in self.ids if unique(id)][:MAX_CALLS]
+            return [*filter(None, map(_anchor, (id[:MAX_ID] for id in self.ids)))][:MAX_CALLS]
         said = plain(self.visible().text).replace(" ", "") if unique(self.preceding) else ""
         return [_digest("text", alphanumeric(self.preceding), said)] if said else []
+
+
+@lru_cache(20_000)
+def _anchor(id: str) -> bytes | None:
+    """Return a call's anchor, if it has one. Each request of a conversation has the same calls."""
+    return _digest("call", alphanumeric(id)) if unique(id) else None
 
 
 def unique(id: str) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,13 +22,10 @@ from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import Role
 from proxy.plan.preview import ORIGINALS, digest_in
-from proxy.requests.records import Records, intact, original_of, sealed
+from proxy.requests.planned import Rendered
+from proxy.requests.records import Records, Run, intact, original_of
 from proxy.stores import Entry
-
-if TYPE_CHECKING:
-    from proxy.requests.planned import Rendered
-    from proxy.requests.records import Run
-    from proxy.stores.guarded import Guarded, Visit
+from proxy.stores.guarded import Guarded, Visit
 
 KIND, TEXTS, DIGESTS = "sessions", "originals", "digests"
 
@@ -86,24 +82,19 @@ class Session(msgspec.Struct, frozen=True):
 
 
 async def keep(rendered: Rendered, store: Guarded, namespace: str, run: Run, *, by_digest: bool = False) -> bool:
-    """Store the request's moved texts, and then what the index says of them. Returns whether all texts are there.
+    """Store the request's moved texts, and then what the index says of them. Returns whether all of this is there.
 
     `by_digest`: they can then also be found by the digests in their names.
     """
-    visit, name = store.visit(), rendered.moves_name
-    records = Records(visit, namespace)
+    records, name = Records(store.visit(), namespace), rendered.moves_name
     if records.has_originals(name):
         return True
     texts = await run(rendered.originals)
-    await records.keep_originals(name, texts, run)
     found = await run(lambda: {records.key(KIND, one): record for one, record in index(rendered, time.time())})
     if by_digest:
         named = {digest_in(text): rawjson.encode({"name": text}) for text in texts}
         found |= {records.key(DIGESTS, digest): record for digest, record in named.items() if digest}
-    for key, record in found.items():
-        if not visit.was_put(key):
-            await visit.anew().put(key, sealed(key, record))
-    return records.has_originals(name)
+    return await records.keep_originals(name, texts, run, found)
 
 
 def index(rendered: Rendered, now: float) -> Iterator[tuple[str, bytes]]:

@@ -19,24 +19,21 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from proxy import rawjson
 from proxy.dialects.usage import Reported
 from proxy.errors import UserMistake
+from proxy.plan.turn import Request
+from proxy.policies import Policies
 from proxy.policies.tenants import retention, tenant_of
+from proxy.policy import Policy
 from proxy.rawjson import NotJson
+from proxy.settings import Settings
 from proxy.stores import Retention
 from proxy.telemetry.logs import Limited, event
 from proxy.telemetry.outcome import Basis, Kind, Outcome
-
-if TYPE_CHECKING:
-    from proxy.plan.turn import Request
-    from proxy.policies import Policies
-    from proxy.policy import Policy
-    from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -152,15 +149,20 @@ class Captures:
     ) -> None:
         """Make the folder. Raises UserMistake if it cannot be used."""
         self._root, self._policies, self._clock = settings.capture, policies, clock
-        self._limit = settings.capture_limit
         self._warn = Limited(logger)
         self._waiting: queue.SimpleQueue[tuple[Outcome, bytes] | None] = queue.SimpleQueue()
-        self._held, self._holding = 0, threading.Lock()
-        if self._root is not None:
-            try:
-                self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserMistake(f"--capture {self._root}: expected a directory: {error.strerror}") from error
+        self._came = self._left = 0
+        """Bytes of bodies that ever came, and those no longer held: each is changed by one thread."""
+        self._thread = threading.Thread(target=self._work, name="captures", daemon=True)
+        if self._root is None:
+            return
+        self._folder = CaptureFolder(
+            self._root, settings.capture_limit, lambda one: retention(one, policies()), self._warn, clock
+        )
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserMistake(f"--capture {self._root}: expected a directory: {error.strerror}") from error
 
     def take(self, outcome: Outcome, policy: Policy, chat: Request | None) -> None:
         """Capture an answered request if its tenant's policy agrees. It is written later, or dropped."""
@@ -168,18 +170,16 @@ class Captures:
             return
         if outcome.status != 200 or outcome.kind is Kind.RELAY:
             return
-        with self._holding:
-            if self._held + len(chat.body) > WAITING:
-                self._warn("slow", "requests are not captured: the disk does not keep up")
-                return
-            self._held += len(chat.body)
+        if self._came - self._left + len(chat.body) > WAITING:
+            self._warn("slow", "requests are not captured: the disk does not keep up")
+            return
+        self._came += len(chat.body)
         self._waiting.put((outcome, chat.body))
 
-    def start(self) -> Callable[[], None]:
-        """Start to write what comes and to delete what is old. Returns what ends this: it writes what waits, if that is
-        soon done."""
+    def start(self) -> None:
+        """Start to write what comes and to delete what is old."""
         if self._root is None:
-            return lambda: None
+            return
         event(
             logger,
             "requests are captured, with all that they contain, of tenants whose policy has `capture: true`",
@@ -187,45 +187,39 @@ class Captures:
             folder=str(self._root),
             tenants=[policy.tenant for policy in self._policies().all() if policy.capture],
         )
-        folder = CaptureFolder(
-            self._root, self._limit, lambda one: retention(one, self._policies()), self._warn, self._clock
-        )
-        thread = threading.Thread(target=self._work, args=(folder,), name="captures", daemon=True)
-        thread.start()
+        self._thread.start()
 
-        def close() -> None:
+    def close(self) -> None:
+        """Write what waits, if that is soon done."""
+        if self._thread.is_alive():
             self._waiting.put(None)
-            thread.join(CLOSING)
-            if thread.is_alive():
+            self._thread.join(CLOSING)
+            if self._thread.is_alive():
                 self._warn("slow", "requests are not captured: the disk hangs")
 
-        return close
-
-    def _work(self, folder: CaptureFolder) -> None:
+    def _work(self) -> None:
         """Write until there is None to write. What fails now may succeed later."""
-        work: Callable[[], None] = folder.sweep
+        self._try(self._folder.sweep)
         while True:
-            try:
-                work()
-            except OSError as error:
-                self._warn("disk", f"requests are not captured: {error.strerror or error}")
-            except NotJson:  # no body that was read as a request should be, but the file must stay readable
-                pass
             try:
                 one = self._waiting.get(timeout=EVERY)
             except queue.Empty:
-                work = folder.sweep
+                self._try(self._folder.sweep)
                 continue
             if one is None:
                 return
-            work = partial(self._write, folder, *one)
+            self._try(partial(self._write, *one))
+            self._left += len(one[1])
 
-    def _write(self, folder: CaptureFolder, outcome: Outcome, body: bytes) -> None:
+    def _write(self, outcome: Outcome, body: bytes) -> None:
+        with suppress(NotJson):  # no body that was read as a request should be, but the file must stay readable
+            self._folder.write(outcome.namespace, line(outcome, body, self._clock()))
+
+    def _try(self, work: Callable[[], None]) -> None:
         try:
-            folder.write(outcome.namespace, line(outcome, body, self._clock()))
-        finally:
-            with self._holding:
-                self._held -= len(body)
+            work()
+        except OSError as error:
+            self._warn("disk", f"requests are not captured: {error.strerror or error}")
 
 
 def kept(root: Path, namespace: str, *, delete: bool) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -26,11 +26,9 @@ from proxy.rawjson import NotJson
 from proxy.requests import relay
 from proxy.requests.exchange import Exchange
 from proxy.requests.relay import REFUSAL_LIMIT, Refusal, is_stream
+from proxy.requests.rounds import Rounds
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
-
-if TYPE_CHECKING:
-    from proxy.requests.rounds import Rounds
 
 T = TypeVar("T")
 

@@ -255,8 +255,9 @@ class _Request:
         reader, summaries, size = self._services.reader, self._services.summaries, planned.request.size
         shown, rounds = await asyncio.gather(summaries.existing(planned, self._records), self._hidden(planned))
         rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
-        if not self._dialect.counts and (self._accepted or summaries.waits(rendered)):
-            rendered = await self._summarised(prepared, rendered)
+        waits = summaries.waits(rendered)
+        if not self._dialect.counts and (self._accepted or waits):
+            rendered = await self._summarised(prepared, rendered, waits=waits)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(rendered.fitting, reader), size)
         return rendered
@@ -265,7 +266,7 @@ class _Request:
         replies = await self._run(planned.replies, planned.request.size)
         return await self._records.rounds(replies, planned.request.model)
 
-    async def _summarised(self, prepared: Prepared, rendered: Rendered, waits: bool | None = None) -> Rendered:
+    async def _summarised(self, prepared: Prepared, rendered: Rendered, *, waits: bool) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it."""
         tenant, form, relay = prepared.tenant, prepared.form, self._services.relay
 

@@ -338,8 +338,8 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
     """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
     return Outcome(
         request_id=job.name,
-        tenant=job.tenant,
-        namespace=job.namespace,
+        tenant=job.tenant.name,
+        namespace=job.tenant.namespace,
         kind=Kind.SUMMARY,
         method="POST",
         path="",
@@ -347,7 +347,7 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
         model=job.model,
         status=502 if fault else 200,
         fault=Fault.SUMMARY if fault else Fault.NONE,
-        cost_after=cost(job.prices, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
+        cost_after=cost(job.offload, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
         usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
@@ -388,7 +388,7 @@ class Ladder:
     def first(self, prepared: Prepared, form: Form) -> Form:
         """Return `form` without the additions that upstream refuses, as far as is known."""
         planned = prepared.planned
-        if planned is None or not planned.may_change or not self._known.has_refusals(self._namespace):
+        if planned is None or not planned.may_change or not self._known.has_refusals:
             return replace(form, without=frozenset())
         possible = [Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
@@ -435,6 +435,6 @@ class Ladder:
         self.refused = blamed
         for addition in sorted(blamed):
             self._known.refused(planned.refusable(self._namespace, addition))
-        if self._known.has_refusals(self._namespace):
+        if self._known.has_refusals:
             for addition in carried:
                 self._known.accepted(planned.refusable(self._namespace, addition))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +39,9 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 MOST_LOOKUPS = 1_024
 """The number of keys in one lookup, as that takes the event loop 20 ms."""
 
+REMEMBERED = 20_000
+"""Names that are not computed again: those of some hundred conversations."""
+
 PLACES = 4
 """If the last place is taken, none is used: there may be more rounds."""
 
@@ -49,26 +52,26 @@ class Run(Protocol):
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-class _Record(msgspec.Struct, frozen=True):
-    """A hidden round's record. `visible` is the reply as the client saw it."""
+class _Round(msgspec.Struct, frozen=True):
+    """`Hidden` of a reply that the client saw as `visible`."""
 
     before: list[Raw]
     instead: Raw
     after: list[Raw]
     tokens: int
-    sizes: list[int] = []
-    visible: Visible | None = None
+    sizes: list[int]
+    visible: Visible
 
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.before) + len(self.after):
             raise ValueError("`sizes` has the tokens of each entry")
 
-    def round(self) -> Hidden:
+    def hidden(self) -> Hidden:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
         return Hidden(before, instead, after, tuple(self.sizes))
 
-    def differs(self, other: _Record) -> bool:
+    def differs(self, other: _Round) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
 
 
@@ -86,6 +89,15 @@ class _Paused(msgspec.Struct, frozen=True):
     seconds: int
 
 
+KINDS: Mapping[type[msgspec.Struct], str] = {
+    Snapshot: "snapshots",
+    _Compacted: "compactions",
+    _Paused: "pauses",
+    _Round: "rounds",
+    _Continued: "continuations",
+}
+
+
 class Records:
     """The records of one namespace, for one request or one background task."""
 
@@ -100,14 +112,14 @@ class Records:
     def key(self, kind: str, name: str) -> str:
         return f"{self.namespace}/{kind}/{name}"
 
-    async def _put(self, key: str, record: bytes, *, keep: bool = True, sure: bool = False) -> Put:
-        return await self._visit.put(key, sealed(key, record), keep=keep, sure=sure)
+    async def _put(self, name: str, record: msgspec.Struct, *, keep: bool = True, sure: bool = False) -> Put:
+        key = self.key(KINDS[type(record)], name)
+        return await self._visit.put(key, sealed(key, msgspec.json.encode(record)), keep=keep, sure=sure)
 
-    async def _read_many(
-        self, keys: Sequence[str], kind: type[RecordT], *, final: bool = False
-    ) -> list[RecordT | None]:
-        """Return the records with these keys. With `final`, one that is absent now stays so for this process."""
-        found = list[bytes | None]()
+    async def read(self, kind: type[RecordT], names: Sequence[str], *, final: bool = False) -> list[RecordT | None]:
+        """Return the records with these names, with None for each that does not exist. With `final`, one that is absent
+        now stays so for this process."""
+        keys, found = [self.key(KINDS[kind], name) for name in names], list[bytes | None]()
         for at in range(0, len(keys), MOST_LOOKUPS):
             found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
             await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
@@ -115,48 +127,40 @@ class Records:
 
     # -- snapshots, compactions, pauses --
 
-    async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
-        """Return the snapshots with these names, with None for each that does not exist."""
-        return await self._read_many([self.key("snapshots", name) for name in names], Snapshot)
-
     async def keep_snapshot(self, name: str, snapshot: Snapshot) -> Snapshot:
         """Store the snapshot unless there is one. Returns the stored one, whoever wrote it.
 
         If the store fails, this process keeps the record, which was paid for, and puts it later.
         """
-        key, value = self.key("snapshots", name), msgspec.json.encode(snapshot)
         for again in (False, True):  # reading deletes an existing record if it is damaged; others delete them, too
-            if await self._put(key, value, sure=again) is not Put.EXISTED:
+            if await self._put(name, snapshot, sure=again) is not Put.EXISTED:
                 return snapshot
-            [winner] = await self._read_many([key], Snapshot)
+            [winner] = await self.read(Snapshot, [name])
             if winner is not None:
                 return winner
         return snapshot
 
     async def compaction(self, digest: str) -> str:
         """Return the snapshot that a reference leads to, or the words for one that is not kept."""
-        [record] = await self._read_many([self.key("compactions", digest)], _Compacted)
+        [record] = await self.read(_Compacted, [digest])
         return record.text if record and compacting.digest(record.text) == digest else compacting.GONE
 
     async def keep_compaction(self, text: str) -> bool:
         """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""
-        key = self.key("compactions", compacting.digest(text))
-        return await self._put(key, rawjson.encode({"text": text}), sure=True) is not Put.FAILED
+        return await self._put(compacting.digest(text), _Compacted(text), sure=True) is not Put.FAILED
 
     async def pauses(self, asked: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
         record. If the last one has none, another replica may still be about to write it, for the same request."""
-        keys = self._keys("pauses", [digest.hex() for digest in asked], model)
-        past, last = await asyncio.gather(
-            self._read_many(keys[:-1], _Paused, final=True), self._read_many(keys[-1:], _Paused)
-        )
+        names = _for_model([digest.hex() for digest in asked], model)
+        past, last = await asyncio.gather(self.read(_Paused, names[:-1], final=True), self.read(_Paused, names[-1:]))
         found = zip(asked, [*past, *last], strict=True)
         return {digest: record.seconds for digest, record in found if record is not None}
 
     async def keep_pause(self, asked: bytes, model: str, seconds: int) -> dict[bytes, int]:
         """Store a pause, and return it as every later request finds it: nothing if it could not be stored in time."""
-        [key] = self._keys("pauses", [asked.hex()], model)
-        await self._put(key, rawjson.encode({"seconds": seconds}), keep=False)
+        [name] = _for_model([asked.hex()], model)
+        await self._put(name, _Paused(seconds), keep=False)
         return await self.pauses([asked], model)
 
     # -- hidden rounds --
@@ -167,107 +171,65 @@ class Records:
         A reply is found by the history that ends with it, by the history before it, or by itself: a client may rewrite
         the reply, or what precedes it, or make one reply of several. Each round is put back once.
         """
-        names = {
-            index: [reply.link.hex(), *map(_place, (reply.before, *reply.anchors()))]
-            for index, reply in replies.items()
-        }
-        asked = [name for ones in names.values() for name in ones]
-        found = dict(zip(asked, await self._hidden(asked, model), strict=True))
+        places = {index: [reply.before, *reply.anchors()] for index, reply in replies.items()}
+        links = [reply.link.hex() for reply in replies.values()]
+        asked = [*links, *(_name(place) for ones in places.values() for place in ones)]
+        found = dict(zip(asked, await self.read(_Round, _for_model(asked, model), final=True), strict=True))
         rounds: dict[int, Hidden] = {}
-        used: list[_Record] = []
-        for index, (link, *placed) in sorted(names.items()):
-            ours = [exact] if (exact := found[link]) else []
-            if not exact and any(found[name] for name in placed):
-                ours = await self._recognised(replies[index], found, model)
+        used: list[_Round] = []
+        for index, reply in sorted(replies.items()):
+            exact = found[reply.link.hex()]
+            first = {place: one for place in places[index] if (one := found[_name(place)])}
+            ours = [exact] if exact else await self._recognised(reply, first, model)
             if ours := [one for one in ours if all(one.differs(other) for other in used)]:
                 rounds[index] = _joined(ours)
                 used += ours
         return rounds
 
-    async def _recognised(self, reply: Reply, found: Mapping[str, _Record | None], model: str) -> list[_Record]:
-        """Return the rounds of a reply of which, or of whose history, its client has made another one. `found` has the
+    async def _recognised(self, reply: Reply, first: Mapping[bytes, _Round], model: str) -> list[_Round]:
+        """Return the rounds of a reply of which, or of whose history, its client has made another one. `first` has the
         first records at its places. If there may be several rounds for a place, none is the right one."""
-        ours, sent = list[_Record](), reply.visible()
-        for place in (reply.before, *reply.anchors()):
-            if (first := found[_place(place)]) is None:
+        ours = list[_Round]()
+        for place, one in first.items():
+            names = [_name(place, number) for number in range(1, PLACES)]
+            there = [one, *filter(None, await self.read(_Round, _for_model(names, model)))]
+            sent, at_history = reply.visible(), place == reply.before
+            fitting = [
+                one for one in there if (resembles(one.visible, sent) if at_history else contains(sent, one.visible))
+            ]
+            if len(there) == PLACES or not fitting or any(one.differs(fitting[0]) for one in fitting):
                 continue
-            others = await self._hidden([_place(place, number) for number in range(1, PLACES)], model, final=False)
-            kept = [one for one in (first, *others) if one is not None]
-            seen = [one.visible for one in kept if one.visible is not None]
-            if len(kept) == PLACES or len(seen) < len(kept):
-                continue
-            same = [resembles(one, sent) if place == reply.before else contains(sent, one) for one in seen]
-            fitting = [one for one, fits in zip(kept, same, strict=True) if fits]
-            if not fitting or any(one.differs(fitting[0]) for one in fitting):
-                continue
-            one = fitting[0]
-            if not (one.before or one.after):
-                continue  # it hid nothing: its record only says that there is another reply to the same history
-            if all(one.differs(other) for other in ours):
-                ours.append(one)
-            if place == reply.before:
-                break
+            if at_history:
+                return fitting[:1]
+            if all(fitting[0].differs(other) for other in ours):
+                ours.append(fitting[0])
         return ours
 
     async def remember(
-        self,
-        link: bytes,
-        model: str,
-        hidden: Hidden,
-        places: Collection[bytes] = (),
-        visible: Visible | None = None,
+        self, link: bytes, model: str, hidden: Hidden, places: Collection[bytes], visible: Visible
     ) -> None:
         """Store the hidden rounds of a reply under the history that ends with it as the client saw it, and at `places`:
         the digests of the history before it, and the reply's anchors."""
         before, after = [*map(Raw, hidden.before)], [*map(Raw, hidden.after)]
         instead = Raw(hidden.instead or b"null")
-        record = _Record(before, instead, after, hidden.tokens, [*hidden.sizes], visible)
-        [key] = self._keys("rounds", [link.hex()], model)
-        at_places = [self._keep_at(place, record, model) for place in places]
-        await asyncio.gather(self._put(key, msgspec.json.encode(record)), *at_places)
-        for place in places:
-            if self._visit.was_put(self._hid_nothing(place, model)):
-                await self._keep_at(place, _Record([], rawjson.NULL, [], 0), model)
+        record = _Round(before, instead, after, hidden.tokens, [*hidden.sizes], visible)
+        [name] = _for_model([link.hex()], model)
+        await asyncio.gather(self._put(name, record), *(self._keep_at(place, record, model) for place in places))
 
-    async def contest(self, before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
-        """Record a reply that hid nothing, if another one to the same history did, before it or after it.
-
-        Only this process's memory is asked, because nearly every reply hides nothing.
-        """
-        [first] = self._keys("rounds", [_place(before)], model)
-        if self._visit.was_put(first):
-            await self._keep_at(before, _Record([], rawjson.NULL, [], 0, visible=await visible()), model)
-        else:
-            self._visit.note_put(self._hid_nothing(before, model))
-
-    def _hid_nothing(self, before: bytes, model: str) -> str:
-        """Return a key for the memory of this process alone: a reply to this history hid nothing."""
-        [key] = self._keys("rounds", [extend(before, b"hid nothing").hex()], model)
-        return key
-
-    async def _keep_at(self, before: bytes, record: _Record, model: str) -> None:
-        """Keep a round at the first free place of the history before it, unless it is at one already."""
-        encoded, names = msgspec.json.encode(record), [_place(before, number) for number in range(PLACES)]
-        for name, key in zip(names, self._keys("rounds", names, model), strict=True):
-            if await self._put(key, encoded) is not Put.EXISTED:
+    async def _keep_at(self, place: bytes, record: _Round, model: str) -> None:
+        """Keep a round at the first free place of these, unless it is at one already."""
+        for name in _for_model([_name(place, number) for number in range(PLACES)], model):
+            if await self._put(name, record) is not Put.EXISTED:
                 return
-            [there] = await self._hidden([name], model)
+            [there] = await self.read(_Round, [name])
             if there is not None and there.visible == record.visible and not there.differs(record):
                 return
-
-    async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Record | None]:
-        return await self._read_many(self._keys("rounds", names, model), _Record, final=final)
-
-    def _keys(self, kind: str, names: Sequence[str], model: str) -> list[str]:
-        """Return the keys of records that hold for one model: others refuse a model's signatures."""
-        variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        return [self.key(kind, f"{name}-{variant}") for name in names]
 
     # -- continuations and originals --
 
     async def continuation(self, shown: str) -> Continuation | None:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
-        [record] = await self._read_many([self._continuation_key(shown)], _Continued)
+        [record] = await self.read(_Continued, [_continuation(shown)])
         if record is None:
             return None
         reply = b"" if rawjson.is_null(record.reply) else bytes(record.reply)
@@ -277,15 +239,11 @@ class Records:
         """Store how to go on from a reply with hidden rounds."""
         rounds, after = map(rawjson.encodable, continuation.rounds), map(Raw, continuation.after)
         record = _Continued(rounds=list(rounds), after=list(after), reply=Raw(continuation.reply or b"null"))
-        await self._put(self._continuation_key(continuation.shown), msgspec.json.encode(record))
+        await self._put(_continuation(continuation.shown), record)
 
     async def forget_continuation(self, shown: str) -> None:
         """Delete what was stored of a reply that upstream has deleted."""
-        await self._visit.discard(self._continuation_key(shown))
-
-    def _continuation_key(self, shown: str) -> str:
-        """Return the record's key, for which upstream's id may have unsuitable characters."""
-        return self.key("continuations", hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()[:32])
+        await self._visit.discard(self.key(KINDS[_Continued], _continuation(shown)))
 
     def has_originals(self, of: str) -> bool:
         """Whether all texts that `of` names together were written recently."""
@@ -298,29 +256,31 @@ class Records:
         return None if text is None else text.decode("utf-8", "surrogatepass")
 
     async def keep_originals(
-        self, of: str, texts: Mapping[str, Callable[[], str]], run: Callable[[Callable[[], bytes]], Awaitable[bytes]]
-    ) -> None:
-        """Write moved texts for later conversations and for people; this one has them in each of its requests.
+        self, of: str, texts: Mapping[str, Callable[[], str]], run: Run, index: Mapping[str, bytes] = {}
+    ) -> bool:
+        """Write moved texts for later conversations and for people, and then the records of their `index`, by their
+        keys. Returns whether all are there.
 
-        `of` names all of these texts together, because every later request of the conversation has them again. A long
-        history has thousands of texts and no request waits for them, so each write may take as long as a whole visit.
-        `run` runs the reading of one text, which can take long.
+        `of` names all of this together, because every later request of the conversation has it again. A long history
+        has thousands of texts and no request waits for them, so each write may take as long as a whole visit. `run`
+        runs the reading of one text, which can take long.
         """
+        made = {self.key("originals", name): partial(_encoded, name, text) for name, text in texts.items()}
+        made |= {key: partial(sealed, key, record) for key, record in index.items()}
         missing = 0
-        for number, (name, text) in enumerate(texts.items(), 1):
-            key = self.key("originals", name)
+        for number, (key, value) in enumerate(made.items(), 1):
             if not self._visit.was_put(key):
-                value = await run(partial(_encoded, name, text))
-                missing += await self._visit.anew().put(key, value, keep=False) is Put.FAILED
+                missing += await self._visit.anew().put(key, await run(value), keep=False) is Put.FAILED
             if not number % MOST_LOOKUPS:
                 await asyncio.sleep(0)  # those that were put before let nobody else have a turn
         if not missing:
             self._visit.note_put(self.key("originals", of))
+        return not missing
 
 
-def _joined(records: Sequence[_Record]) -> Hidden:
+def _joined(records: Sequence[_Round]) -> Hidden:
     """Return the rounds of a reply that its client made of several, to be put before it."""
-    rounds = [record.round() for record in records]
+    rounds = [record.hidden() for record in records]
     if len(rounds) == 1:
         return rounds[0]
     before = tuple(raw for one in rounds for raw in one.before)
@@ -328,8 +288,27 @@ def _joined(records: Sequence[_Record]) -> Hidden:
     return Hidden(before, None, (), sizes)
 
 
-def _place(before: bytes, number: int = 0) -> str:
-    return extend(before, b"place %d" % number).hex()
+# -- names --
+
+
+@lru_cache(REMEMBERED)
+def _name(place: bytes, number: int = 0) -> str:
+    """Return the name of a place's record. The requests of a conversation look for the same ones."""
+    return extend(place, b"place %d" % number).hex()
+
+
+def _for_model(names: Sequence[str], model: str) -> list[str]:
+    """Return the names of records that hold for one model: others refuse a model's signatures."""
+    variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return [f"{name}-{variant}" for name in names]
+
+
+def _continuation(shown: str) -> str:
+    """Return a continuation's name. Upstream's id may have unsuitable characters."""
+    return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+# -- reading a value --
 
 
 def original_of(name: str, value: bytes) -> bytes | None:

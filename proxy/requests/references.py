@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlsplit
 
 from proxy.dialects import Dialect
@@ -23,21 +22,19 @@ from proxy.errors import ClientFault
 from proxy.plan.compacting import MARK, MOST, Wish
 from proxy.plan.plan import Role
 from proxy.plan.turn import Continuation, Reason, Request
+from proxy.policies.tenants import Tenant
 from proxy.policy import Compaction
 from proxy.requests import relay
+from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import Exchange
+from proxy.requests.planned import Planned
+from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records, Run
 from proxy.requests.relay import GATHERED, pass_on
+from proxy.requests.rounds import Services
 from proxy.telemetry.outcome import Kind
 from proxy.upstream.client import UpstreamReply
 from proxy.upstream.headers import Header, reply_headers
-
-if TYPE_CHECKING:
-    from proxy.policies.tenants import Tenant
-    from proxy.requests.cache import MessageCache
-    from proxy.requests.planned import Planned
-    from proxy.requests.prepared import Prepared
-    from proxy.requests.rounds import Services
 
 NATIVE = {"responses": ("api.openai.com", "chatgpt.com"), "messages": ("api.anthropic.com",)}
 """The hosts that compact by themselves: developers.openai.com/api/docs/guides/compaction and

@@ -14,69 +14,60 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from proxy import regex
+from proxy.dialects.render import Files
+from proxy.dialects.turn import Turn
 from proxy.plan.history import extend
+from proxy.plan.message import ToolCall
 from proxy.plan.recognise import Visible
 from proxy.plan.turn import Unplannable, Verdict
 from proxy.policy import ArchiveUse
 from proxy.rawjson import NotJson
 from proxy.regex import Budget
 from proxy.requests.archive import Archive
+from proxy.requests.cache import MessageCache
+from proxy.requests.exchange import Exchange
+from proxy.requests.planned import Rendered
+from proxy.requests.prepared import Prepared
+from proxy.requests.records import Records
+from proxy.requests.relay import Refusal, Relay, Sink
+from proxy.requests.summaries import Summaries
 from proxy.requests.upstream_caches import Pauses
-from proxy.telemetry.outcome import ToolUse
-from proxy.threads import NEW
+from proxy.requests.windows import Known
+from proxy.settings import Settings
+from proxy.stores.guarded import Guarded
+from proxy.telemetry.outcome import Outcome, ToolUse
+from proxy.threads import NEW, Background, WorkPool
 from proxy.tools import answer as tools
 from proxy.tools.answer import ToolAnswer
 from proxy.tools.definitions import Tool, brief, parsed
-
-if TYPE_CHECKING:
-    from proxy.dialects.render import Files
-    from proxy.dialects.turn import Turn
-    from proxy.plan.message import ToolCall
-    from proxy.requests.cache import MessageCache
-    from proxy.requests.exchange import Exchange
-    from proxy.requests.planned import Rendered
-    from proxy.requests.prepared import Prepared
-    from proxy.requests.records import Records
-    from proxy.requests.relay import Refusal, Relay, Sink
-    from proxy.requests.summaries import Summaries
-    from proxy.requests.windows import Known
-    from proxy.settings import Settings
-    from proxy.stores.guarded import Guarded
-    from proxy.telemetry.outcome import Outcome
-    from proxy.threads import Background, WorkPool
-    from proxy.upstream.client import UpstreamClient, UpstreamReply
-    from proxy.upstream.headers import Header
+from proxy.upstream.client import UpstreamClient, UpstreamReply
+from proxy.upstream.headers import Header
 
 T = TypeVar("T")
+
 
 DAY = 86_400
 
 
-@dataclass
 class Spending:
     """What each tenant has spent today, in money. `clock` returns seconds since the epoch."""
 
-    clock: Callable[[], float] = time.time
-    _day: int = 0
-    _spent: dict[str, float] = field(default_factory=dict)
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._spent: dict[str, tuple[int, float]] = {}
 
-    def take(self, tenant: str, money: float, most: float) -> bool:
-        """Spend this if that leaves the tenant within its day's bound."""
-        if (today := int(self.clock() // DAY)) != self._day:
-            self._day, self._spent = today, {}
-        if self._spent.get(tenant, 0.0) + money > most:
-            return False
-        self.correct(tenant, money)
-        return True
+    def today(self, tenant: str) -> float:
+        day, spent = self._spent.get(tenant, (0, 0.0))
+        return spent if day == self._clock() // DAY else 0.0
 
-    def correct(self, tenant: str, money: float) -> None:
-        """Add what was spent beyond what was taken; less than nothing if it was less."""
-        self._spent[tenant] = max(self._spent.get(tenant, 0.0) + money, 0.0)
+    def add(self, tenant: str, money: float) -> None:
+        """Add to what was spent today; less than nothing takes back what did not have to be spent."""
+        self._spent[tenant] = int(self._clock() // DAY), max(self.today(tenant) + money, 0.0)
 
 
 @dataclass(frozen=True)
@@ -171,8 +162,6 @@ class Rounds:
             await self._records.keep_continuation(continuation)
         planned, hidden, model = self._planned, turn.hidden, self._planned.request.model
         if hidden is None:
-            visible_reply = partial(self.aside, lambda: Visible.of(*turn.visible), self.size)
-            await self._records.contest(planned.chain[-1], model, visible_reply)
             return
         raws = (*hidden.before, *hidden.after)
 

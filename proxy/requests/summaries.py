@@ -17,10 +17,9 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,22 +30,18 @@ from proxy.lru import Lru
 from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import SummaryBoundary, live
-from proxy.plan.summary import SummaryAnswer, shares
-from proxy.plan.turn import Hidden
-from proxy.policy import Compress, Inject, Wait
+from proxy.plan.summary import SummaryAnswer
+from proxy.policies.tenants import Tenant
+from proxy.policy import Inject, Wait
+from proxy.requests.cache import MessageCache
 from proxy.requests.planned import Planned, Rendered, our_definitions, sent_rounds
 from proxy.requests.prepared import of_summary
-from proxy.requests.records import Records
+from proxy.requests.records import KINDS, Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, write
+from proxy.stores.guarded import Guarded
 from proxy.telemetry import logs
-from proxy.threads import nobody_waits
-
-if TYPE_CHECKING:
-    from proxy.policies.tenants import Tenant
-    from proxy.requests.cache import MessageCache
-    from proxy.stores.guarded import Guarded
-    from proxy.telemetry.outcome import Outcome
-    from proxy.threads import WorkPool
+from proxy.telemetry.outcome import Outcome
+from proxy.threads import WorkPool, nobody_waits
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +106,7 @@ class Summaries:
         """Return the snapshot of the latest boundary that has a record, or None."""
         boundaries = planned.plan.boundaries
         names = [planned.snapshot_name(boundary) for boundary in boundaries]
-        found = await records.snapshots(names) if names else []
+        found = await records.read(Snapshot, names) if names else []
         for boundary, snapshot in reversed(list(zip(boundaries, found, strict=True))):
             if snapshot is not None:
                 if fared := self._fared.get(_begins(planned, records.namespace)):
@@ -125,13 +120,12 @@ class Summaries:
         return compress.wait is Wait.ALWAYS or not room.holds(rendered.tokens)
 
     async def complete(
-        self, rendered: Rendered, records: Records, tenant: Tenant, ask: Ask, *, waits: bool | None = None
+        self, rendered: Rendered, records: Records, tenant: Tenant, ask: Ask, *, waits: bool
     ) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it.
 
         If it waits and gets none, it shows everything that its event moves at once.
         """
-        waits = self.waits(rendered) if waits is None else waits
         planned = rendered.planned
         boundary = planned.plan.boundaries[-1] if planned.plan.boundaries else None
         if boundary is None or (rendered.shown and rendered.shown.boundary == boundary):
@@ -143,7 +137,7 @@ class Summaries:
                 if task is not None and waits:
                     snapshot = await asyncio.shield(task)
         except (Overloaded, TimeoutError):
-            snapshot = None
+            pass
         except Exception:
             log.exception("A summary failed because of a fault of the proxy")
         if not waits:
@@ -157,7 +151,7 @@ class Summaries:
 
         Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost up to that point.
         """
-        async with self._places[job.tenant], asyncio.timeout(job.timeout):
+        async with self._places[job.tenant.name]:
             return await self._write(job, spent)
 
     async def close(self, grace: float) -> None:
@@ -177,7 +171,7 @@ class Summaries:
         earlier boundary of the conversation is waited for first."""
         planned, caller = rendered.planned, tenant.namespace
         *earlier, key = (
-            (caller, records.key("snapshots", planned.snapshot_name(one))) for one in planned.plan.boundaries
+            (caller, records.key(KINDS[Snapshot], planned.snapshot_name(one))) for one in planned.plan.boundaries
         )
         while key not in self._tasks and (before := self._tasks.keys() & set(earlier)):
             if not waits:
@@ -187,10 +181,9 @@ class Summaries:
         fared = self._fared.get(begins) or _Fared()
         pauses = fared.until > self._clock() or self._queued[tenant.name] >= QUEUE_PER_TENANT
         if key not in self._tasks and not pauses:
-            measure = partial(_measured, planned, boundary, rendered.shown)
-            measured = await self._reader.pool.run(caller, measure, planned.request.size)
+            make = partial(self._job, rendered, boundary, tenant, ask)
+            job = await self._reader.pool.run(caller, make, planned.request.size)
             if key not in self._tasks:
-                job = self._job(rendered, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1
                 with nullcontext() if waits else nobody_waits():
                     self._tasks[key] = asyncio.create_task(self._make(job, key, records.namespace, begins))
@@ -200,13 +193,12 @@ class Summaries:
         """Return the snapshot that exists in this namespace, or make and store it, in one of the tenant's places."""
         began, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
-            async with self._places[job.tenant]:
+            async with self._places[job.tenant.name]:
                 snapshot = None
-                if namespace == job.namespace:
-                    [snapshot] = await Records(self._store.visit(), namespace).snapshots([job.name])
+                if namespace == job.tenant.namespace:
+                    [snapshot] = await Records(self._store.visit(), namespace).read(Snapshot, [job.name])
                 if snapshot is None:
-                    async with asyncio.timeout(job.timeout):
-                        made = await self._write(job, spent)
+                    made = await self._write(job, spent)
                     snapshot = await Records(self._store.visit(STORE_SECONDS), namespace).keep_snapshot(job.name, made)
             fault = ""
             return snapshot
@@ -217,7 +209,7 @@ class Summaries:
             log.exception("A summary failed because of a fault of the proxy")
         finally:
             del self._tasks[key]
-            self._queued[job.tenant] -= 1
+            self._queued[job.tenant.name] -= 1
             self._note(job, begins, fault)
             if fault or spent.calls:  # it is billed separately from the requests that it saves tokens for
                 self._sink(of_summary(job, spent, fault, self._clock() - began))
@@ -238,22 +230,21 @@ class Summaries:
         self._fared.put(begins, fared)
         if fault:
             model = job.model[: logs.LONGEST]
-            logs.event(log, "no summary", logging.WARNING, tenant=job.tenant, model=model, reason=fault)
+            logs.event(log, "no summary", logging.WARNING, tenant=job.tenant.name, model=model, reason=fault)
 
     # -- the job --
 
-    def _job(
-        self, rendered: Rendered, boundary: SummaryBoundary, measured: tuple[int, int], tenant: Tenant, ask: Ask
-    ) -> SummaryJob:
-        planned, shown, (before, replaced) = rendered.planned, rendered.shown, measured
-        dialect, transcript, offload = planned.dialect, planned.transcript, planned.policy.offload
-        model, asked, store_dir = planned.summary_model, planned.request, offload.store_dir
-        size, left = offload.compress.snapshot_tokens, planned.summary_limit
-        limit, reply = group_limits(offload.compress, planned.room.window, left)
-        if planned.room.window:
-            left = planned.room.left(before) + planned.room.reply
-        rides = model == asked.model and left >= 2 * size
-        riding = partial(summary_on_prefix, planned, boundary, shown, rendered.found, min(left, planned.summary_limit))
+    def _job(self, rendered: Rendered, boundary: SummaryBoundary, tenant: Tenant, ask: Ask) -> SummaryJob:
+        """Build the job, for which the whole history is looked at."""
+        planned, shown = rendered.planned, rendered.shown
+        dialect, transcript, offload, room = planned.dialect, planned.transcript, planned.policy.offload, planned.room
+        before, replaced = _measured(planned, boundary, shown)
+        most = planned.summary_limit
+        if room.window:
+            most = min(room.left(before) + room.reply, most)
+        rides = planned.summary_model == planned.request.model and most >= 2 * offload.compress.snapshot_tokens
+        riding = partial(summary_on_prefix, rendered, boundary, self._reader, most)
+        several, store_dir = len(planned.plan.boundaries) > 1, offload.store_dir
 
         def references() -> dict[str, str]:
             """Return what each moved result is that the snapshot replaces, by path, the newest first."""
@@ -266,52 +257,36 @@ class Summaries:
             }
 
         return SummaryJob(
-            namespace=tenant.namespace,
+            tenant=tenant,
             name=planned.snapshot_name(boundary),
-            tenant=tenant.name,
-            model=model,
+            model=planned.summary_model,
             dialect=dialect.name,
-            snapshot_tokens=size,
             replaced_tokens=replaced,
-            store_dir=store_dir,
-            timeout=planned.policy.upstream.idle_timeout,
-            group_tokens=limit,
-            max_calls=offload.compress.max_calls,
+            window=room.window,
             riding=riding if rides else None,
-            alone=lambda text: dialect.summary_request(text, model, asked, min(reply, planned.summary_limit)),
+            alone=partial(dialect.summary_request, model=planned.summary_model, request=planned.request),
             history=lambda: render.originals(dialect, transcript, boundary, shown.boundary if shown else None),
             earlier=shown.text if shown else "",
-            originals=f"{store_dir}/" if len(planned.plan.boundaries) > 1 else planned.originals_path(boundary),
+            originals=f"{store_dir}/" if several else planned.originals_path(boundary),
             taken=lambda: render.originals(dialect, transcript, boundary),
             references=references,
             ask=ask,
-            prices=offload,
         )
 
 
 def summary_on_prefix(
-    planned: Planned,
-    boundary: SummaryBoundary,
-    shown: ActiveSnapshot | None,
-    rounds: Mapping[int, Hidden],
-    most: int,
-    task: str,
+    rendered: Rendered, boundary: SummaryBoundary, reader: MessageCache, most: int, task: str
 ) -> bytes:
     """Return the body of a summary call on the prefix that upstream has cached, with `most` tokens for the reply.
 
     The prefix is the conversation up to the boundary, byte for byte as it was sent before the boundary's event, and
-    the task follows it. Any thread may call this, because it does not touch the reader's caches.
+    the task follows it.
     """
-    dialect, transcript, shape = planned.dialect, planned.transcript, planned.reading.shape
-
-    def compacted(index: int, first_preview: bool) -> bytes:
-        return render.compact(
-            dialect, transcript.raws[index], transcript.messages[index], shape, first_preview=first_preview
-        )
-
-    before = planned.plan.before(boundary.event)
+    planned, before = rendered.planned, rendered.planned.plan.before(boundary.event)
+    dialect, transcript, shown = planned.dialect, planned.transcript, rendered.shown
+    compacted = reader.compactor(dialect, transcript, planned.reading.shape)
     altered = render.altered(dialect, transcript, before, compacted, shown.boundary if shown else None)
-    sent = sent_rounds(planned, before, rounds)
+    sent = sent_rounds(planned, before, rendered.found)
     entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent, end=boundary.end)
     offered = not before.empty or planned.policy.tools.inject is Inject.ALWAYS
     definitions = our_definitions(planned) if offered else []
@@ -331,17 +306,6 @@ def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot
     sizes |= dict.fromkeys(before[:1], planned.policy.offload.compress.snapshot_tokens)
     replaced = sum(sizes.get(index, 0) for index in render.taken(planned.transcript, boundary))
     return sum(sizes.values()), replaced
-
-
-def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tuple[int, int]:
-    """Return the most tokens of history for one summary call, and the most tokens of its reply.
-
-    The first is 0 if neither the policy nor upstream sets a limit. The second is `reply` if the window is unknown.
-    """
-    if window is None:
-        return compress.group_token_threshold, reply
-    history, reply = shares(window, compress.snapshot_tokens)
-    return compress.group_token_threshold or history, reply
 
 
 def _begins(planned: Planned, namespace: str) -> str:

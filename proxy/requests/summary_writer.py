@@ -5,9 +5,11 @@ on the conversation, whose prefix is cached ──too long, or refused──> fr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from proxy.errors import OffloadError
 from proxy.plan import summary
 from proxy.plan.summary import Section, SummaryAnswer, Unusable
 from proxy.plan.turn import Verdict
+from proxy.policies.tenants import Tenant
 from proxy.policy import Offload
 from proxy.rawjson import encodable
 from proxy.requests import relay
@@ -38,42 +41,54 @@ class Snapshot(msgspec.Struct, frozen=True):
     model: str
 
 
-class SummaryJob(msgspec.Struct, frozen=True):
-    """Everything that is needed to make one snapshot. The request that builds the job may end before the job does."""
+class Summarise(Protocol):
+    def __call__(self, text: str, *, most: int) -> bytes: ...
 
-    namespace: str
-    name: str
-    """The record's name; empty if there is none."""
-    tenant: str
+
+class SummaryJob(msgspec.Struct, frozen=True):
+    """Everything that is needed to make one snapshot. The request that builds the job may end before the job does. Any
+    thread may call the functions that return something at once."""
+
+    tenant: Tenant
+    """For whom it is made. Its policy has the size, the bounds and the prices."""
     model: str
     dialect: str
     """The API in which it is asked for."""
-    snapshot_tokens: int
     replaced_tokens: int
-    store_dir: str
-    timeout: float
-    group_tokens: int
-    """The most tokens of history for one call; 0 if unknown."""
-    max_calls: int
-    """The most calls, including failed ones."""
-    riding: Callable[[str], bytes] | None
-    """The task → the body of a call on the cached prefix; None if that is impossible, as with another model."""
-    alone: Callable[[str], bytes]
-    """The whole prompt, history and task → the body of a call."""
-    history: Callable[[], list[Section]]
-    """Returns the originals to record. Any thread may call this and the two functions above."""
-    earlier: str
-    """The text of the snapshot that this one replaces; empty if there is none."""
+    window: int | None
+    """The context window of the request's upstream; None if unknown."""
     originals: str
     """The path where the whole history can be read."""
-    taken: Callable[[], list[Section]]
-    """Returns everything that the snapshot replaces, for the exact details in it. Any thread may call this."""
-    references: Callable[[], Mapping[str, str]]
-    """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
+    alone: Summarise
+    """Returns the body of a call whose whole prompt, history and task, is `text`."""
+    history: Callable[[], list[Section]]
+    """Returns the originals to record."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
-    prices: Offload = msgspec.field(default_factory=Offload)
-    """Has what tokens cost."""
+    name: str = ""
+    """The record's name; empty if there is none."""
+    riding: Callable[[str], bytes] | None = None
+    """The task → the body of a call on the cached prefix; None if that is impossible, as with another model."""
+    earlier: str = ""
+    """The text of the snapshot that this one replaces; empty if there is none."""
+    taken: Callable[[], list[Section]] = list
+    """Returns everything that the snapshot replaces, for the exact details in it."""
+    references: Callable[[], Mapping[str, str]] = dict
+    """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
+
+    @property
+    def offload(self) -> Offload:
+        return self.tenant.policy.offload
+
+    @property
+    def snapshot_tokens(self) -> int:
+        return self.offload.compress.snapshot_tokens
+
+    def shares(self, window: int | None) -> tuple[int, int]:
+        """Return the tokens of history for one call in this window, and those of its reply."""
+        if window is None:
+            return UNKNOWN_WINDOW, self.snapshot_tokens + summary.SCRATCHPAD_TOKENS
+        return summary.shares(window, self.snapshot_tokens)
 
 
 class Spent(msgspec.Struct):
@@ -110,10 +125,11 @@ class TooLong(Exception):
 async def write(job: SummaryJob, spent: Spent, count: Callable[[str, str], int], threads: WorkPool) -> Snapshot:
     """Return the snapshot. `count` takes a text and a model.
 
-    Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point.
+    Raises Failed, UpstreamFault, Overloaded and TimeoutError; `spent` has the cost up to that point.
     """
     writing = _Writing(job, spent, lambda text: count(text, job.model), threads)
-    return await writing.run(partial(_completed, job, await writing.text(), writing.count))
+    async with asyncio.timeout(job.tenant.policy.upstream.idle_timeout):
+        return await writing.run(partial(_completed, job, await writing.text(), writing.count))
 
 
 class _Writing:
@@ -123,21 +139,22 @@ class _Writing:
         self._job = job
         self._spent = spent
         self.count = count
-        self.run = partial(threads.run, job.namespace)
-        self._left = job.max_calls
+        self.run = partial(threads.run, job.tenant.namespace)
+        self._left = job.offload.compress.max_calls
         self._fault = ""
         """Why the last answer could not be used. The next call tells the model."""
 
     async def text(self) -> str:
         """Return the record from calls on the prefix that upstream has cached, or else from the originals."""
-        job, limit = self._job, self._job.group_tokens or UNKNOWN_WINDOW
+        job = self._job
+        limit = job.offload.compress.group_token_threshold or job.shares(job.window)[0]
         if (riding := job.riding) is not None:
             try:
                 while True:
                     if (text := await self._asked(riding)) is not None:
                         return text
             except TooLong as error:
-                limit = min(limit, _room(job, error.window) or limit)
+                limit = self._within(limit, error)
             except Refused:
                 pass
         return await self._from_originals(limit)
@@ -148,10 +165,10 @@ class _Writing:
         A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
         """
         job, made_so_far = self._job, summary.written(self._job.earlier)
-        rest = await self.run(job.history)
+        most, rest = job.shares(job.window)[1], await self.run(job.history)
 
         def body(task: str) -> bytes:
-            return job.alone(summary.fenced(summary.originals(group), made_so_far, task))
+            return job.alone(summary.fenced(summary.originals(group), made_so_far, task), most=most)
 
         while True:
             limit = max(limit, summary.LEAST_HISTORY)
@@ -162,17 +179,21 @@ class _Writing:
             except TooLong as error:
                 if limit <= summary.LEAST_HISTORY:
                     raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
-                limit = min(_room(job, error.window) or limit, limit // 2)
+                limit = self._within(limit // 2, error)
                 continue
             if made is not None:
                 made_so_far, rest = made, [turn for turns in behind for turn in turns]
                 if not rest:
                     return made_so_far
 
+    def _within(self, limit: int, error: TooLong) -> int:
+        """Return the limit, or what the window takes that upstream named."""
+        return min(limit, self._job.shares(error.window)[0]) if error.window else limit
+
     def _calls_left(self) -> int:
         """Return how many more calls are allowed. Raises Failed if there are none."""
         if not self._left:
-            raise Failed(f"no usable record within {self._job.max_calls} calls")
+            raise Failed(f"no usable record within {self._job.offload.compress.max_calls} calls")
         return self._left
 
     async def _asked(self, body: Callable[[str], bytes]) -> str | None:
@@ -182,7 +203,7 @@ class _Writing:
         """
         job = self._job
         self._left = self._calls_left() - 1
-        task = summary.task(job.snapshot_tokens, job.store_dir, self._fault)
+        task = summary.task(job.snapshot_tokens, job.offload.store_dir, self._fault)
         answer = await job.ask(await self.run(partial(body, task)))
         self._spent.add(answer)
         if answer.too_long:
@@ -224,11 +245,6 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snaps
     said = [turn for turn in job.taken() if not turn.part]
     whole = encodable(summary.completed(text, summary.details(said, text, room, count), lines))
     return Snapshot(whole, count(whole), encodable(job.model))
-
-
-def _room(job: SummaryJob, window: int | None) -> int:
-    """Return the tokens of history for one call in this window; 0 if the window is unknown."""
-    return summary.shares(window, job.snapshot_tokens)[0] if window else 0
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,12 +21,10 @@ from proxy.lru import Lru
 from proxy.plan.history import beginning
 from proxy.plan.prices import ASSUMED, price_of
 from proxy.policy import Offload
+from proxy.requests.planned import Planned
+from proxy.requests.prepared import Prepared
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Miss, Outcome
-
-if TYPE_CHECKING:
-    from proxy.requests.planned import Planned
-    from proxy.requests.prepared import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +156,7 @@ class Adviser:
     """Watches all requests of a process."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[str, str, str], Seen] = OrderedDict()
+        self._seen: Lru[tuple[str, str, str], Seen] = Lru(MOST)
 
     @property
     def given(self) -> dict[tuple[str, str, str], str]:
@@ -172,10 +168,8 @@ class Adviser:
         if outcome.prompt_tokens < LARGE or outcome.messages <= LATER:
             return
         key = (outcome.tenant, base_url, outcome.model[: logs.LONGEST])
-        seen = self._seen.setdefault(key, Seen())
-        self._seen.move_to_end(key)
-        if len(self._seen) > MOST:
-            self._seen.popitem(last=False)
+        seen = self._seen.get(key) or Seen()
+        self._seen.put(key, seen)
         seen.requests += 1
         seen.cached += outcome.cached_tokens
         seen.written += outcome.written_tokens

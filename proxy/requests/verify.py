@@ -15,26 +15,22 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from proxy.dialects.turn import Turn
 from proxy.errors import Fault, OffloadError, UpstreamBroken, UpstreamFault
 from proxy.plan.forecast import OUTPUT_PRICE
 from proxy.plan.prices import FREE, price_of
 from proxy.plan.turn import Addition
+from proxy.policy import Policy
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
-from proxy.requests.rounds import Rounds
+from proxy.requests.prepared import Prepared
+from proxy.requests.records import Records
+from proxy.requests.rounds import Rounds, Services
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
-
-if TYPE_CHECKING:
-    from proxy.dialects.turn import Turn
-    from proxy.policy import Policy
-    from proxy.requests.prepared import Prepared
-    from proxy.requests.records import Records
-    from proxy.requests.rounds import Services
 
 REPLY_TOKENS = 2_000
 """Tokens of output that a reply is taken to cost until upstream has said it."""
@@ -59,7 +55,7 @@ def consider(services: Services, client: Exchange, prepared: Prepared, records: 
     if rendered.plan.empty or not whole_fits or not drawn or price is None:
         return
     expected = (planned.prompt(planned.tokens, ours=True) + prepared.prompt + 2 * OUTPUT_PRICE * REPLY_TOKENS) * price
-    if not spending.take(tenant, expected, policy.offload.verify_budget / services.settings.workers):
+    if spending.today(tenant) + expected > policy.offload.verify_budget / services.settings.workers:
         return
     seen, unheard = _action(turn), client.unheard()
     rounds = _Unseen(services, unheard, replace(prepared, uses=[]), rendered, records, _nothing)
@@ -71,11 +67,11 @@ def consider(services: Services, client: Exchange, prepared: Prepared, records: 
         whole = planned.dialect.turn(request, [*request.entries], [], 1, usage, None)
         compared = await _compared({"again": again, "whole": whole}, unheard, rounds, seen, outcome)
         if prompt := compared.prompt_tokens:
-            spending.correct(tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected)
+            spending.add(tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected)
         services.sink(compared)
 
-    if not services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):  # one at a time
-        spending.correct(tenant, -expected)
+    if services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):  # one at a time
+        spending.add(tenant, expected)
 
 
 async def _compared(

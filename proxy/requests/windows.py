@@ -14,10 +14,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -29,21 +29,14 @@ from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
 from proxy.requests import relay
 from proxy.telemetry import logs
-from proxy.threads import NEW
-from proxy.upstream.client import UpstreamRequest, listed_windows
+from proxy.threads import NEW, Background, WorkPool
+from proxy.upstream.client import UpstreamClient, UpstreamRequest, listed_windows
 from proxy.upstream.headers import Headers, url_for
-
-if TYPE_CHECKING:
-    from proxy.threads import Background, WorkPool
-    from proxy.upstream.client import UpstreamClient
 
 log = logging.getLogger(__name__)
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-NAMESPACES, MODELS, REFUSALS = 10_000, 100, 200
-"""The most namespaces that are remembered, and the most models and refusals of each. Clients may name any model."""
+LEARNED = 50_000
+"""The most windows, and the most refusals, that are remembered: those asked for last, as clients may name any model."""
 
 LEAST = 1_024
 """The fewest tokens that are believed to be a window. No model that is used for chats takes fewer."""
@@ -89,9 +82,6 @@ _Source = tuple[str, str]
 """An upstream, and whose credential it gets: that of a caller, named by the namespace, or a tenant's, of which only
 Python's salted hash is kept."""
 
-_PerNamespace = Lru[str, dict[K, V]]
-"""Bounded by `_put`, so that no namespace can push out another's keys."""
-
 
 class Known:
     """What one process knows of its upstreams. `count` is called with what taught it a window, for each change."""
@@ -109,8 +99,9 @@ class Known:
         self._reading = reading
         self._count = count
         self._clock = clock
-        self._shown: _PerNamespace[tuple[str, str], int] = Lru(NAMESPACES)
-        self._refusals: _PerNamespace[Refusable, _Refused] = Lru(NAMESPACES)
+        self._shown: Lru[tuple[str, str, str], int] = Lru(LEARNED)
+        """By namespace, upstream and model."""
+        self._refusals: Lru[Refusable, _Refused] = Lru(LEARNED)
         self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
         self._listed: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
 
@@ -123,13 +114,13 @@ class Known:
         """
         upstream = policy.upstream
         listed = (self._listed.get(_source(namespace, policy)) or {}).get(model)
-        shown = (self._shown.get(namespace) or {}).get((upstream.base_url, model))
+        shown = self._shown.get((namespace, upstream.base_url, model))
         return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
 
-    def shown(self, namespace: str) -> Iterator[Window]:
-        """Yield the windows that refusals have shown to this namespace."""
-        for (upstream, model), window in (self._shown.get(namespace) or {}).items():
-            yield Window(upstream, model, window)
+    def shown(self, namespaces: Collection[str]) -> list[tuple[str, Window]]:
+        """Return the windows that refusals have shown to these namespaces."""
+        shown = self._shown.items()
+        return [(name, Window(url, model, found)) for (name, url, model), found in shown if name in namespaces]
 
     def too_long(
         self, namespace: str, policy: Policy, model: str, named: int | None, counted: int, *, measured: bool
@@ -152,28 +143,29 @@ class Known:
             again, believed = max(int(SHRINK * counted), 1), measured
         if believed and again >= LEAST:
             upstream, name = policy.upstream.base_url, model[: logs.LONGEST]
-            _put(self._shown, MODELS, namespace, (upstream, model), again)
+            self._shown.put((namespace, upstream, model), again)
             self._count("refused")
             logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=again)
         return again
 
     # -- refused additions --
 
-    def has_refusals(self, namespace: str) -> bool:
-        """Whether upstream has refused anything of this namespace's requests."""
-        return bool(self._refusals.get(namespace))
+    @property
+    def has_refusals(self) -> bool:
+        """Whether upstream has refused anything."""
+        return len(self._refusals) > 0
 
     def refuses(self, what: Refusable) -> bool:
         """Whether to leave the addition out. Once that has lasted long enough, the next requests try again."""
-        known = (self._refusals.get(what.namespace) or {}).get(what)
+        known = self._refusals.get(what)
         return known is not None and known.times >= ENOUGH and self._clock() < known.until
 
     def refused(self, what: Refusable) -> None:
         """Note that a request was refused with the addition and taken without it."""
-        known = (self._refusals.get(what.namespace) or {}).get(what) or _Refused()
+        known = self._refusals.get(what) or _Refused()
         known.times += 1
         known.until = self._clock() + FORGOTTEN_AFTER
-        _put(self._refusals, REFUSALS, what.namespace, what, known)
+        self._refusals.put(what, known)
         if known.times >= ENOUGH:
             logs.event(
                 log,
@@ -189,8 +181,7 @@ class Known:
 
     def accepted(self, what: Refusable) -> None:
         """Note that a request with the addition was taken."""
-        if known := self._refusals.get(what.namespace):
-            known.pop(what, None)
+        self._refusals.discard(what)
 
     # -- lists of models --
 
@@ -226,15 +217,6 @@ class Known:
         logs.event(log, "list of models", **told, models=len(listed), windows=len(windows))
         if windows:
             self._count("listed")
-
-
-def _put(known: _PerNamespace[K, V], most: int, namespace: str, key: K, value: V) -> None:
-    """Remember at most so many keys of a namespace, the newest ones."""
-    if (ours := known.get(namespace)) is None:
-        known.put(namespace, ours := {})
-    ours[key] = value
-    if len(ours) > most:
-        del ours[next(iter(ours))]
 
 
 def _source(namespace: str, policy: Policy) -> _Source:

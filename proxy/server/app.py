@@ -322,8 +322,7 @@ class App:
         self._adviser.note(outcome, policy.upstream.base_url, policy.offload)
         if self._shows_requests:
             self._dashboard.watch(outcome.request_id, prepared)
-        if policy.capture:
-            self._captures.take(outcome, policy, prepared.request)
+        self._captures.take(outcome, policy, prepared.request)
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
@@ -350,7 +349,7 @@ class App:
             "policies": policies,
             "reload": book.last,
             "advice": sorted(set(self._adviser.given.values())),
-            "windows": [(name, window) for name in namespaces for window in self._known.shown(name)],
+            "windows": self._known.shown(namespaces),
         }
 
     @asynccontextmanager
@@ -368,7 +367,8 @@ class App:
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
-            held.callback(self._captures.start())
+            self._captures.start()
+            held.callback(self._captures.close)
             exchange = self._dashboard.exchange(self._store.store, logs.Limited(logger))
             await held.enter_async_context(running(exchange))
             if not expires_by_itself(self._store_url):

@@ -200,9 +200,9 @@ def test_the_first_page_shows_it_with_its_noise(tmp_path: Path) -> None:
 def test_a_tenants_money_is_its_own_and_comes_back_the_next_day() -> None:
     now = [1_000_000.0]
     spending = Spending(lambda: now[0])
-    assert spending.take("a", 0.6, 1.0) and not spending.take("a", 0.6, 1.0)
-    assert spending.take("b", 1.0, 1.0)
-    spending.correct("a", -0.3)
-    assert spending.take("a", 0.6, 1.0) and not spending.take("a", 0.2, 1.0)
+    spending.add("a", 0.75)
+    spending.add("a", -0.25)
+    spending.add("b", -1.0)
+    assert (spending.today("a"), spending.today("b")) == (0.5, 0.0)
     now[0] += 86_400
-    assert spending.take("a", 1.0, 1.0)
+    assert spending.today("a") == 0.0

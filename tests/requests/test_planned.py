@@ -14,7 +14,6 @@ from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Hidden
 from proxy.policy import Inject, Policy, Tools
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
-from proxy.requests.summaries import summary_on_prefix
 from tests.requests.planning import (
     ALWAYS,
     CUT,
@@ -101,16 +100,6 @@ async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the
         assert set(ready.rounds) == kept and ready.found == found
         assert ready.tokens == history.tokens + sum(found[index].tokens for index in kept)
         assert len(ready.entries) == len(history.transcript.raws) + len(kept)
-
-
-async def test_a_summary_call_continues_what_was_sent_before_the_event() -> None:
-    history, _ = await planned(CUT)
-    [boundary] = history.plan.boundaries
-    body = json.loads(summary_on_prefix(history, boundary, None, {}, 700, "the task"))
-    assert body["messages"] == [*CUT[: boundary.end], {"role": "user", "content": "the task"}]
-    assert "tools" not in body
-    always, _ = await planned(CUT, ALWAYS)
-    assert json.loads(summary_on_prefix(always, boundary, None, {}, 700, "t"))["tool_choice"] == "none"
 
 
 # -- the limit upstream -----------------------------------------------------------------------------------------------

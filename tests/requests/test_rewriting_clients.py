@@ -96,22 +96,18 @@ async def test_a_message_at_the_end_that_is_gone_next_time() -> None:
     assert '"grep"' in json.dumps(sent)
 
 
-@pytest.mark.parametrize("another", [False, True], ids=["the only sample", "another sample that hid nothing"])
-async def test_a_reply_without_its_text_is_found_unless_it_may_be_another_sample(another: bool) -> None:
+async def test_a_reply_without_its_text_is_found_by_the_history_before_it() -> None:
     """Its call's id is one that every server gives."""
     world = world_with_tools()
     grep = whole(calls(called("grep", '{"pattern": "x"}', id="h")), "tool_calls")
-    one, other = ({"content": text, "tool_calls": [called("look", id="call_0")]} for text in ("Hm.", "Well."))
+    one = {"content": "Hm.", "tool_calls": [called("look", id="call_0")]}
     await asked(world, [TASK], grep, whole(one, "tool_calls"))
-    if another:
-        await asked(world, [TASK], whole(other, "tool_calls"))
     history = [
         TASK,
         {"role": "assistant", **one, "content": None},
         {"role": "tool", "tool_call_id": "call_0", "content": "yes"},
     ]
-    sent = await asked(world, history, whole({"content": "It is 42."}))
-    assert ('"grep"' in json.dumps(sent)) is not another
+    assert '"grep"' in json.dumps(await asked(world, history, whole({"content": "It is 42."})))
 
 
 async def test_a_text_behind_a_call_is_found_without_what_came_before() -> None:

@@ -106,10 +106,13 @@ class World:
         **members: Any,
     ) -> Rendered:
         """Make one request of a conversation. By default it waits for its summary."""
-        self.history, self._reader = await planned(messages, policy or globals()["policy"](), window, **members)
+        chosen = policy or globals()["policy"]()
+        self.history, self._reader = await planned(messages, chosen, window, **members)
+        tenant = replace(tenant, policy=replace(chosen, tenant=tenant.name))
         records = self.records()
         ready = Rendered.of(self.history, await self.summaries.existing(self.history, records), {}, self._reader)
-        return await self.summaries.complete(ready, records, tenant, self.ask)
+        waits = self.summaries.waits(ready)
+        return await self.summaries.complete(ready, records, tenant, self.ask, waits=waits)
 
     async def shows(self, *args: Any, **members: Any) -> bool:
         return (await self.request(*args, **members)).shown is not None
@@ -207,14 +210,6 @@ async def test_one_at_a_time_for_a_conversation_and_who_must_wait_waits(world: W
     world.gate.set()
     assert await patient
     assert (world.most_at_once, len(world.store.records)) == (1, 2)
-
-
-async def test_conversations_that_begin_alike_do_not_wait_for_each_other(world: World) -> None:
-    world.gate.clear()
-    many = [asyncio.create_task(world.shows(said(str(number)))) for number in range(TASKS_PER_TENANT)]
-    await until(lambda: world.at_once == TASKS_PER_TENANT)
-    world.gate.set()
-    assert all(await asyncio.gather(*many))
 
 
 async def test_few_at_a_time_for_a_tenant_and_not_too_many_behind_them(world: World) -> None:
@@ -369,11 +364,11 @@ async def job(world: World, *args: Any, **members: Any) -> tuple[Planned, Summar
 
 async def test_a_job_rides_on_the_conversation(world: World) -> None:
     _, made = await job(world)
-    assert (made.namespace, made.tenant) == ("acme-1", "acme")
+    assert (made.tenant.namespace, made.tenant.name) == ("acme-1", "acme")
     assert made.riding is not None
     assert json.loads(made.riding("the task"))["messages"] == [*CUT[:6], {"role": "user", "content": "the task"}]
     assert next(section.title for section in made.history()) == "3 assistant"
-    assert json.loads(made.alone("all of it"))["messages"] == [{"role": "user", "content": "all of it"}]
+    assert json.loads(made.alone("all of it", most=9))["messages"] == [{"role": "user", "content": "all of it"}]
     assert made.replaced_tokens > made.snapshot_tokens
 
 
@@ -393,7 +388,7 @@ async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces(world: 
 async def test_another_model_is_given_the_originals(world: World) -> None:
     _, made = await job(world, policy=policy(model="another"))
     assert made.riding is None
-    assert json.loads(made.alone("x"))["model"] == "another"
+    assert json.loads(made.alone("x", most=9))["model"] == "another"
 
 
 # -- for the operations, and the calls --------------------------------------------------------------------------------
@@ -412,7 +407,7 @@ async def test_once_is_for_its_caller_alone(world: World, clock: Clock) -> None:
     world.gate.clear()
     asking = asyncio.create_task(world.summaries.once(made, Spent()))
     await turns()
-    clock.move(made.timeout)
+    clock.move(made.tenant.policy.upstream.idle_timeout)
     with pytest.raises(TimeoutError):
         await asking
 

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.dialects import refusals
 from proxy.errors import UpstreamUnreachable
 from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
@@ -68,33 +67,29 @@ def policy(window: int | None = None, url: str = URL) -> Policy:
 
 # -- windows ----------------------------------------------------------------------------------------------------------
 
-SAYS_4096 = b'{"error":{"message":"maximum context length is 4096 tokens"}}'
-SAYS_300 = b'{"error":{"message":"maximum context length is 300 tokens"}}'
-SAYS_NONE = b'{"error":{"message":"prompt is too long"}}'
-
 
 @pytest.mark.parametrize(
-    ("given", "body", "counted", "again", "window"),
+    ("given", "named", "counted", "again", "window"),
     [
-        (None, SAYS_4096, 9000, 4096, 4096),
-        (8000, SAYS_4096, 9000, 4096, 4096),
-        (None, SAYS_NONE, 9000, 7200, 7200),
-        (128_000, SAYS_NONE, 9000, 7200, 7200),
-        (8000, SAYS_NONE, 9000, 8000, 8000),
-        (4096, SAYS_4096, 4000, 3200, 3200),
-        (2000, SAYS_4096, 9000, 2000, 2000),
-        (None, SAYS_300, 9000, 300, None),
-        (8000, SAYS_300, 9000, 300, 8000),
-        (None, SAYS_NONE, 1000, 800, None),
-        (None, SAYS_NONE, 0, 1, None),
+        (None, 4096, 9000, 4096, 4096),
+        (8000, 4096, 9000, 4096, 4096),
+        (None, None, 9000, 7200, 7200),
+        (128_000, None, 9000, 7200, 7200),
+        (8000, None, 9000, 8000, 8000),
+        (4096, 4096, 4000, 3200, 3200),
+        (2000, 4096, 9000, 2000, 2000),
+        (None, 300, 9000, 300, None),
+        (8000, 300, 9000, 300, 8000),
+        (None, None, 1000, 800, None),
+        (None, None, 0, 1, None),
     ],
 )
 async def test_window_of_a_refused_request(
-    one: Process, given: int | None, body: bytes, counted: int, again: int, window: int | None
+    one: Process, given: int | None, named: int | None, counted: int, again: int, window: int | None
 ) -> None:
     """The request is planned again for upstream's own number, or for 0.8 of what was counted where that was to fit.
     Only a plausible window is remembered, and never more than was known before."""
-    assert one.too_long(policy(given), refusals.window(body), counted) == again
+    assert one.too_long(policy(given), named, counted) == again
     assert one.window(policy(given)) == window
     assert one.lessons == (["refused"] if again == window != given else [])
 
@@ -117,18 +112,7 @@ async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Proces
     for namespace, where, model in ((OTHER, policy(), "m"), (ME, policy(url="http://o/v1"), "m"), (ME, policy(), "n")):
         assert one.window(where, model, namespace) is None
     assert one.window(policy()) == 8_000
-    assert list(one.known.shown(ME)) == [Window(URL, "m", 8_000)] and not list(one.known.shown(OTHER))
-
-
-async def test_oldest_model_of_a_caller_is_forgotten_above_the_limit(
-    monkeypatch: pytest.MonkeyPatch, one: Process
-) -> None:
-    monkeypatch.setattr(windows, "MODELS", 3)
-    for namespace, names in ((OTHER, "abc"), (ME, "abcd")):
-        for model in names:
-            one.known.too_long(namespace, policy(), model, 4096, 9000, measured=True)
-    assert [one.window(policy(), model) for model in "abcd"] == [None, 4096, 4096, 4096]
-    assert [one.window(policy(), model, OTHER) for model in "abc"] == [4096] * 3
+    assert one.known.shown([ME]) == [(ME, Window(URL, "m", 8_000))] and not one.known.shown([OTHER])
 
 
 # -- additions that upstream refuses ----------------------------------------------------------------------------------
@@ -142,12 +126,23 @@ def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
         one.known.refused(what)
 
 
-async def test_one_refusal_is_not_believed_and_two_are(one: Process) -> None:
-    assert not one.known.has_refusals(ME)
+async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_taken(one: Process) -> None:
+    known = one.known
+    assert not known.has_refusals
     refuse(one, times=1)
-    assert one.known.has_refusals(ME) and not one.known.refuses(ONE)
+    assert known.has_refusals and not known.refuses(ONE)
+    known.accepted(ONE)
     refuse(one, times=1)
-    assert one.known.refuses(ONE)
+    assert not known.refuses(ONE)
+    refuse(one, times=1)
+    one.now += FORGOTTEN_AFTER - 1
+    assert known.refuses(ONE)
+    one.now += 1
+    assert not known.refuses(ONE)
+    refuse(one, times=1)
+    assert known.refuses(ONE), "one refusal is enough this time"
+    known.accepted(ONE)
+    assert not known.refuses(ONE)
 
 
 @pytest.mark.parametrize(
@@ -159,32 +154,18 @@ async def test_nothing_else_is_left_out(one: Process, other: dict[str, str]) -> 
     assert not one.known.refuses(msgspec.structs.replace(ONE, **other))
 
 
-async def test_a_request_that_is_taken_with_the_addition_refutes_everything(one: Process) -> None:
-    refuse(one, times=1)
-    one.known.accepted(ONE)
-    refuse(one, times=1)
-    assert not one.known.refuses(ONE)
-    refuse(one, times=1)
-    one.known.accepted(ONE)
-    assert not one.known.refuses(ONE)
-
-
-async def test_after_ten_minutes_it_is_tried_again(one: Process) -> None:
+async def test_what_is_not_asked_for_is_forgotten_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "LEARNED", 10)
+    one = Process()
     refuse(one)
-    one.now += FORGOTTEN_AFTER - 1
-    assert one.known.refuses(ONE)
-    one.now += 1
-    assert not one.known.refuses(ONE)
-    refuse(one, times=1)
-    assert one.known.refuses(ONE), "one refusal is enough this time"
-
-
-async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) -> None:
-    refuse(one)
-    for number in range(2 * windows.REFUSALS):
+    one.known.too_long(ME, policy(), "m", 4096, 9000, measured=True)
+    for number in range(20):
         refuse(one, Refusable("mallory", URL, f"m{number}", PLACE, ""))
-    assert one.known.refuses(ONE)
+        one.known.too_long("mallory", policy(), f"m{number}", 4096, 9000, measured=True)
+        assert one.known.refuses(ONE) and one.window(policy()) == 4096
     assert not one.known.refuses(Refusable("mallory", URL, "m0", PLACE, ""))
+    assert one.window(policy(), "m0", "mallory") is None
+    one.threads.close()
 
 
 # -- lists of models --------------------------------------------------------------------------------------------------
@@ -256,10 +237,13 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
 
 @pytest.mark.parametrize(
     "fault",
-    [UpstreamUnreachable("gone"), reply(b"", 503), reply(b"", 429)],
-    ids=["no connection", "a server's fault", "too many requests"],
+    [UpstreamUnreachable("gone"), reply(b"", 503), reply(b"", 429), ScriptedReply(60.0, headers=[JSON])],
+    ids=["no connection", "a server's fault", "too many requests", "silence"],
 )
-async def test_an_upstream_that_fails_is_asked_again_later(one: Process, fault: Any) -> None:
+async def test_an_upstream_that_fails_is_asked_again_later(
+    one: Process, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "LIST_SECONDS", 0.1)
     assert await one.ask(tenant(), fault) is None
     assert await one.ask(tenant()) is None and len(one.upstream.requests) == 1
     one.now += LIST_AGAIN
@@ -272,11 +256,6 @@ async def test_an_answer_without_a_list_is_final(one: Process, answer: ScriptedR
     one.now += 2 * LIST_AGAIN
     assert await one.ask(tenant()) is None
     assert len(one.upstream.requests) == 1 and not one.lessons
-
-
-async def test_an_upstream_that_is_silent_is_left(one: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "LIST_SECONDS", 0.01)
-    assert await one.ask(tenant(), ScriptedReply(asyncio.Event(), headers=[JSON])) is None
 
 
 async def test_compressed_and_large_lists(one: Process) -> None:
