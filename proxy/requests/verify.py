@@ -16,9 +16,9 @@ import hashlib
 import time
 from collections.abc import Mapping
 
-import msgspec
 from msgspec.structs import replace
 
+from proxy.dialects.entries import canonical
 from proxy.dialects.turn import Turn
 from proxy.errors import Fault, OffloadError, UpstreamBroken, UpstreamFault
 from proxy.plan.forecast import OUTPUT_PRICE
@@ -37,7 +37,7 @@ REPLY_TOKENS = 2_000
 SECONDS = 600.0
 """Seconds that both replies together may take."""
 
-Action = tuple[tuple[str, bytes], ...]
+Action = tuple[tuple[str, str], ...]
 """What the model does next: the names of the tools that it calls, with their arguments; empty if it stops."""
 
 
@@ -122,15 +122,7 @@ async def _nothing() -> None:
 
 def _action(turn: Turn) -> Action:
     _, calls = turn.visible
-    return tuple(sorted((call.name, _canonical(call.arguments)) for call in calls))
-
-
-def _canonical(arguments: str | bytes) -> bytes:
-    """Return arguments in one spelling, if they are JSON."""
-    try:
-        return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return arguments.encode("utf-8", "surrogatepass") if isinstance(arguments, str) else arguments
+    return tuple(sorted((call.name, canonical(call.arguments)) for call in calls))
 
 
 def _price(policy: Policy, model: str) -> float | None:
