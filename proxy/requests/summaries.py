@@ -181,7 +181,7 @@ class Summaries:
         fared = self._fared.get(begins) or _Fared()
         pauses = fared.until > self._clock() or self._queued[tenant.name] >= QUEUE_PER_TENANT
         if key not in self._tasks and not pauses:
-            make = partial(self._job, rendered, boundary, tenant, ask)
+            make = partial(job_for, rendered, boundary, self._reader, tenant, ask)
             job = await self._reader.pool.run(caller, make, planned.request.size)
             if key not in self._tasks:
                 self._queued[tenant.name] += 1
@@ -232,46 +232,50 @@ class Summaries:
             model = job.model[: logs.LONGEST]
             logs.event(log, "no summary", logging.WARNING, tenant=job.tenant.name, model=model, reason=fault)
 
-    # -- the job --
 
-    def _job(self, rendered: Rendered, boundary: SummaryBoundary, tenant: Tenant, ask: Ask) -> SummaryJob:
-        """Build the job, for which the whole history is looked at."""
-        planned, shown = rendered.planned, rendered.shown
-        dialect, transcript, offload, room = planned.dialect, planned.transcript, planned.policy.offload, planned.room
-        before, replaced = _measured(planned, boundary, shown)
-        most = planned.summary_limit
-        if room.window:
-            most = min(room.left(before) + room.reply, most)
-        rides = planned.summary_model == planned.request.model and most >= 2 * offload.compress.snapshot_tokens
-        riding = partial(summary_on_prefix, rendered, boundary, self._reader, most)
-        several, store_dir = len(planned.plan.boundaries) > 1, offload.store_dir
+# -- the job -------------------------------------------------------------------------------------------------------
 
-        def references() -> dict[str, str]:
-            """Return what each moved result is that the snapshot replaces, by path, the newest first."""
-            moves = planned.plan.moves
-            return {
-                f"{store_dir}/{piece.name}": piece.label.about
-                for index in reversed(render.taken(transcript, boundary))
-                if index in moves
-                for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
-            }
 
-        return SummaryJob(
-            tenant=tenant,
-            name=planned.snapshot_name(boundary),
-            model=planned.summary_model,
-            dialect=dialect.name,
-            replaced_tokens=replaced,
-            window=room.window,
-            riding=riding if rides else None,
-            alone=partial(dialect.summary_request, model=planned.summary_model, request=planned.request),
-            history=lambda: render.originals(dialect, transcript, boundary, shown.boundary if shown else None),
-            earlier=shown.text if shown else "",
-            originals=f"{store_dir}/" if several else planned.originals_path(boundary),
-            taken=lambda: render.originals(dialect, transcript, boundary),
-            references=references,
-            ask=ask,
-        )
+def job_for(
+    rendered: Rendered, boundary: SummaryBoundary, reader: MessageCache, tenant: Tenant, ask: Ask
+) -> SummaryJob:
+    """Build the job, for which the whole history is looked at."""
+    planned, shown = rendered.planned, rendered.shown
+    dialect, transcript, offload, room = planned.dialect, planned.transcript, planned.policy.offload, planned.room
+    before, replaced = _measured(planned, boundary, shown)
+    most = planned.summary_limit
+    if room.window:
+        most = min(room.left(before) + room.reply, most)
+    rides = planned.summary_model == planned.request.model and most >= 2 * offload.compress.snapshot_tokens
+    riding = partial(summary_on_prefix, rendered, boundary, reader, most)
+    several, store_dir = len(planned.plan.boundaries) > 1, offload.store_dir
+
+    def references() -> dict[str, str]:
+        """Return what each moved result is that the snapshot replaces, by path, the newest first."""
+        moves = planned.plan.moves
+        return {
+            f"{store_dir}/{piece.name}": piece.label.about
+            for index in reversed(render.taken(transcript, boundary))
+            if index in moves
+            for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
+        }
+
+    return SummaryJob(
+        tenant=tenant,
+        name=planned.snapshot_name(boundary),
+        model=planned.summary_model,
+        dialect=dialect.name,
+        replaced_tokens=replaced,
+        window=room.window,
+        riding=riding if rides else None,
+        alone=partial(dialect.summary_request, model=planned.summary_model, request=planned.request),
+        history=lambda: render.originals(dialect, transcript, boundary, shown.boundary if shown else None),
+        earlier=shown.text if shown else "",
+        originals=f"{store_dir}/" if several else planned.originals_path(boundary),
+        taken=lambda: render.originals(dialect, transcript, boundary),
+        references=references,
+        ask=ask,
+    )
 
 
 def summary_on_prefix(

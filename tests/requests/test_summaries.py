@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.summary import SummaryAnswer
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Wait
+from proxy.requests import summaries
 from proxy.requests.planned import Planned, Rendered
 from proxy.requests.records import Records, sealed
 from proxy.requests.summaries import (
@@ -26,6 +27,7 @@ from proxy.requests.summaries import (
     UNUSED_LIMIT,
     UNUSED_PAUSE,
     Summaries,
+    job_for,
 )
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob
 from proxy.requests.summary_writer import ask as asked_upstream
@@ -74,9 +76,6 @@ class World:
     # what of a reader is used here
     def count(self, text: str, model: str = "") -> int:
         return len(text)
-
-    async def run(self, work: Callable[[], Any], large: bool, caller: str) -> Any:
-        return work()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
@@ -174,7 +173,7 @@ async def test_a_fault_of_ours_is_no_summary_and_no_error(world: World, monkeypa
     def broken(*_: Any) -> None:
         raise RuntimeError("another bug")
 
-    monkeypatch.setattr(world.summaries, "_job", broken)
+    monkeypatch.setattr(summaries, "job_for", broken)
     world.now += FIRST_PAUSE
     assert not await world.shows(said("another"))
     assert not world.summaries._tasks
@@ -352,14 +351,12 @@ async def test_what_nobody_uses_is_not_made_for_ever(world: World) -> None:
 # -- the job ----------------------------------------------------------------------------------------------------------
 
 
-async def job(world: World, *args: Any, **members: Any) -> tuple[Planned, SummaryJob]:
-    """The job of a request for its summary."""
-    made: list[SummaryJob] = []
-    build = world.summaries._job
-    world.summaries._job = lambda *given: made.append(build(*given)) or made[-1]  # type: ignore[method-assign,func-returns-value]
-    await world.request(*args, **members)
-    world.summaries._job = build  # type: ignore[method-assign]
-    return world.history, made[0]
+async def job(world: World, messages: list[Json] = CUT, chosen: Policy | None = None) -> tuple[Planned, SummaryJob]:
+    """The job for a conversation's snapshot."""
+    chosen = replace(chosen or policy(), tenant="acme")
+    history, reader = await planned(messages, chosen)
+    boundary, rendered = history.plan.boundaries[-1], Rendered.of(history, None, {}, reader)
+    return history, job_for(rendered, boundary, reader, Tenant(chosen, TENANT.namespace), world.ask)
 
 
 async def test_a_job_rides_on_the_conversation(world: World) -> None:
@@ -386,7 +383,7 @@ async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces(world: 
 
 
 async def test_another_model_is_given_the_originals(world: World) -> None:
-    _, made = await job(world, policy=policy(model="another"))
+    _, made = await job(world, chosen=policy(model="another"))
     assert made.riding is None
     assert json.loads(made.alone("x", most=9))["model"] == "another"
 
