@@ -119,8 +119,9 @@ class Known:
 
     def shown(self, namespaces: Collection[str]) -> list[tuple[str, Window]]:
         """Return the windows that refusals have shown to these namespaces."""
-        shown = self._shown.items()
-        return [(name, Window(url, model, found)) for (name, url, model), found in shown if name in namespaces]
+        wanted = set(namespaces)
+        shown = sorted(item for item in self._shown.items() if item[0][0] in wanted)
+        return [(name, Window(url, model, window)) for (name, url, model), window in shown]
 
     def too_long(
         self, namespace: str, policy: Policy, model: str, named: int | None, counted: int, *, measured: bool
