@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.dialects.contract.apis import APIS, Api, Block
-from tests.dialects.contract.test_shapes import CASES, SHAPES, replies
+from tests.dialects.contract.test_replies import CASES, SHAPES, replies
 from tests.dialects.turning import run
 
 HERE = Path(__file__).parent

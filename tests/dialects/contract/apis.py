@@ -383,12 +383,12 @@ def last_round(rounds: Sequence[Round]) -> int:
 
 def expected_back(api: Api, rounds: Sequence[Round]) -> list[Block]:
     """What should go back upstream: all that the model wrote, and our results. Where it was stopped, what follows our
-    unanswered call is that it never was."""
+    unanswered call is that it never was: only what the client saw goes back."""
     found: list[Block] = []
     for number, said in enumerate(rounds[: last_round(rounds) + 1]):
         mixed = any(one.kind == "theirs" for one in said.blocks)
         answered = mixed or number < last_round(rounds)
-        blocks = [one for one in said.blocks if answered or one.kind != "ours"]
+        blocks = said.blocks if answered else expected(api, [said])
         if not api.ordered:
             joined = {kind: "".join(one.text for one in blocks if one.kind == kind) for kind in ("think", "text")}
             calls = [one for one in blocks if one.kind in ("ours", "theirs")]
