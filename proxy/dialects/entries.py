@@ -21,13 +21,19 @@ from proxy.plan.plan import Role
 from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error
-from proxy.rawjson import Members, NotJson, elements_of, string, text_of
+from proxy.rawjson import Members, NotJson, elements_of, object_of, string, text_of
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""
 
 MESSAGE_TOKENS = 4
 """Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
+
+OPAQUE_BYTES = 6
+"""Bytes of encrypted text for each token of it: four characters, a third more for base64, and a frame."""
+
+DIRECT = {"type": Raw(b'"direct"')}
+"""The `caller` of a call that no program of upstream's made."""
 
 MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
 """The most characters of a call's arguments, and the most characters in them that may begin a value, for which the
@@ -59,8 +65,27 @@ def meaning(
 
 
 def known(members: Mapping[str, Raw], table: Mapping[str, Collection[str]], kind: str) -> bool:
-    """Whether `table` has this kind, with all members that are not null: what we do not know may mean anything."""
-    return kind in table and all(key in table[kind] or rawjson.is_null(raw) for key, raw in members.items())
+    """Whether `table` has this kind, with all members that are not null: what we do not know may mean anything. Types,
+    breakpoints and `DIRECT` callers mean the same everywhere."""
+    return kind in table and all(
+        key in table[kind]
+        or key in MARKS
+        or rawjson.is_null(raw)
+        or (key == "type" and text_of(raw) == kind)
+        or (key == "caller" and object_of(raw) == DIRECT)
+        for key, raw in members.items()
+    )
+
+
+def all_known(parts: Raw | None, table: Mapping[str, Collection[str]], unnamed: str = "") -> bool:
+    """Whether `table` has all parts of a content; a part without a type is `unnamed`. A text has none."""
+    listed = map(rawjson.members, elements_of(parts))
+    return all(known(part, table, text_of(part.get("type")) or unnamed) for part in listed)
+
+
+def opaque(raws: Iterable[Raw]) -> int:
+    """Return the tokens of what only upstream can read."""
+    return sum(len(memoryview(raw)) for raw in raws) // OPAQUE_BYTES
 
 
 # -- what an entry holds -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from openai.types.responses.response_input_param import ResponseInputItemParam
 from proxy import regex
 from proxy.dialects import Dialect, chat
 from proxy.dialects.chat import CHAT
+from proxy.dialects.entries import MARKS
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages import request as messages
 from proxy.dialects.render import Files, moved_files
@@ -297,7 +298,7 @@ def unknown(kinds: Iterable[Any], table: Mapping[str, Collection[str]], key: str
         if name not in table:
             types.add(name)
         else:
-            members |= sdk_types.members(kind).keys() - set(table[name])
+            members |= sdk_types.members(kind).keys() - {"type", "caller", *MARKS, *table[name]}
     return types, members
 
 

@@ -89,7 +89,7 @@ KNOWN = frozenset(
     )
 )
 
-SAID = ("role", "content", "name", "cache_control", "__copilotMessageSource")  # Copilot CLI's note of who says it
+SAID = ("role", "content", "name", "__copilotMessageSource")  # Copilot CLI's note of who says it
 MESSAGES = {
     **dict.fromkeys(("system", "developer", "user"), SAID),
     "assistant": (
@@ -99,16 +99,13 @@ MESSAGES = {
     "tool": (*SAID, "tool_call_id", "tool_name"),
 }
 """The members of messages, by role, that may be moved, cut or merged."""
-MARKS = ("cache_control", "prompt_cache_breakpoint")
 PARTS = {
-    "text": ("type", "text", *MARKS),
-    "refusal": ("type", "refusal"),
-    "thinking": ("type", "thinking", "signature", "closed"),  # Mistral
-    **{kind: ("type", kind, *MARKS) for kind in ("image_url", "input_audio", "video_url", "file")},
+    **{kind: (kind,) for kind in ("text", "refusal", "image_url", "input_audio", "video_url", "file")},
+    "thinking": ("thinking", "signature", "closed"),  # Mistral
 }
 CALLS = {
-    "function": ("type", "id", "index", "function", "extra_content", "provider_specific_fields"),
-    "custom": ("type", "id", "index", "custom"),
+    "function": ("id", "index", "function", "extra_content", "provider_specific_fields"),
+    "custom": ("id", "index", "custom"),
 }
 """`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
 
@@ -171,11 +168,10 @@ class ChatDialect(Dialect):
 
     @staticmethod
     def knows(found: Contents, members: Members) -> bool:
-        return entries.known(members, MESSAGES, text_of(members.get("role"))) and all(
-            entries.known(one, table, text_of(one.get("type")) or unnamed)
-            for field, table, unnamed in (("content", PARTS, "text"), ("tool_calls", CALLS, "function"))
-            if rawjson.is_array(members.get(field))
-            for one in map(rawjson.members, rawjson.elements(members[field]))
+        return (
+            entries.known(members, MESSAGES, text_of(members.get("role")))
+            and entries.all_known(members.get("content"), PARTS, "text")
+            and entries.all_known(members.get("tool_calls"), CALLS, "function")
         )
 
     @staticmethod

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import entries
-from proxy.dialects.entries import Contents, Entry, known
+from proxy.dialects.entries import Contents, Entry, all_known, known, opaque
 from proxy.dialects.messages.request import (
     BLOCKS,
     FRAME,
@@ -21,7 +21,7 @@ from proxy.dialects.messages.request import (
 )
 from proxy.plan.message import ToolCall
 from proxy.plan.plan import Role
-from proxy.rawjson import NULL, Members, NotJson, object_of, text_of
+from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, text_of
 
 THINKING = ("thinking", "redacted_thinking")
 MEDIA = frozenset(("image", "document"))
@@ -30,12 +30,6 @@ FETCHED, UPLOAD = "web_fetch_tool_result", "container_upload"
 
 CARRIERS = ("text", RESULT, *MEDIA, UPLOAD)
 """The blocks of a client that can carry a cache breakpoint."""
-
-DIRECT = Raw(b'{"type":"direct"}')
-"""The `caller` of a call that a program of upstream's did not make."""
-
-OPAQUE_BYTES = 6
-"""Bytes of a block for each token of it, where we cannot read it: encrypted text in base64, and a frame."""
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 
@@ -92,7 +86,7 @@ def _add(found: Contents, place: int | None, block: Members, *, client: bool, mo
         found.others.append(entries.unmarked(block))
     if kind in THINKING:
         found.thought(text_of(block.get("thinking")))
-        found.opaque += 0 if kind == "thinking" else _opaque(block)
+        found.opaque += 0 if kind == "thinking" else opaque(block.values())
     elif kind.endswith("tool_use"):
         theirs = kind == "tool_use"
         found.call(call_of(block), said=theirs, answered=theirs)
@@ -101,7 +95,7 @@ def _add(found: Contents, place: int | None, block: Members, *, client: bool, mo
         if kind == UPLOAD:
             found.files.append(rawjson.encode(block))
         else:
-            found.opaque += _opaque(block)
+            found.opaque += opaque(block.values())
     else:
         if kind == FETCHED:
             rest = {key: raw for key, raw in object_of(block["content"]).items() if key != "content"}
@@ -133,14 +127,10 @@ def knows(found: Contents, parts: Parts) -> bool:
 
 
 def _known(block: Members) -> bool:
-    kind, direct = _type(block), object_of(block.get("caller")) in ({}, object_of(DIRECT))
-    if not known(block, BLOCKS, kind) or not direct or _cited(block):
+    parts = block.get("content") if _type(block) == RESULT else None
+    if not (known(block, BLOCKS, _type(block)) and all_known(parts, IN_RESULTS)):
         return False
-    parts = block.get("content") if kind == RESULT else None
-    return not rawjson.is_array(parts) or all(
-        _type(part) in IN_RESULTS and known(part, BLOCKS, _type(part)) and not _cited(part)
-        for part in map(rawjson.members, rawjson.elements(parts))
-    )
+    return not any(map(_cited, (block, *map(rawjson.members, elements_of(parts)))))
 
 
 def _cited(block: Members) -> bool:
@@ -167,10 +157,6 @@ def _content(content: Raw | None) -> Iterator[Members]:
         yield {"type": Raw(b'"text"'), "text": content}
     else:
         yield from map(rawjson.members, rawjson.elements(content))
-
-
-def _opaque(block: Members) -> int:
-    return sum(len(memoryview(raw)) for raw in block.values()) // OPAQUE_BYTES
 
 
 def call_of(block: Members) -> ToolCall:

@@ -50,31 +50,28 @@ KNOWN = frozenset(
     )
 )
 
-BLOCK = ("type", "cache_control")
-TEXT = (*BLOCK, "text", "citations")
-FILE = (*BLOCK, "source")
-SERVED = (*BLOCK, "tool_use_id", "content")
+SERVED = ("tool_use_id", "content")
 BLOCKS = {
-    "text": TEXT,
-    "image": (*FILE, "transformations"),
-    "document": (*FILE, "citations", "context", "title"),
-    "search_result": (*FILE, "citations", "content", "title"),
-    "thinking": (*BLOCK, "thinking", "signature"),
-    "redacted_thinking": (*BLOCK, "data"),
-    "tool_use": (*BLOCK, "id", "name", "input", "toolset_name", "caller"),
+    "text": ("text", "citations"),
+    "image": ("source", "transformations"),
+    "document": ("source", "citations", "context", "title"),
+    "search_result": ("source", "citations", "content", "title"),
+    "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
+    "tool_use": ("id", "name", "input", "toolset_name"),
     "tool_result": (*SERVED, "is_error", "toolset_name"),
-    "server_tool_use": (*BLOCK, "id", "name", "input", "caller"),
-    "mcp_tool_use": (*BLOCK, "id", "name", "input", "server_name"),
+    "server_tool_use": ("id", "name", "input"),
+    "mcp_tool_use": ("id", "name", "input", "server_name"),
     "mcp_tool_result": (*SERVED, "is_error"),
-    "web_search_tool_result": (*SERVED, "caller"),
-    "web_fetch_tool_result": (*SERVED, "caller"),
+    "web_search_tool_result": SERVED,
+    "web_fetch_tool_result": SERVED,
     "code_execution_tool_result": SERVED,
     "bash_code_execution_tool_result": SERVED,
     "text_editor_code_execution_tool_result": SERVED,
 }
 """The members of blocks, by type, that may be moved, cut or merged: readers get them as text or as JSON."""
-IN_RESULTS = ("text", "image", "document", "search_result")
-"""The types of blocks within a client's result that may be moved or cut."""
+IN_RESULTS = {kind: BLOCKS[kind] for kind in ("text", "image", "document", "search_result")}
+"""The blocks within a client's result that may be moved or cut."""
 
 FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""

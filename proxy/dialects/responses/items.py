@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import entries
-from proxy.dialects.entries import Contents, Entry, known
+from proxy.dialects.entries import Contents, Entry, known, opaque
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
@@ -42,9 +42,6 @@ ANSWERED = frozenset(
 )
 """Calls that the client answers. All others are upstream's own business."""
 
-DIRECT = Raw(b'{"type":"direct"}')
-"""The `caller` of a call that no program of upstream's made."""
-
 SHELL, SCREEN = "shell_call_output", "computer_call_output"
 UNSAID = frozenset((FOUND, "mcp_approval_response"))
 """Results without a text that could move."""
@@ -57,9 +54,6 @@ INTERPRETER = "code_interpreter_call"
 MEDIA = frozenset(("input_image", "input_file"))
 """The images and files that the client's results can hold."""
 SCREENSHOT = "computer_screenshot"
-
-ENCRYPTED_BYTES = 6
-"""Base64 of encrypted reasoning for each token of it: four characters of text, a third more for base64, and a frame."""
 
 _ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
 _ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM, "assistant": Role.ASSISTANT}
@@ -93,7 +87,7 @@ def contents(role: Role, items: Items) -> Contents:
     for what, raw in items:
         members, type = members_of(raw), what.type
         if type in COMPACTIONS:  # it stays where it is, since nobody else can summarise it
-            found.role, found.opaque = Role.SEALED, _encrypted(members)
+            found.role, found.opaque = Role.SEALED, opaque([members.get("encrypted_content", NULL)])
             found.others.append(bytes(members.get("encrypted_content", b"")))
             found.other(members)
         elif role is Role.TOOL:
@@ -107,7 +101,7 @@ def contents(role: Role, items: Items) -> Contents:
         elif type == "reasoning":
             texts = [text for field in ("summary", "content") for text in _texts_in(members.get(field))]
             found.thought("\n".join(texts))
-            found.opaque += _encrypted(members)
+            found.opaque += opaque([members.get("encrypted_content", NULL)])
         else:
             _add_call(found, type, members, alone=alone)
     return found
@@ -186,11 +180,6 @@ def _image(url: str) -> bytes:
     return rawjson.encode({"image_url": url, "type": "input_image"})
 
 
-def _encrypted(members: Members) -> int:
-    raw = members.get("encrypted_content")
-    return 0 if raw is None or rawjson.is_null(raw) else len(memoryview(raw)) // ENCRYPTED_BYTES
-
-
 def _texts_in(content: Raw | None) -> list[str]:
     if rawjson.is_string(content):
         return [rawjson.text(content)]
@@ -203,9 +192,7 @@ def knows(found: Contents, items: Items) -> bool:
 
 
 def _known(members: Members, kind: ItemKind) -> bool:
-    if not known(members, ITEMS, kind.type) or object_of(members.get("caller")) not in ({}, object_of(DIRECT)):
-        return False
-    return all(
+    return known(members, ITEMS, kind.type) and all(
         known(part, PARTS, text_of(part.get("type")))
         for field in ("content", "output", "summary")
         for part in map(rawjson.members, listed(members.get(field)))

@@ -50,9 +50,9 @@ KNOWN = frozenset(
     )
 )
 
-ITEM = ("type", "id", "status", "internal_chat_message_metadata_passthrough")
+ITEM = ("id", "status", "internal_chat_message_metadata_passthrough")
 """The last one says when and in which turn of Codex an item was made; it sends it to a provider named OpenAI."""
-CALL = (*ITEM, "call_id", "caller", "name", "namespace")
+CALL = (*ITEM, "call_id", "name", "namespace")
 OUTPUT = (*CALL, "output")
 ITEMS = {
     "message": (*ITEM, "role", "content", "phase"),
@@ -81,17 +81,16 @@ ITEMS = {
     ),
 }
 """The members of items, by type, that may be moved or cut: readers get them as text or as JSON."""
-MARK = "prompt_cache_breakpoint"
 PARTS = {
-    "input_text": ("type", "text", MARK),
-    "output_text": ("type", "text", "annotations", "logprobs", MARK),
-    "text": ("type", "text", MARK),
-    "refusal": ("type", "refusal"),
-    "input_image": ("type", "detail", "file_id", "image_url", MARK),
-    "input_file": ("type", "detail", "file_data", "file_id", "file_url", "filename", MARK),
-    "computer_screenshot": ("type", "file_id", "image_url"),
-    "reasoning_text": ("type", "text"),
-    "summary_text": ("type", "text"),
+    "input_text": ("text",),
+    "output_text": ("text", "annotations", "logprobs"),
+    "text": ("text",),
+    "refusal": ("refusal",),
+    "input_image": ("detail", "file_id", "image_url"),
+    "input_file": ("detail", "file_data", "file_id", "file_url", "filename"),
+    "computer_screenshot": ("file_id", "image_url"),
+    "reasoning_text": ("text",),
+    "summary_text": ("text",),
     "": ("outcome", "stdout", "stderr"),  # of a shell
 }
 """The members of an item's parts, by type, that may be moved or cut."""
