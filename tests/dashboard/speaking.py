@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tests.acceptance.test_compress import SNAPSHOT
-from tests.dashboard.traffic import RESULT, TOOL, begin
+from tests.dashboard.traffic import RESULT, TOOL, begin, step
 from tests.dialects.messages import api as messages_api
 from tests.dialects.messages import converting as messages
 from tests.dialects.messages.api import MessagesApi
@@ -89,15 +89,6 @@ def ask(
     headers = {**({} if login else {"authorization": f"Bearer {key}"}), **login, **members.pop("headers", {})}
     body = body_of(api, history, [TOOL] if tools is None else tools, **members)
     return httpx.post(f"{proxy.root}{PATHS[api]}", json=body, headers=headers, verify=PLAIN)
-
-
-def step(number: int, result: str) -> list[Json]:
-    """Return the model's call of a tool, and the result."""
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
-    return [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": result},
-    ]
 
 
 def play(

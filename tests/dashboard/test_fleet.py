@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -19,10 +18,10 @@ from proxy.cli import main
 from proxy.dashboard import fleet
 from proxy.dashboard.fleet import EVERY, KEPT, Fleet
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.rows import DAY, FLEET_SUMS, HOUR, Rows
+from proxy.dashboard.rows import DAY, FLEET_SUMS, HOUR, Recorded, Rows
 from proxy.stores import open_store
 from tests.clock import wait_until
-from tests.dashboard.traffic import dashboard, ended, key, recorded, session, sums
+from tests.dashboard.traffic import dashboard, ended, key, outcome, recorded, session, sums
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 from tests.stores.engines import redis_server
@@ -94,12 +93,8 @@ async def test_sessions_and_their_losses_are_summed(pair: list[Replica]) -> None
     lost = {"cost_before": 10, "cost_after": 12, "compacted": 4, "holdout": "planned"}
     for place, replica in enumerate(pair):
         with closing(replica.rows()) as rows:
-            several = [
-                one_of
-                for number in range(3)
-                for one_of in ended(1, 10 * (10 * place + number), NOW - 500, f"acme-{place}{'0' * 15}")
-            ]
-            rows.write([_with(recorded, **lost) for recorded in several])
+            numbers = range(3 * place, 3 * place + 3)
+            rows.write([Recorded(NOW - 500, outcome(number, f"acme-{place}", **lost), number) for number in numbers])
     for replica in (one, two, one):
         await replica.exchange()
     for replica in pair:
@@ -108,10 +103,6 @@ async def test_sessions_and_their_losses_are_summed(pair: list[Replica]) -> None
             assert (found["sessions"], found["losses"], found["moved"]) == (6, 6, 24)
             [group] = reader.groups(NOW - DAY)
             assert (group["sessions"], group["requests"], group["holdout"]) == (6, 6, "planned")
-
-
-def _with(recorded: Any, **fields: Any) -> Any:
-    return msgspec.structs.replace(recorded, outcome=msgspec.structs.replace(recorded.outcome, **fields))
 
 
 async def test_a_replica_that_is_gone_stays_in_the_sums_until_their_time(pair: list[Replica]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,6 @@ from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ,
 from tests.dashboard.traffic import begin, dashboard, outcome, recorded, session
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
-
-
-@contextmanager
-def logged() -> Iterator[list[Outcome]]:
-    """Collect the outcomes that are logged."""
-    found: list[Outcome] = []
-
-    class Collects(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.__dict__["fields"])
-
-    logger, handler = logging.getLogger("proxy.request"), Collects()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield found
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def metrics(proxy: Proxy) -> Counter[str]:
@@ -76,15 +55,20 @@ def all_kinds(proxy: Proxy, model: Model, api: str) -> None:
     httpx.post(f"{proxy.root}{PATHS[api]}", content=b"no json", verify=PLAIN)
 
 
-def all_recorded(proxy: Proxy, outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    """Return the rows of all outcomes, once that of the last request is there."""
-    wait_until(lambda: any(outcome.path == "/v1/models" for outcome in outcomes))
-    wait_until(lambda: dashboard(proxy, "me")["written"] == len(outcomes))
-    return recorded(proxy, len(outcomes))
+def all_recorded(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> tuple[list[Outcome], list[dict[str, Any]]]:
+    """Return the outcomes that were logged, and their rows, once that of the last request is there."""
+
+    def logged() -> list[Outcome]:
+        return [record.__dict__["fields"] for record in caplog.records if record.name == "proxy.request"]
+
+    wait_until(lambda: any(outcome.path == "/v1/models" for outcome in logged()))
+    wait_until(lambda: dashboard(proxy, "me")["written"] == len(logged()))
+    return logged(), recorded(proxy, len(logged()))
 
 
-def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
-    with StrictUpstream(expect_refusals=True) as upstream, logged() as outcomes:
+def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxy.request")
+    with StrictUpstream(expect_refusals=True) as upstream:
         upstream.respond(model := Model())
         summing = {"mode": "compress", "pin_user_tokens": 60, "compress": {"wait": "always", "snapshot_tokens": 100}}
         tenants = {"watched": {"mode": "observe"}, "compared": {"holdout": 0.5}, "summed": summing}
@@ -99,7 +83,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
             for api in APIS:
                 all_kinds(proxy, model, api)
             httpx.get(f"{proxy.url}/models", verify=PLAIN)
-            rows = all_recorded(proxy, outcomes)
+            outcomes, rows = all_recorded(proxy, caplog)
             counted, found = metrics(proxy), dashboard(proxy, "savings")
             sessions = dashboard(proxy, "sessions")
 

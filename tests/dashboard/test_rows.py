@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from proxy.dashboard import rows as module
 from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, REMEMBERED, SUMS, Recorded, Rows
 from proxy.dashboard.savings import savings
+from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind, Miss, ToolUse
 from tests.dashboard.traffic import ended, outcome, sums
 
@@ -195,24 +196,19 @@ def test_another_process_writes_nothing_that_was_to_be_forgotten(rows: Rows, pat
 # -- opening it --
 
 
-def damage(path: Path) -> None:
-    path.write_bytes(b"This was never a database. " * 400)
+def test_what_is_no_file_of_a_dashboard_is_left_alone(path: Path) -> None:
+    def somebody_elses(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE requests (id INTEGER)")
 
-
-def somebody_elses(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE requests (id INTEGER)")
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def a_link(path: Path) -> None:
-    path.symlink_to(path.with_name("elsewhere"))
-
-
-UNUSABLE = [damage, somebody_elses, a_folder, a_link]
+    makers: list[Callable[[Path], object]] = [
+        somebody_elses, Path.mkdir, lambda path: path.symlink_to(path.with_name("elsewhere")),
+        lambda path: path.write_bytes(b"This was never a database. " * 400),
+    ]  # fmt: skip
+    for number, make in enumerate(makers):
+        make(one := path.with_name(str(number)))
+        with pytest.raises(DashboardFault, match=str(one)):
+            Rows(one, SIZE)
 
 
 def test_the_file_is_its_owners_alone(rows: Rows, path: Path) -> None:
