@@ -112,6 +112,7 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
         (["store", "grep", "("], "offload-proxy: missing )"),
         (["store", "gc", "--older-than", "soon"], "offload-proxy: expected a duration such as 30d"),
         (["store", "gc", "--policies", "nowhere"], "offload-proxy: nowhere: expected a directory of policies"),
+        (["store", "forget", "a/b"], "offload-proxy: 'a/b': expected a namespace, as `store ls` lists them"),
     ],
 )
 def test_a_users_mistake_is_a_sentence_and_exit_code_2(arguments: list[str], piece: str) -> None:
@@ -119,14 +120,6 @@ def test_a_users_mistake_is_a_sentence_and_exit_code_2(arguments: list[str], pie
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
     assert (done.returncode, done.stdout) == (2, "")
-
-
-def test_a_variable_of_the_environment_can_be_the_mistake() -> None:
-    done = run("serve", OFFLOAD_WORKERS="many")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "offload-proxy: OFFLOAD_WORKERS: expected a number of processes from 1 to 256\n",
-    )
 
 
 def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
@@ -187,24 +180,14 @@ def test_check_says_what_policies_mean() -> None:
     assert "sk-" not in done.stdout
 
 
-def test_check_warns_of_keys_without_effect(tmp_path: Path) -> None:
-    (tmp_path / "default.yaml").write_text("offload:\n  mode: compress\n  keep_views: 2\n")
+def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Path) -> None:
+    tight = "offload: {mode: compact, max_total_tokens: 3000, max_tool_message_tokens: 400, keep_views: 2}\n"
+    (tmp_path / "default.yaml").write_text(tight + "upstream: {base_url: 'http://127.0.0.1:9/v1'}\n")
     done = run("check", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert (
-        "  offload    compress, balanced, at most 30,000 tokens of history; tool results above 500; tools agents"
-        in done.stdout
-    )
-    why = "`keep_views` (2) has no effect in the mode compress, where results do not move by themselves"
-    warning = f"warning: {tmp_path}/default.yaml:3: offload.keep_views: {why}"
-    assert done.stdout.splitlines()[-1] == warning
-
-
-def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Path) -> None:
-    tight = "offload: {mode: compact, max_total_tokens: 3000, max_tool_message_tokens: 400}\n"
-    (tmp_path / "default.yaml").write_text(tight + "upstream: {base_url: 'http://127.0.0.1:9/v1'}\n")
-    told = [line.strip() for line in run("check", str(tmp_path)).stdout.splitlines()]
-    assert [line for line in told if line.startswith(("prices", "results"))] == [
+    assert done.stdout.startswith(f"{tmp_path}: 1 policy, 1 warning below\n")
+    told = [line.strip() for line in done.stdout.splitlines()]
+    assert [line for line in told if line.startswith(("prices", "results", "warning"))] == [
         "prices     plain input 1, cached 0, written to the cache 1 (this machine: no price list: reading a cache "
         "takes no time)",
         "results    of 300 tokens: it does not act within 300 requests; waiting: the history is 107,840 tokens, above "
@@ -213,6 +196,8 @@ def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Pa
         "ceiling)",
         "results    of 4,000 tokens: it first acts at request 3, where 8,320 tokens become 4,390 (history above its "
         "ceiling)",
+        f"warning: {tmp_path}/default.yaml:1: offload.keep_views: `keep_views` (2) has no effect where cached input is "
+        "free: history moves above `max_total_tokens` (3,000)",
     ]
 
 
@@ -286,9 +271,7 @@ def test_ls_names_files_as_their_owner_does(tmp_path: Path, capsys: pytest.Captu
     assert columns(capsys.readouterr().out)[1] == ["files", "1", "B", "0s", key, "workspace/é", "~.txt"]
 
 
-@pytest.mark.parametrize(
-    "action", [["ls"], ["ls", "acme"], ["forget", "acme"], ["cat", "a/b/c"], ["grep", "x"], ["gc"], ["gc", "--dry-run"]]
-)
+@pytest.mark.parametrize("action", [["ls"], ["forget", "acme"]])
 @pytest.mark.parametrize("url", ["{}", "file://{}"])
 def test_a_folder_that_is_not_there_is_named_and_not_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str], url: str

@@ -1,6 +1,7 @@
 """Flags over environment over defaults, each mistake named by where it was made."""
 
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -39,10 +40,6 @@ def without_environment(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, environment={})
 
 
-def test_settings_have_these_defaults() -> None:
-    assert read({}, {}) == Settings()
-
-
 def test_every_setting_has_a_flag_and_a_variable() -> None:
     flags = {name: text for name, (text, _) in EVERY.items()}
     variables = {f"OFFLOAD_{name.upper()}": text for name, text in flags.items()}
@@ -66,26 +63,16 @@ def test_the_upstream_can_come_from_openais_variable() -> None:
     assert read({}, {"OPENAI_BASE_URL": ""}).upstream is None
 
 
-def test_the_environment_is_handed_on() -> None:
-    environment = {"ACME_KEY": "sk-acme", "OFFLOAD_ADMIN_TOKEN": "token"}
-    settings = read({}, environment)
-    assert settings.environment == environment
-    assert settings.admin_token == "token"
-
-
-def test_settings_read_the_process_environment_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOAD_PORT", "4321")
-    assert read({}).port == 4321
-
-
 def test_settings_show_no_secret() -> None:
     settings = read({"store": "redis://:hunter2@r/0"}, {"OFFLOAD_ADMIN_TOKEN": "hunter2", "KEY": "hunter2"})
     assert "hunter2" not in f"{settings!r} {settings}"
 
 
-def test_settings_reach_worker_processes() -> None:
-    settings = read({"policies": "p"}, {"KEY": "value"})
+def test_settings_reach_worker_processes_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOAD_ADMIN_TOKEN", "token")
+    settings = read({"policies": "p"})
     assert pickle.loads(pickle.dumps(settings)) == settings
+    assert settings.admin_token == settings.environment["OFFLOAD_ADMIN_TOKEN"] == "token"
 
 
 @pytest.mark.parametrize(
@@ -177,25 +164,18 @@ def test_variables_that_are_no_settings_are_found(name: str, meant: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("upstream", "flags"),
+    ("upstream", "flags", "said"),
     [
-        ("http://127.0.0.1:8787/v1", {}),
-        ("http://localhost:8787/v1", {}),
-        ("http://[::1]:8787", {}),
-        ("http://gateway:80/v1", {"host": "gateway", "port": "80"}),
+        ("http://127.0.0.1:8787/v1", {}, "this proxy itself"),
+        ("http://localhost:8787/v1", {}, "this proxy itself"),
+        ("http://[::1]:8787", {}, "this proxy itself"),
+        ("http://gateway:80/v1", {"host": "gateway", "port": "80"}, "this proxy itself"),
+        ("http://[::1::2]/v1", {}, r"http://\[::1::2\]/v1"),
+        ("http://127.0.0.1:8788/v1", {}, ""),
+        ("http://elsewhere:8787/v1", {}, ""),
     ],
 )
-def test_a_proxy_in_front_of_itself_is_refused(upstream: str, flags: dict[str, str]) -> None:
+def test_a_proxy_in_front_of_itself_is_refused(upstream: str, flags: dict[str, str], said: str) -> None:
     """OPENAI_BASE_URL is what people set to point their agent at us."""
-    with pytest.raises(UserMistake, match="this proxy itself"):
+    with pytest.raises(UserMistake, match=said) if said else nullcontext():
         refuse_loop(read(flags, {"OPENAI_BASE_URL": upstream}))
-
-
-@pytest.mark.parametrize("upstream", ["http://127.0.0.1:8788/v1", "http://elsewhere:8787/v1", "https://localhost/v1"])
-def test_an_upstream_beside_the_proxy_is_accepted(upstream: str) -> None:
-    refuse_loop(read({}, {"OPENAI_BASE_URL": upstream}))
-
-
-def test_an_invalid_ipv6_upstream_is_refused() -> None:
-    with pytest.raises(UserMistake, match=r"http://\[::1::2\]/v1"):
-        refuse_loop(read({"upstream": "http://[::1::2]/v1"}, {}))

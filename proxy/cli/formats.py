@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from proxy import rawjson
 from proxy.cli.sessions import (
     CHAT,
     MESSAGES,
@@ -37,14 +38,15 @@ HAR, ADDRESSED = "HAR entry", "request with its address"
 # -- requests with their address: batches, captures and HAR ------------------------------------------------------------
 
 
-def addressed(record: Json, body: bytes) -> Exported:
-    """A request of a batch or a capture, of which `body` has the bytes."""
+def addressed(record: Json, text: bytes) -> Iterator[Exported]:
+    """A request of a batch or a capture, whose record is this text."""
     try:
         said = msgspec.convert(record.get("usage"), Reported | None)
     except msgspec.ValidationError:
         said = None
     method = record.get("method") if isinstance(record.get("method"), str) else "POST"
-    return _sent(method, record["url"], body, said, str(record.get("namespace") or ""))
+    body = bytes(rawjson.members(text)["body"])
+    yield _sent(method, record["url"], body, said, str(record.get("namespace") or ""))
 
 
 def har(record: Json, session: RecordedSession) -> Iterator[Exported]:

@@ -225,7 +225,7 @@ def _requests(records: Iterator[Record], dialect: Dialect | None) -> Iterator[Re
 def _read(record: Json, text: bytes, sessions: Mapping[str, RecordedSession]) -> tuple[str, Iterable[Exported]]:
     """Return what a record is, and the requests that are complete with it."""
     if "url" in record and "body" in record:
-        return ADDRESSED, [addressed(record, bytes(rawjson.members(text)["body"]))]
+        return ADDRESSED, addressed(record, text)
     for known in FORMATS:
         if known.sees(record):
             return known.name, known.read(record, sessions[known.name])

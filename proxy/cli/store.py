@@ -196,8 +196,7 @@ def forget(settings: Settings, chosen: Namespace) -> int:
     StoreFault.
     """
     namespace = chosen.namespace
-    if not is_part(namespace):
-        raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
+    _check_namespace(namespace)
     kept = _kept(settings, namespace, delete=False)
     if kept and not chosen.yes:
         if not sys.stdin.isatty():

@@ -14,7 +14,6 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,16 +49,14 @@ def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
 
     from proxy.demo import session
     from proxy.demo.model import ScriptedUpstream
-    from proxy.tokens import Tokens
 
-    count = lru_cache(maxsize=4096)(Tokens().count)  # an agent sends the same texts again and again
-    with ScriptedUpstream(count).serving() as upstream:
+    with ScriptedUpstream().serving() as upstream:
         with (
             _serving(settings, upstream.url, folder, dashboard=serve) as address,
             DefaultHttpxClient(trust_env=False) as direct,
             OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
         ):
-            agent = session.Agent(client, upstream, count)
+            agent = session.Agent(client, upstream)
             session.show(agent)
             if serve:
                 said = (folder / "proxy.log").read_text(encoding="utf-8", errors="replace")

@@ -10,8 +10,9 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from posixpath import dirname
 from typing import Any, NamedTuple
 
@@ -21,8 +22,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proxy.tokens import Tokens
+
 Json = dict[str, Any]
-Count = Callable[[str], int]
+
+count = lru_cache(maxsize=4096)(Tokens().count)
+"""Tokens of a text. An agent sends the same texts again and again."""
 
 READ_SOURCE = "read_source"
 TASK = """\
@@ -47,9 +52,8 @@ class Said(NamedTuple):
 
 
 def text_of(message: Json) -> str:
-    """A message's text, whichever form its content has."""
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    text: str = message.get("content") or ""
+    return text
 
 
 def moved_to(message: Json) -> str:
@@ -75,20 +79,19 @@ def _answer(path: str, begins: str, turn: Sequence[Json], messages: Sequence[Jso
     """Quote the line from a page in sight, or search the moved pages, open the hit and quote what came back."""
     mine = [message for message in messages if message["role"] == "tool" and text_of(message).startswith(f"{path}, ")]
     files = [file for file in map(moved_to, mine) if file]
-    named = {tool.removeprefix("offload_"): tool for tool in tools}
     if not turn:
         lines = (line for message in mine if not moved_to(message) for line in text_of(message).splitlines())
         if seen := next((line for line in lines if line.startswith(begins)), ""):
             return Said(seen)
-        if not files or "grep" not in named:
+        if not files or "grep" not in tools:
             return Said(f"I have no text of {path} any more.")
-        return Said("", named["grep"], {"pattern": "^" + re.escape(begins), "path": dirname(files[0])})
+        return Said("", "grep", {"pattern": "^" + re.escape(begins), "path": dirname(files[0])})
     last = text_of(turn[-1])
-    if turn[-2]["tool_calls"][0]["function"]["name"] == named["read_file"]:
+    if turn[-2]["tool_calls"][0]["function"]["name"] == "read_file":
         return Said(last.partition("\n")[0])
     for hit in _found.finditer(last):
         if (file := f"{dirname(files[0])}/{hit['file']}") in files:
-            return Said("", named["read_file"], {"path": file, "offset": int(hit["line"]), "limit": 1})
+            return Said("", "read_file", {"path": file, "offset": int(hit["line"]), "limit": 1})
     return Said("I cannot find that line any more.")
 
 
@@ -115,7 +118,7 @@ class Sent(NamedTuple):
         return shared
 
 
-def message_tokens(message: Json, count: Count) -> int:
+def message_tokens(message: Json) -> int:
     """Text, each call's name and arguments, and the frame."""
     calls = [part for call in message.get("tool_calls") or () for part in call["function"].values()]
     return FRAME + sum(map(count, [text_of(message), *calls]))
@@ -124,10 +127,9 @@ def message_tokens(message: Json, count: Count) -> int:
 class ScriptedUpstream:
     """Chat completions, not streamed. `requests` has what reached it."""
 
-    def __init__(self, count: Count) -> None:
+    def __init__(self) -> None:
         self.requests: list[Sent] = []
         self.url = ""
-        self._count = count
 
     @contextmanager
     def serving(self) -> Iterator[ScriptedUpstream]:
@@ -147,11 +149,11 @@ class ScriptedUpstream:
         body = await request.json()
         tools = body.get("tools") or []
         said = reply(body["messages"], [tool["function"]["name"] for tool in tools])
-        pieces = [(json.dumps(one), message_tokens(one, self._count)) for one in body["messages"]]
-        sent = Sent(body["messages"], [(json.dumps(tools), self._count(json.dumps(tools))), *pieces])
+        pieces = [(json.dumps(one), message_tokens(one)) for one in body["messages"]]
+        sent = Sent(body["messages"], [(json.dumps(tools), count(json.dumps(tools))), *pieces])
         cached = max((earlier.shares(sent) for earlier in self.requests), default=0)
         self.requests.append(sent)
-        completion = self._count(said.text) + FRAME
+        completion = count(said.text) + FRAME
         message: Json = {"role": "assistant", "content": said.text}
         if said.tool:
             function = {"name": said.tool, "arguments": json.dumps(said.arguments or {})}

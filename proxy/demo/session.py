@@ -22,10 +22,10 @@ from proxy.demo.model import (
     QUESTION,
     READ_SOURCE,
     TASK,
-    Count,
     Json,
     ScriptedUpstream,
     Sent,
+    count,
     message_tokens,
     moved_to,
     text_of,
@@ -101,9 +101,9 @@ class Question(NamedTuple):
     line: str
 
 
-def pages(path: str, root: Path | None = None) -> Iterator[Page]:
+def pages(path: str) -> Iterator[Page]:
     """Yield the pages of a module of `READING`; none of anything else."""
-    file = (root or Path(sysconfig.get_paths()["stdlib"])) / path
+    file = Path(sysconfig.get_paths()["stdlib"], path)
     if path not in READING or not file.is_file():
         return
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -113,20 +113,19 @@ def pages(path: str, root: Path | None = None) -> Iterator[Page]:
         yield Page(path, start + 1, head + "".join(part))
 
 
-def reading_list(tokens: int, count: Count, root: Path | None = None) -> list[Page]:
-    """Return whole modules' pages with at least so many tokens. Raises UserMistake if the sources have fewer."""
+def reading_list() -> list[Page]:
+    """Return whole modules' pages with at least `HISTORY` tokens. Raises UserMistake if the sources have fewer."""
     chosen: list[Page] = []
     for path in READING:
-        chosen += pages(path, root)
-        if sum(count(page.text) for page in chosen) >= tokens:
+        chosen += pages(path)
+        if sum(count(page.text) for page in chosen) >= HISTORY:
             return chosen
     raise UserMistake("the demo reads the standard library's sources, and this Python has too few of them")
 
 
-def question(path: str, root: Path | None = None) -> Question:
+def question(path: str) -> Question:
     """Return a question for a constant on the first page that the file mentions once. Raises UserMistake."""
-    texts = [page.text for page in pages(path, root)]
-    lines = [line for text in texts for line in text.splitlines()]
+    lines = [line for page in pages(path) for line in page.text.splitlines()]
     for line in reversed(lines[: PAGE_LINES + 1]):
         found = _CONSTANT.match(line)
         if found and sum(other.startswith(found[0]) for other in lines) == 1:
@@ -155,18 +154,17 @@ class Agent:
     `told` has what the proxy says of each request: the whole prompt's tokens as it came, and as it was sent.
     """
 
-    def __init__(self, client: OpenAI, upstream: ScriptedUpstream, count: Count) -> None:
+    def __init__(self, client: OpenAI, upstream: ScriptedUpstream) -> None:
         self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
         self.rows: list[Row] = []
         self.answers: list[tuple[Question, str]] = []
         self.told: list[tuple[int, int]] = []
         self.upstream = upstream
         self._client = client
-        self._count = count
 
     def run(self) -> Iterator[Row]:
         """Read the modules, then ask for a line of each of the first two. Raises ProxyError if an agent had to stop."""
-        reading = reading_list(HISTORY, self._count)
+        reading = reading_list()
         yield from self.work(TASK.format(pages="\n".join(f"`{page.path}` from line {page.first}" for page in reading)))
         for path in list(dict.fromkeys(page.path for page in reading))[:2]:
             asked = question(path)
@@ -178,8 +176,7 @@ class Agent:
         calls: Any = True
         while calls:
             before = len(self.upstream.requests)
-            client = self._count(json.dumps(TOOLS))
-            client += sum(message_tokens(message, self._count) for message in self.messages)
+            client = count(json.dumps(TOOLS)) + sum(map(message_tokens, self.messages))
             reply = self._ask()
             self.messages.append(reply)
             calls = reply.get("tool_calls") or ()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 
 from proxy.demo.model import ScriptedUpstream
 from proxy.demo.session import Agent
-from proxy.tokens import Tokens
 from tests.clock import wait_until
 from tests.serving import Proxy
 
@@ -120,12 +118,11 @@ def test_an_interrupted_demo_leaves_nothing(
 @pytest.mark.parametrize("mode", ["compact", "auto"])
 def test_the_demo_session_runs_in_every_mode_that_needs_no_summary(serve: Callable[..., Proxy], mode: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
-    count = lru_cache(maxsize=4096)(Tokens().count)
-    with ScriptedUpstream(count).serving() as upstream:
+    with ScriptedUpstream().serving() as upstream:
         offload = {"mode": mode}
         proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
         with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:
-            agent = Agent(client, upstream, count)
+            agent = Agent(client, upstream)
             rows = list(agent.run())
     assert [one.line.strip() == said for one, said in agent.answers] == [True, True]
     assert rows[-1].sent < rows[-1].client / 2
