@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,12 @@ from msgspec import Meta
 from proxy.plan import texts
 from proxy.plan.prices import Prices, price_of
 from proxy.plan.texts import PRESETS, ResultPreset, ResultRule
+
+
+def says(text: str, **bounds: Any) -> Meta:
+    """What the schema, the reference and errors say of a key, and msgspec's bounds of its value."""
+    return Meta(description=text, **bounds)
+
 
 Tokens = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -91,25 +97,24 @@ class Profile(StrEnum):
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where requests go. Times are seconds."""
 
-    base_url: Annotated[
-        str, Meta(pattern=BASE_URL, description="an address without query, such as https://api.openai.com/v1")
-    ] = "https://api.openai.com/v1"
+    base_url: Annotated[str, says("an address without query, such as https://api.openai.com/v1", pattern=BASE_URL)] = (
+        "https://api.openai.com/v1"
+    )
     api_key: Annotated[
         # It becomes a header's value: a stray newline from a secrets file would make every request fail.
         Annotated[str, Meta(pattern=r"^[!-~]+" + _END)] | None,
-        Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
+        says("a key of visible ASCII characters; left out: the client's own goes through"),
     ] = None
     connect_timeout: ClassVar[float] = 5
     idle_timeout: Annotated[
-        Seconds, Meta(description="seconds without a byte of the reply or of an upload, and for one summary")
+        Seconds, says("seconds without a byte of the reply or of an upload, and for one summary")
     ] = 300
     context_window: Annotated[
-        Annotated[int, Meta(gt=0)] | None,
-        Meta(description="tokens that the model takes; null: upstream is asked for it"),
+        Annotated[int, Meta(gt=0)] | None, says("tokens that the model takes; null: upstream is asked for it")
     ] = None
     members: Annotated[
         tuple[str, ...],
-        Meta(description="top-level members that the proxy does not know, and that do not keep a request from a plan"),
+        says("top-level members that the proxy does not know, and that do not keep a request from a plan"),
     ] = ()
 
     def reply_room(self, window: int | None) -> int:
@@ -124,13 +129,13 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How old history becomes a snapshot."""
 
-    model: Annotated[str | None, Meta(description="the model that writes it; null: the request's own")] = None
-    wait: Annotated[
-        Wait, Meta(description="whether a request waits for its snapshot also where it fits the window without")
-    ] = Wait.NEVER
-    snapshot_tokens: Annotated[int, Meta(ge=100, description="tokens of one snapshot")] = 1500
+    model: Annotated[str | None, says("the model that writes it; null: the request's own")] = None
+    wait: Annotated[Wait, says("whether a request waits for its snapshot also where it fits the window without")] = (
+        Wait.NEVER
+    )
+    snapshot_tokens: Annotated[int, says("tokens of one snapshot", ge=100)] = 1500
     group_token_threshold: Annotated[
-        Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
+        Tokens, says("tokens of history for one summary call at most; 0: as much as fits")
     ] = 0
     max_calls: ClassVar[int] = 4
     """Calls for one summary, failed ones included. Longer history is shortened first, so that no summary costs more."""
@@ -139,91 +144,81 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When history is moved out of the context, and what stays."""
 
-    mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
+    mode: Annotated[Mode, says("how old history may be moved")] = Mode.AUTO
     profile: Annotated[
         Profile,
-        Meta(
-            description="how soon results leave: it sets `keep_views` and `max_total_tokens` if left out; careful also "
+        says(
+            "how soon results leave: it sets `keep_views` and `max_total_tokens` if left out; careful also "
             "`tools.inject: when_offloading`"
         ),
     ] = Profile.BALANCED
     max_total_tokens: Annotated[
         Tokens,
-        Meta(
-            description="the ceiling: tokens of history, leading system messages aside, above which the oldest "
+        says(
+            "the ceiling: tokens of history, leading system messages aside, above which the oldest "
             "results move at any price, until half of it is left; at most 60 % of a known window"
         ),
     ] = 30_000
-    max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 500
+    max_tool_message_tokens: Annotated[Tokens, says("tool results up to this size stay, in tokens")] = 500
     compact_ratio_threshold: Annotated[
-        float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
+        float, says("auto: compress where compaction leaves more than this share", ge=0, le=1)
     ] = 0.75
     keep_recent_count: Annotated[
-        Count | None, Meta(description="last messages that stay; null: 1 for compact, 2 for compress and auto")
+        Count | None, says("last messages that stay; null: 1 for compact, 2 for compress and auto")
     ] = None
     keep_views: Annotated[
         int,
-        Meta(
+        says(
+            "replies of the model that a tool result stays for; then it moves where seven more requests "
+            "with it would cost more than writing the rest of the prompt again",
             ge=1,
             le=1_000,
-            description="replies of the model that a tool result stays for; then it moves where seven more requests "
-            "with it would cost more than writing the rest of the prompt again",
         ),
     ] = 2
-    cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
-    cache_write: Annotated[Price, Meta(description="price of writing input to the cache; plain input is 1")] = 1.25
+    cached_read: Annotated[Price, says("price of reading cached input; plain input is 1")] = 0.1
+    cache_write: Annotated[Price, says("price of writing input to the cache; plain input is 1")] = 1.25
     input_price: Annotated[
         Annotated[float, Meta(ge=0, le=1_000_000)] | None,
-        Meta(description="money for a million tokens of plain input, for the dashboard; null: it shows tokens only"),
+        says("money for a million tokens of plain input, for the dashboard; null: it shows tokens only"),
     ] = None
     holdout: Annotated[
-        float, Meta(ge=0, le=1, description="share of conversations that are left as they come, to be compared with")
+        float, says("share of conversations that are left as they come, to be compared with", ge=0, le=1)
     ] = 0.0
     verify: Annotated[
         float,
-        Meta(
-            ge=0,
-            le=1,
-            description="share of requests with moved results that are asked twice more, to compare what follows",
-        ),
+        says("share of requests with moved results that are asked twice more, to compare what follows", ge=0, le=1),
     ] = 0.0
     verify_budget: Annotated[
-        float,
-        Meta(ge=0, le=1_000_000, description="money that `verify` may spend in a day, by `input_price` or the list"),
+        float, says("money that `verify` may spend in a day, by `input_price` or the list", ge=0, le=1_000_000)
     ] = 1.0
     # One spelling for models, files and tools, so no odd characters.
     store_dir: Annotated[
         str,
-        Meta(
-            pattern=rf"^/?{_NAME}(/{_NAME})*" + _END,
-            description="the directory name that references carry, such as /context_store",
+        says(
+            "the directory name that references carry, such as /context_store", pattern=rf"^/?{_NAME}(/{_NAME})*" + _END
         ),
     ] = "/context_store"
-    exclude_tools: Annotated[
-        tuple[str, ...], Meta(description="client tools whose results are never moved (globs)")
-    ] = ()
-    keep_errors: Annotated[bool, Meta(description="whether results that report an error stay as they are")] = False
+    exclude_tools: Annotated[tuple[str, ...], says("client tools whose results are never moved (globs)")] = ()
+    keep_errors: Annotated[bool, says("whether results that report an error stay as they are")] = False
     results: Annotated[
         tuple[ResultPreset | ResultRule, ...],
-        Meta(description="messages that carry results in another role: smolagents, gptme, cline, or rules"),
+        says("messages that carry results in another role: smolagents, gptme, cline, or rules"),
     ] = ()
     said: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...],
-        Meta(
-            description="more tools whose results are the user's answers, or beginnings of lines at which the user's "
+        says(
+            "more tools whose results are the user's answers, or beginnings of lines at which the user's "
             "own words begin in a result"
         ),
     ] = ()
     pin_user_tokens: Annotated[
         Tokens,
-        Meta(
-            description="tokens of the user's messages that stay verbatim, and as many of later system messages; an "
+        says(
+            "tokens of the user's messages that stay verbatim, and as many of later system messages; an "
             "older user message that is larger by itself leaves a preview and a reference"
         ),
     ] = 8_000
-    compress: Annotated[Compress, Meta(description="how old history becomes a snapshot")] = msgspec.field(
-        default_factory=Compress
-    )
+    compress: Annotated[Compress, says("how old history becomes a snapshot")] = msgspec.field(default_factory=Compress)
 
     def unseen_limit(self, window: int | None) -> int:
         """The tokens above which a result is moved before the model has seen it: none alone fills the context."""
@@ -271,14 +266,13 @@ LISTED = frozenset(("cached_read", "cache_write", "input_price"))
 class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tools with which the model reads back what was moved."""
 
-    inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.AGENTS
-    max_rounds: Annotated[int, Meta(ge=1, le=64, description="hidden rounds of one turn")] = 8
+    inject: Annotated[Inject, says("when requests get the tools")] = Inject.AGENTS
+    max_rounds: Annotated[int, says("hidden rounds of one turn", ge=1, le=64)] = 8
     max_retrieved_tokens: Annotated[
-        int, Meta(ge=100, description="tokens of all answers of a turn; one answer has a third at most")
+        int, says("tokens of all answers of a turn; one answer has a third at most", ge=100)
     ] = 18_000
     archive: Annotated[
-        ArchiveUse,
-        Meta(description="search: grep without a path also searches what this caller's last conversations moved"),
+        ArchiveUse, says("search: grep without a path also searches what this caller's last conversations moved")
     ] = ArchiveUse.NONE
     max_calls: ClassVar[int] = 16
     """Calls answered in a round. The others get one line that says so, which bounds what a round costs."""
@@ -294,7 +288,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The resources that one tenant may use."""
 
-    concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
+    concurrent_requests: Annotated[int, says("requests under way at once", ge=1)] = 256
 
 
 class Compaction(StrEnum):
@@ -311,14 +305,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     header: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]+" + _END)] | None,
-        Meta(description="the name of a header, such as chatgpt-account-id"),
+        says("the name of a header, such as chatgpt-account-id"),
     ] = None
-    jwt: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, Meta(description="a claim of the bearer token, such as sub")
-    ] = None
+    jwt: Annotated[Annotated[str, Meta(min_length=1)] | None, says("a claim of the bearer token, such as sub")] = None
     body: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="a member of the body, such as safety_identifier or metadata.user_id.device_id"),
+        says("a member of the body, such as safety_identifier or metadata.user_id.device_id"),
     ] = None
 
     @property
@@ -338,21 +330,19 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
-    store_originals: Annotated[bool, Meta(description="keep moved texts for later conversations and people")] = True
-    capture: Annotated[
-        bool, Meta(description="keep whole requests for `replay`, in the folder of `serve --capture`")
-    ] = False
+    store_originals: Annotated[bool, says("keep moved texts for later conversations and people")] = True
+    capture: Annotated[bool, says("keep whole requests for `replay`, in the folder of `serve --capture`")] = False
     dashboard_content: Annotated[
-        bool, Meta(description="keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
+        bool, says("keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
     ] = False
     compaction: Annotated[
-        Compaction, Meta(description="who compacts where the client asks upstream to; auto: upstream if it can")
+        Compaction, says("who compacts where the client asks upstream to; auto: upstream if it can")
     ] = Compaction.AUTO
     identity: Identity = msgspec.field(default_factory=Identity)
-    share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
+    share_namespace: Annotated[bool, says("one namespace for all keys of this tenant")] = False
     relay: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[/*]")], ...],
-        Meta(description="more paths to relay with the tenant's key: globs such as /files/*"),
+        says("more paths to relay with the tenant's key: globs such as /files/*"),
     ] = ()
 
 
@@ -362,7 +352,7 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
     tenant: str = "default"
     model: str = ""
     """Of one of the `rules`: the models that it is for (a glob)."""
-    by_api: tuple[tuple[str, Policy], ...] = ()
+    by_api: Mapping[str, Policy] = {}
     retention: float | None = 30 * 86_400
     rules: tuple[Policy, ...] = ()
     listed: frozenset[str] = frozenset()
@@ -387,15 +377,12 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
         return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
 
     def for_api(self, name: str) -> Policy:
-        for api, policy in self.by_api:
-            if api == name:
-                return policy
-        return self
+        return self.by_api.get(name, self)
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
         own = (self.upstream, *(rule.upstream for rule in self.rules))
-        return own + tuple(upstream for _, policy in self.by_api for upstream in policy.upstreams)
+        return own + tuple(upstream for policy in self.by_api.values() for upstream in policy.upstreams)
 
     def for_model(self, model: str) -> Policy:
         """The policy of the first rule that matches this model, or this one, with the model's prices."""

@@ -19,12 +19,11 @@ import msgspec
 from msgspec import Meta
 
 from proxy.errors import UserMistake
-from proxy.policy import BASE_URL
+from proxy.policy import BASE_URL, Seconds, says
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 _SECONDS, _ADDRESS = "seconds above 0, at most a day", "an address such as https://api.openai.com/v1"
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 HostName = Annotated[str, Meta(pattern=r"^[^\s/:@,]+\Z|^[0-9a-f:.]+\Z")]
 Url = Annotated[str, Meta(pattern=BASE_URL)]
 
@@ -35,58 +34,49 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     A description says what is expected, and then what it is for. Those that have one are flags of `serve`.
     """
 
-    host: Annotated[str, Meta(description="a host name or an address, such as 127.0.0.1, which is the default")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, Meta(ge=0, le=65_535, description="a port from 1 to 65535, or 0 for any free one")] = 8787
-    policies: Annotated[Path | None, Meta(description="a directory of policies, one YAML file for each tenant")] = None
-    store: Annotated[str, Meta(description="a URL or a directory for records; else below ~/.local/state")] = (
-        "offload-store"
-    )
-    upstream: Annotated[Url | None, Meta(description=f"{_ADDRESS}, for policies without one; also OPENAI_BASE_URL")] = (
-        None
-    )
-    workers: Annotated[int, Meta(ge=1, le=256, description="a number of processes from 1 to 256")] = 1
+    host: Annotated[str, says("a host name or an address, such as 127.0.0.1, which is the default")] = "127.0.0.1"
+    port: Annotated[int, says("a port from 1 to 65535, or 0 for any free one", ge=0, le=65_535)] = 8787
+    policies: Annotated[Path | None, says("a directory of policies, one YAML file for each tenant")] = None
+    store: Annotated[str, says("a URL or a directory for records; else below ~/.local/state")] = "offload-store"
+    upstream: Annotated[Url | None, says(f"{_ADDRESS}, for policies without one; also OPENAI_BASE_URL")] = None
+    workers: Annotated[int, says("a number of processes from 1 to 256", ge=1, le=256)] = 1
     body_limit: Annotated[
-        int, Meta(ge=1 << 10, description="a size of at least 1KiB, such as 64MiB, for a chat request's decoded body")
+        int, says("a size of at least 1KiB, such as 64MiB, for a chat request's decoded body", ge=1 << 10)
     ] = 64 << 20
     buffered_limit: Annotated[
-        int, Meta(ge=2 << 10, description="a size of at least 2KiB, such as 512MiB, for all bodies in a process")
+        int, says("a size of at least 2KiB, such as 512MiB, for all bodies in a process", ge=2 << 10)
     ] = 512 << 20
     """Undecoded. One tenant may have half of it."""
-    head_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, for a request's head to arrive")] = 10
-    body_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, for a pause in a request's body")] = 30
-    first_byte_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, until upstream's first byte")] = 600
-    drain_timeout: Annotated[Seconds, Meta(description=f"{_SECONDS}, for requests to finish after SIGTERM")] = 30
+    head_timeout: Annotated[Seconds, says(f"{_SECONDS}, for a request's head to arrive")] = 10
+    body_timeout: Annotated[Seconds, says(f"{_SECONDS}, for a pause in a request's body")] = 30
+    first_byte_timeout: Annotated[Seconds, says(f"{_SECONDS}, until upstream's first byte")] = 600
+    drain_timeout: Annotated[Seconds, says(f"{_SECONDS}, for requests to finish after SIGTERM")] = 30
     max_connections: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="a number above 0 of connections to upstreams, for each process")
+        int, says("a number above 0 of connections to upstreams, for each process", ge=1, le=1_000_000)
     ] = 1_000
     allowed_hosts: Annotated[
         frozenset[HostName],
-        Meta(description="host names without ports, with commas between, that browsers may use besides loopback's"),
+        says("host names without ports, with commas between, that browsers may use besides loopback's"),
     ] = frozenset()
     monitor_networks: Annotated[
-        tuple[str, ...],
-        Meta(description="addresses or networks such as 10.0.0.0/8, with commas between, that may read /metrics"),
+        tuple[str, ...], says("addresses or networks such as 10.0.0.0/8, with commas between, that may read /metrics")
     ] = ()
     """Without the token, and deep health, too."""
-    capture: Annotated[
-        Path | None, Meta(description="a directory for requests of tenants whose policy has `capture: true`")
-    ] = None
+    capture: Annotated[Path | None, says("a directory for requests of tenants whose policy has `capture: true`")] = None
     capture_limit: Annotated[
-        int, Meta(ge=1 << 20, description="a size of at least 1MiB, such as 1GiB, for captures; the oldest go")
+        int, says("a size of at least 1MiB, such as 1GiB, for captures; the oldest go", ge=1 << 20)
     ] = 1 << 30
-    dashboard: Annotated[Path | None, Meta(description="a file for the rows of the pages at /_offload/")] = None
+    dashboard: Annotated[Path | None, says("a file for the rows of the pages at /_offload/")] = None
     dashboard_limit: Annotated[
-        int, Meta(ge=16 << 20, description="a size of at least 16MiB, such as 1GiB, for that file; the oldest rows go")
+        int, says("a size of at least 16MiB, such as 1GiB, for that file; the oldest rows go", ge=16 << 20)
     ] = 512 << 20
-    dashboard_content: Annotated[
-        bool, Meta(description="true or false: keep texts, of tenants with `dashboard_content: true`")
-    ] = False
+    dashboard_content: Annotated[bool, says("true or false: keep texts, of tenants with `dashboard_content: true`")] = (
+        False
+    )
     replica_url: Annotated[
-        Url | None, Meta(description="an address such as http://10.0.0.7:8787, for links to this replica's dashboard")
+        Url | None, says("an address such as http://10.0.0.7:8787, for links to this replica's dashboard")
     ] = None
-    log_format: Annotated[Literal["json", "text"], Meta(description="json or text; text on a terminal")] = "json"
+    log_format: Annotated[Literal["json", "text"], says("json or text; text on a terminal")] = "json"
     admin_token: str | None = None
     """What the operator logs in with, and what metrics and deep health ask for."""
     environment: Mapping[str, str] = {}

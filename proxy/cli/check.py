@@ -86,7 +86,7 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     keys = sum(owner is policy for owner in policies.by_digest.values())
     default = policy is policies.default
     yield "callers", "everybody whom no other file names" if default else several(keys, "key")
-    for title, one in (("upstream", policy), *policy.by_api):
+    for title, one in {"upstream": policy, **policy.by_api}.items():
         upstream = one.upstream
         yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
     yield "offload", offloads(policy)
@@ -160,7 +160,7 @@ def answers(settings: Settings, policies: Sequence[Policy], most: int | None = N
     """Ask each distinct address with each key of a policy for its models, at most so many."""
     targets: dict[tuple[str, str, str | None], tuple[Policy, Upstream, bool, list[str]]] = {}
     for policy in policies:
-        for api, one in (("", policy), *policy.by_api):
+        for api, one in {"": policy, **policy.by_api}.items():
             for part in (one, *one.rules):
                 upstream = part.upstream
                 key = policy.tenant, upstream.base_url, upstream.api_key

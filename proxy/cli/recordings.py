@@ -13,8 +13,8 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -79,21 +79,6 @@ def named(paths: Sequence[str]) -> list[Path]:
     return files
 
 
-def at_home(environment: Mapping[str, str]) -> dict[str, list[Path]]:
-    """Return the sessions that agents keep in the home directory: the agent's name → its files, oldest first."""
-    home = Path(environment.get("HOME") or Path.home())
-    claude = Path(environment.get("CLAUDE_CONFIG_DIR") or home / ".claude", "projects")
-    codex = Path(environment.get("CODEX_HOME") or home / ".codex", "sessions")
-    data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
-    found = {
-        "Claude Code": claude.rglob("*.jsonl"),
-        "Codex": codex.rglob("rollout-*.jsonl"),
-        "opencode": (data / "opencode").glob("opencode.db"),
-    }
-    ordered = {name: sorted(files, key=lambda file: file.stat().st_mtime) for name, files in found.items()}
-    return {name: files for name, files in ordered.items() if files}
-
-
 def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
     """Yield the requests of a file. `api` names the dialect of bodies, which is guessed otherwise.
 
@@ -128,18 +113,10 @@ class Record(NamedTuple):
 
 def _of_text(name: str, file: BinaryIO) -> Iterator[Record]:
     """Yield the records of JSONL, or of a JSON document if the first line is no record."""
-    begun = document = False
-    for number in count(1):
-        line = file.readline(LONGEST + 1)
-        if not line:
-            return
-        text = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
-        if text and not begun:
-            try:
-                document = _entries(text) is not None
-            except (ValueError, RecursionError):
-                document = text[:1] in (b"{", b"[")
-        if text and document:
+    begun = False
+    for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), 1):
+        text = line.removeprefix(BOM_UTF8).strip()
+        if text and not begun and _begins_document(text):
             yield from _of_document(name, b"\n" * (number - 1) + text + b"\n" + file.read(WHOLE))
             return
         if len(line) > LONGEST:
@@ -147,6 +124,13 @@ def _of_text(name: str, file: BinaryIO) -> Iterator[Record]:
         if text:
             yield Record(f"{name}:{number}", text, ended=not begun or line.endswith(b"\n"))
             begun = True
+
+
+def _begins_document(line: bytes) -> bool:
+    try:
+        return _entries(line) is not None
+    except (ValueError, RecursionError):
+        return line.startswith((b"{", b"["))
 
 
 def _of_document(name: str, text: bytes) -> Iterator[Record]:

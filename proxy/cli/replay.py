@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from proxy.cli.formats import ADDRESSED, HAR
-from proxy.cli.recordings import BODY, at_home, named, requests
+from proxy.cli.recordings import BODY, named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.cli.words import harmless, several, table
@@ -75,18 +75,30 @@ def replay(settings: Settings, chosen: Namespace) -> int:
 
 
 def _at_home(environment: Mapping[str, str]) -> list[Path]:
-    """Return the sessions in the home directory, and say which they are. Raises UserMistake if there are none."""
-    found = at_home(environment)
+    """Return the sessions that agents keep in the home directory, each agent's oldest first, and say which they are.
+    Raises UserMistake if there are none."""
+    home = Path(environment.get("HOME") or Path.home())
+    claude = Path(environment.get("CLAUDE_CONFIG_DIR") or home / ".claude", "projects")
+    codex = Path(environment.get("CODEX_HOME") or home / ".codex", "sessions")
+    data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
+    agents = {
+        "Claude Code": claude.rglob("*.jsonl"),
+        "Codex": codex.rglob("rollout-*.jsonl"),
+        "opencode": (data / "opencode").glob("opencode.db"),
+    }
+    found: list[Path] = []
+    for name, files in agents.items():
+        if ordered := sorted(files, key=lambda file: file.stat().st_mtime):
+            place = os.path.commonpath([file.parent for file in ordered])
+            sys.stderr.write(f"{name}: {several(len(ordered), 'file')} in {harmless(place)}\n")
+            found += ordered
     if not found:
         raise UserMistake(
             "replay: found no sessions of Claude Code, Codex or opencode in the home directory; give a FILE (see "
             "replay --help)"
         )
-    for name, files in found.items():
-        place = os.path.commonpath([file.parent for file in files])
-        sys.stderr.write(f"{name}: {several(len(files), 'file')} in {harmless(place)}\n")
     sys.stderr.write("They are read here; nothing leaves this machine.\n\n")
-    return [file for files in found.values() for file in files]
+    return found
 
 
 def _replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None) -> int:

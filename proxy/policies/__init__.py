@@ -98,7 +98,7 @@ def parse(
         retention=None if written.retention is None else duration(written.retention),
     )
     # All parts are validated, and so are their overlays.
-    by_api = tuple((api, _ruled(bare, value, own)) for api, own in value.get("upstreams", {}).items())
+    by_api = {api: _ruled(bare, value, own) for api, own in value.get("upstreams", {}).items()}
     policy = replace(_ruled(bare, value, {}), by_api=by_api)
 
     callers = () if alone else _caller_faults(written, policy, is_default=is_default)
@@ -184,33 +184,33 @@ def _parts(policy: Policy) -> Iterator[tuple[Path, Policy]]:
 
 def _caller_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[_Said]:
     """Yield what is wrong in who may use the policy, and with whose key."""
-    if CALLER.search(policy.tenant):
-        yield ("tenant",), "a name that ends like this could be taken for one caller of another tenant"
-    if is_default and written.api_keys:
-        yield ("api_keys",), "default.yaml is for callers without a file of their own; give these keys a file"
-    if not is_default and not written.api_keys:
-        yield (), "expected `api_keys`: without any, nobody can be this tenant (only default.yaml has none)"
-    if not is_default and written.open:
-        yield ("open",), "only default.yaml can be open to strangers"
-    by = policy.identity
-    if sum(map(bool, (by.header, by.jwt, by.body))) > 1:
-        yield ("identity",), "expected one of `header`, `jwt` and `body`"
-    if by.given and policy.share_namespace:
-        yield ("identity",), "contradicts `share_namespace`, with which all keys are one client"
-    if by.given and is_default and any(upstream.api_key for upstream in policy.upstreams):
-        text = "only upstream could tell that these callers are who they say, and it gets the policy's key"
-        yield ("identity",), f"{text}; list their keys in a file of their own"
+    by, lends = policy.identity, is_default and any(upstream.api_key for upstream in policy.upstreams)
+    faults: list[tuple[object, Path, str]] = [
+        (CALLER.search(policy.tenant), ("tenant",),
+         "a name that ends like this could be taken for one caller of another tenant"),
+        (is_default and written.api_keys, ("api_keys",),
+         "default.yaml is for callers without a file of their own; give these keys a file"),
+        (not is_default and not written.api_keys, (),
+         "expected `api_keys`: without any, nobody can be this tenant (only default.yaml has none)"),
+        (not is_default and written.open, ("open",), "only default.yaml can be open to strangers"),
+        (sum(map(bool, (by.header, by.jwt, by.body))) > 1, ("identity",), "expected one of `header`, `jwt` and `body`"),
+        (by.given and policy.share_namespace, ("identity",),
+         "contradicts `share_namespace`, with which all keys are one client"),
+        (by.given and lends, ("identity",),
+         "only upstream could tell that these callers are who they say, and it gets the policy's key; list their keys "
+         "in a file of their own"),
+    ]  # fmt: skip
     upstreams = [((*path, "upstream"), part.upstream) for path, part in _parts(policy)]
-    upstreams += [(("upstreams", api), own.upstream) for api, own in policy.by_api]
-    for path, upstream in upstreams:
-        if is_default and not written.open and upstream.api_key is not None:
-            text = "every stranger could use this key; expected `open: true` at the top level if that is meant"
-            yield (*path, "api_key"), text
+    upstreams += [(("upstreams", api), own.upstream) for api, own in policy.by_api.items()]
+    text = "every stranger could use this key; expected `open: true` at the top level if that is meant"
+    lent = lends and not written.open
+    faults += [(lent and upstream.api_key, (*path, "api_key"), text) for path, upstream in upstreams]
+    yield from ((path, text) for wrong, path, text in faults if wrong)
 
 
 def _section_faults(policy: Policy) -> Iterator[_Said]:
     """Yield what is wrong in the sections for each API and model."""
-    for path, part in (found for one in (policy, *(own for _, own in policy.by_api)) for found in _parts(one)):
+    for path, part in (found for one in (policy, *policy.by_api.values()) for found in _parts(one)):
         offload, window, place = part.offload, part.upstream.context_window, (*path, "offload")
         if offload.cache_write < offload.cached_read:
             yield (*place, "cache_write"), "expected at least `cached_read`: no cache is cheaper to write than read"

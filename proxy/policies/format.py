@@ -19,7 +19,7 @@ from msgspec import Meta
 from proxy.errors import PolicyError
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.texts import ResultRule
-from proxy.policy import PROFILES, Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream
+from proxy.policy import PROFILES, Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream, says
 
 Path = tuple[str | int, ...]
 """The path to a value: keys and 0-based indexes from the top."""
@@ -121,23 +121,23 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     sha256: Annotated[
         Annotated[str, Meta(pattern=r"^[0-9A-Fa-f]{64}$")] | None,
-        Meta(description="64 hexadecimal digits: the SHA-256 of the key that the client sends"),
+        says("64 hexadecimal digits: the SHA-256 of the key that the client sends"),
     ] = None
-    env: Annotated[str | None, Meta(description="the environment variable that holds the key")] = None
+    env: Annotated[str | None, says("the environment variable that holds the key")] = None
 
 
 class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Others for some APIs; what is left out is as in `upstream`."""
 
-    chat: Annotated[Upstream | None, Meta(description="for chat completions")] = None
-    responses: Annotated[Upstream | None, Meta(description="for Responses")] = None
-    messages: Annotated[Upstream | None, Meta(description="for Anthropic's Messages")] = None
+    chat: Annotated[Upstream | None, says("for chat completions")] = None
+    responses: Annotated[Upstream | None, says("for Responses")] = None
+    messages: Annotated[Upstream | None, says("for Anthropic's Messages")] = None
 
 
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What differs for some models. Sections are partial: a key that is left out is as in the policy."""
 
-    model: Annotated[str, Meta(description="a glob over the request's model, such as gpt-4.1*")]
+    model: Annotated[str, says("a glob over the request's model, such as gpt-4.1*")]
     upstream: Upstream = msgspec.field(default_factory=Upstream)
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
@@ -148,16 +148,16 @@ class PolicyFile(Sections, frozen=True, kw_only=True):
 
     tenant: Annotated[
         Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$(?!\n)")] | None,
-        Meta(description="a name of 1 to 64 characters a-z, 0-9, _ and -; left out: the file's name"),
+        says("a name of 1 to 64 characters a-z, 0-9, _ and -; left out: the file's name"),
     ] = None
-    api_keys: Annotated[tuple[ApiKey, ...], Meta(description="whose requests these are")] = ()
+    api_keys: Annotated[tuple[ApiKey, ...], says("whose requests these are")] = ()
     upstreams: Upstreams = msgspec.field(default_factory=Upstreams)
     retention: Annotated[
         Annotated[str, Meta(pattern=rf"^({_DURATION}|forever)$(?!\n)")] | None,
-        Meta(description="how long records are kept, such as 30d, 12h or 90s; null or forever: without end"),
+        says("how long records are kept, such as 30d, 12h or 90s; null or forever: without end"),
     ] = "30d"
-    open: Annotated[bool, Meta(description="default.yaml only: strangers may use upstream.api_key")] = False
-    rules: Annotated[tuple[RuleEntry, ...], Meta(description="by model; the first match wins")] = ()
+    open: Annotated[bool, says("default.yaml only: strangers may use upstream.api_key")] = False
+    rules: Annotated[tuple[RuleEntry, ...], says("by model; the first match wins")] = ()
 
 
 TABLES: Mapping[str, str] = {

@@ -389,11 +389,9 @@ def test_bad_durations(text: str) -> None:
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
-        ("offload: {exclude_tools: load}", "offload.exclude_tools: expected a list, got text"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
         ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
         ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
-        ("upstream: {idle_timeout: 0}", "upstream.idle_timeout: expected a number > 0"),
         (
             "upstream: {base_url: api.openai.com}",
             "expected an address without query, such as https://api.openai.com/v1",
@@ -401,7 +399,6 @@ def test_bad_durations(text: str) -> None:
         ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
         ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)"),
         ("retention: 30 days", "retention: expected how long records are kept, such as 30d, 12h or 90s"),
-        ("tenant: Acme Inc", "acme.yaml:1: tenant: expected a name of 1 to 64 characters"),
         ("relay: [files/*]", "relay[0]: expected more paths to relay with the tenant's key: globs such as /files/*"),
         # unknown keys
         ("offlaod: {}", "acme.yaml:1: offlaod: unknown key; did you mean `offload`?"),
@@ -411,11 +408,6 @@ def test_bad_durations(text: str) -> None:
         ),
         ("max_total_tokens: 3", "max_total_tokens: unknown key here; it belongs under `offload`"),
         ("tools: {open: true}", "tools.open: unknown key here; it belongs at the top level"),
-        ("rules: [{model: x, limits: {}}]", "rules[0].limits: unknown key here; it belongs at the top level"),
-        (
-            "rules:\n- model: x\n- modle: y",
-            "acme.yaml:3: rules[1].modle: unknown key; did you mean",
-        ),
         # rules and keys
         ("rules: [{offload: {}}]", "acme.yaml:1: rules[0]: expected the key `model`"),
         ("rules:\n- model: x\n  offload:\n    mode: x", "acme.yaml:4: rules[0].offload.mode: expected one of"),
@@ -428,7 +420,6 @@ def test_bad_durations(text: str) -> None:
             KEYED + "offload: {results: [aider]}",
             "offload.results[0]: expected messages that carry results",
         ),
-        (KEYED + "offload: {results: [{prefix: x}]}", "offload.results[0]: expected the key `role`"),
         (
             KEYED + "offload: {results: [{role: user, prefx: x}]}",
             "offload.results[0].prefx: unknown key; did you mean `prefix`?",
@@ -456,7 +447,6 @@ def test_bad_durations(text: str) -> None:
             "acme.yaml:1: offload.compress.snapshot_tokens: expected less than `upstream.context_window` (1500 tokens)",
         ),
         (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
-        ("upstreams: {chta: {}}", "upstreams.chta: unknown key; did you mean `chat`?"),
         ("upstreams: {chat: 5}", "upstreams.chat: expected a mapping or nothing, got a whole number"),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_tenants_key_goes_where_the_clients_stood(header: Header, expected: 
 
 def test_a_tenant_has_an_upstream_for_an_api() -> None:
     own = msgspec.structs.replace(SHARED, upstream=Upstream(base_url="http://a", api_key="sk-a"))
-    tenant = identify([], Policies(msgspec.structs.replace(SHARED, by_api=(("messages", own),)), (), {}))
+    tenant = identify([], Policies(msgspec.structs.replace(SHARED, by_api={"messages": own}), (), {}))
     assert tenant.lends_key
     assert tenant.for_api("messages").policy is own
     assert tenant.for_api("messages").namespace == tenant.namespace
