@@ -21,13 +21,14 @@ import msgspec
 import pytest
 import yaml
 
+from proxy import stores
 from proxy.cli import parser
 from proxy.dashboard import writer
 from proxy.requests import capture
 from proxy.server.app import LEAST_GRACE
 from proxy.server.runner import GRACE
 from proxy.settings import Settings, read
-from proxy.stores import guarded, local
+from proxy.stores import guarded
 from proxy.telemetry import metrics
 from proxy.upstream import client
 
@@ -203,7 +204,7 @@ def test_the_bounds_of_closing_fit_into_the_grace() -> None:
     """One stage after the other, each with something that hangs: the last one still logs what hangs."""
     closing = LEAST_GRACE + capture.CLOSING + client.CLOSING + guarded.CLOSING + writer.CLOSING
     assert closing < GRACE
-    assert local.CLOSE_SECONDS < guarded.CLOSING
+    assert stores.CLOSE_SECONDS < guarded.CLOSING
 
 
 # -- each file by its own tool -----------------------------------------------------------------------------------------

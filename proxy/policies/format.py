@@ -103,7 +103,7 @@ class Document:
             place, line = (*path, key.value), key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise self.error(path, "a key must be plain text", line)
-            if key.value in values:
+            if place in self._lines:
                 raise self.error(place, f"given twice, first on line {self._lines[place]}", line)
             self._lines[place] = line
             found = self._value(value, place)
@@ -203,19 +203,9 @@ def definitions() -> Mapping[str, Any]:
 
 def schema() -> bytes:
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(PolicyFile)}
-    return msgspec.json.format(msgspec.json.encode(_for_editors(whole)), indent=2) + b"\n"
-
-
-def _for_editors(value: Any) -> Any:
-    """The schema with `${VAR}` allowed in every text: editors see it before it is filled in."""
-    if isinstance(value, list):
-        return [_for_editors(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: rf"\$\{{|{member}" if key == "pattern" and isinstance(member, str) else _for_editors(member)
-        for key, member in value.items()
-    }
+    # Editors see `${VAR}` before it is filled in.
+    text = msgspec.json.encode(whole).replace(b'"pattern":"', rb'"pattern":"\\$\\{|')
+    return msgspec.json.format(text, indent=2) + b"\n"
 
 
 # -- tables for people --

@@ -409,6 +409,7 @@ def test_standard_input_is_read(
 def test_ctrl_c_ends_a_replay_that_waits_for_its_pipe(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
     reader, writer = os.pipe()
     over = threading.Event()
 

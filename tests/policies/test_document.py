@@ -69,6 +69,7 @@ def test_aliases_work() -> None:
         ("a: 1\n---\nb: 2", "x.yaml:2: not valid YAML: "),
         ("a: \x07", "x.yaml:1: not valid YAML: "),
         ("a: 1\nb:\n  c: 2\n  d: 3\n  c: 4", "x.yaml:5: b.c: given twice, first on line 3"),
+        ("offload:\noffload: {}", "x.yaml:2: offload: given twice, first on line 1"),
         ("? [a, b]\n: 1", "x.yaml:1: a key must be plain text"),
         ("a: &x [*x]", "x.yaml:1: nested too deeply, or an alias contains itself"),
         ("a: 2024-13-45", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
