@@ -152,17 +152,12 @@ async def test_only_absence_that_is_final_is_remembered(
     assert await got(guarded.visit(), KEY) == b"1"
 
 
-async def test_what_was_written_need_not_be_read(guarded: Guarded, store: Scripted) -> None:
-    assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
-    assert await got(guarded.visit(), KEY) == b"1"
-    assert store.asked == [f"put {KEY}"]
-
-
 async def test_who_must_be_sure_asks_again(guarded: Guarded, store: Scripted) -> None:
     assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
     assert await guarded.visit().put(KEY, b"1", keep=False, sure=True) is Put.EXISTED
     del store.records[KEY]
     assert await guarded.visit().put(KEY, b"1", keep=False, sure=True) is Put.WRITTEN
+    assert guarded.memory.size[0] == 0, "originals do not fill the memory"
 
 
 async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guarded: Guarded, store: Scripted) -> None:
@@ -172,11 +167,6 @@ async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guard
     assert guarded.memory.recall([KEY, OTHER]) == {KEY: None}
     store.trouble = "away"
     assert await guarded.visit().read([KEY]) is await guarded.visit().list("a/") is None
-
-
-async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
-    assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
-    assert guarded.memory.size[0] == 0
 
 
 async def test_the_winners_bytes_are_the_record(guarded: Guarded, store: Scripted) -> None:
@@ -191,7 +181,8 @@ async def test_a_put_is_made_once_until_the_record_needs_refreshing(
     for seconds in (0, 1, 58):
         clock.move(seconds)
         await guarded.visit().put(KEY, b"1")
-    assert store.asked == [f"put {KEY}"]
+        assert await got(guarded.visit(), KEY) == b"1"
+    assert store.asked == [f"put {KEY}"], "and it need not be read"
     clock.move(1)
     assert await guarded.visit().put(KEY, b"1") is Put.EXISTED
     assert store.asked == [f"put {KEY}"] * 2
@@ -224,23 +215,16 @@ async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(
     guarded: Guarded, store: Scripted, clock: Clock
 ) -> None:
     store.hangs = True
-    visit = guarded.visit()
+    visit, patient = guarded.visit(), asyncio.create_task(got(guarded.visit(2 * BUDGET), "a-1/rounds/own"))
     asked = asyncio.gather(got(visit, KEY), visit.put(OTHER, b"1", keep=False))
     await turns()
     clock.move(BUDGET)
     assert await asked == [None, Put.FAILED]
     assert await got(visit, KEY) is None
     assert visit.errors == {"get:timeout": 1, "put:timeout": 1, "get:budget": 1}
-    assert len(store.asked) == 2, "with the budget spent, nobody is asked"
-
-
-async def test_a_visit_may_have_a_budget_of_its_own(guarded: Guarded, store: Scripted, clock: Clock) -> None:
-    store.hangs = True
-    asked = asyncio.create_task(got(guarded.visit(3 * BUDGET), KEY))
-    await clock.let_pass(2 * BUDGET)
-    assert not asked.done()
-    await clock.let_pass(BUDGET)
-    assert await asked is None
+    assert len(store.asked) == 3, "with the budget spent, nobody is asked"
+    assert not patient.done()
+    assert await in_time(patient, clock) is None
 
 
 async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store: Scripted, clock: Clock) -> None:
@@ -357,11 +341,6 @@ async def test_the_health_check_writes_and_leaves_nothing(guarded: Guarded, stor
     assert (guarded.reading.state, guarded.writing.state) == ("closed", "open")
 
 
-async def test_close(guarded: Guarded, store: Scripted) -> None:
-    assert await guarded.close()
-    assert store.closed
-
-
 async def test_a_store_that_does_not_close_is_left(
     guarded: Guarded, store: Scripted, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,7 +455,7 @@ async def test_what_could_not_be_written_is_put_at_the_end(store: Scripted, warn
     store.trouble = "away"
     assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
     store.trouble = None
-    assert await guarded.close()
+    assert await guarded.close() and store.closed
     assert store.records == {KEY: b"1"} and len(warned) == 1
     store.trouble = "away"
     assert await guarded.visit().put(OTHER, b"1") is Put.WRITTEN

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy import stores
-from proxy.errors import Overloaded, StoreBusy, StoreFault
+from proxy.errors import StoreFault
 from proxy.stores import Store, open_store
-from proxy.stores.guarded import Guarded
 from proxy.stores.local import LEFTOVER_SECONDS, Folder
-from proxy.threads import WorkPool, nobody_waits
-from tests.clock import PATIENCE, Clock, turns, wait_until
+from proxy.threads import nobody_waits
+from tests.clock import PATIENCE, wait_until
 from tests.stores.contract import StoreContract, listed
 
 KEY = "acme-1/original/a.txt"
@@ -275,41 +272,6 @@ async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypa
     await store.close()
 
 
-async def test_threads_that_hang_are_faults_in_time_and_then_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    let_go, before = threading.Event(), set(threading.enumerate())
-    monkeypatch.setattr(Folder, "get_many", lambda folder, keys: let_go.wait() and [])
-    guarded = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, budget_seconds=10, clock=clock)
-    states = set()
-    for number in range(40):
-        asked = asyncio.create_task(guarded.visit().get_many([f"acme-1/rounds/{number}"]))
-        await turns()
-        clock.move(10)
-        assert await asked == [None]
-        states.add(guarded.state)
-    assert "open" in states
-    assert len([thread for thread in set(threading.enumerate()) - before if thread.name.startswith("store-")]) <= 8
-    let_go.set()
-    assert await guarded.close()
-
-
-async def test_closing_says_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    begun, let_go = threading.Event(), threading.Event()
-    monkeypatch.setattr(Folder, "get", lambda folder, key: begun.set() or let_go.wait())
-    warned: list[str] = []
-    guarded = Guarded(open_store(str(tmp_path)), warn=lambda _, text: warned.append(text))
-    check = asyncio.create_task(guarded.check(60))
-    await asyncio.to_thread(begun.wait)
-    check.cancel()
-    closing = asyncio.create_task(guarded.close())
-    await turns()
-    clock.move(stores.CLOSE_SECONDS)
-    assert not await closing
-    assert "the store's folder hangs: 1 operations have not ended" in warned[-1]
-    let_go.set()
-
-
 # Faults.
 
 
@@ -376,19 +338,6 @@ def make_read_only(folder: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
 
-async def test_a_caller_of_whom_too_much_waits_is_no_fault_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: object) -> None:
-        raise Overloaded("too much waits")
-
-    monkeypatch.setattr(WorkPool, "run", full)
-    store = open_store(str(tmp_path))
-    with pytest.raises(StoreBusy):
-        await store.get("acme-1/rounds/k")
-    await store.close()
-
-
 async def test_a_full_disk(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "256k"):
         store = open_store(str(tmp_path / "disk"))
@@ -433,7 +382,7 @@ def test_any_keys_are_kept_apart_and_found(
 ) -> None:
     folder = Folder(tmp_path_factory.mktemp("any"))
     for key, value in records.items():
-        assert folder.put(key, value)
+        assert folder.put(key, value, sync=False)
     assert {key: folder.get(key) for key in records} == records
     assert sizes(folder, "") == {key: len(value) for key, value in records.items()}
     for key in records:
