@@ -78,7 +78,7 @@ def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
     if prepared is None or planned is None or planned.dialect.counts:
         return NOTHING
     names = f"{prepared.tenant.namespace} {planned.dialect.name} {planned.request.model} "
-    began = beginning(planned.history.measured)
+    began = beginning(planned.history.messages)
     session = int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
     content = content and prepared.tenant.policy.dashboard_content
@@ -111,7 +111,7 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
         for boundary in planned.plan.boundaries[-1:]:
             gone = {index for index in range(boundary.end) if index not in boundary.pins}
     found, past = list[Fate](), planned.history
-    for index, (item, message, named) in enumerate(zip(past.items, past.measured, past.messages, strict=True)):
+    for index, (item, message) in enumerate(zip(past.items, past.messages, strict=True)):
         came, sent_digest = message.digest.hex()[:16], ""
         if index in gone:
             move, rule, sent, hidden = None, SUMMARISED, 0, None
@@ -122,7 +122,7 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
                 changed = digest(rendered.altered[index]).hex()[:16]
                 sent_digest = changed if changed != came else ""
                 rule = rule or (RESTORED if hidden else MARKED) if sent_digest else rule
-        label = named.pieces[0].label if named.pieces else None
+        label = message.pieces[0].label if message.pieces else None
         fate = Fate(
             index=index,
             kind=KINDS[_KIND[item.role]],
@@ -135,7 +135,7 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
             hidden=hidden.tokens if hidden and index >= start else 0,
             origin=label.origin if label else "",
             about=label.about if label and content else "",
-            files=tuple(piece.name for piece in named.pieces),
+            files=tuple(piece.name for piece in message.pieces),
             stays="" if rule or item.role is not Role.TOOL else "small" if item.preview >= item.tokens else "waiting",
         )
         found.append(fate)

@@ -28,14 +28,14 @@ import msgspec
 from msgspec import Raw
 
 from proxy.plan import preview
-from proxy.plan.message import COPY_BYTES, Message, Piece, with_pieces
+from proxy.plan.message import Message, Piece
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.preview import Label
 from proxy.plan.texts import Carries
 from proxy.policy import Offload
 
-PLACE_BYTES = 380
+PLACE_BYTES = 250
 """Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py` compares all of these with
 what the objects take."""
 BEGINNING = bytes(16)  # the digest of a history without messages
@@ -168,7 +168,7 @@ class Naming(msgspec.Struct, frozen=True):
                     name = preview.file_name(label, piece.digest, len(piece.digest))
                     taken[name] = piece.digest
                 pieces.append(piece.named(name, label))
-            found.append(with_pieces(message, pieces) if pieces else message)
+            found.append(msgspec.structs.replace(message, pieces=tuple(pieces)) if pieces else message)
         return found, Naming(calls, taken)
 
 
@@ -201,8 +201,7 @@ class History:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.measured: list[Message] = []  # the messages without the names of their pieces
-        self.messages: list[Message] = []  # with them
+        self.messages: list[Message] = []  # with the names of their pieces
         self.tools: list[str] = []  # per message, the name of the tool whose result it is
         self.items: list[Item] = []
         self.links = [BEGINNING]  # entry *i* identifies what the first *i* messages mean
@@ -212,11 +211,11 @@ class History:
         self._asked = False  # whether the user's first message has come
         self._pairing = Pairing()
         self._naming = Naming()
-        self._held = 0  # bytes of the messages, and of their copies
+        self._held = 0  # bytes of the messages
 
     def __len__(self) -> int:
         """The number of messages."""
-        return len(self.measured)
+        return len(self.messages)
 
     def extended(self, messages: Sequence[Message]) -> History:
         """The history followed by these messages."""
@@ -224,13 +223,12 @@ class History:
             return self
         longer = copy.copy(self)
         named, longer._naming = self._naming.named(messages)
-        longer.measured = [*self.measured, *messages]
         longer.messages = [*self.messages, *named]
         longer.tools, longer.items, longer.links = self.tools.copy(), self.items.copy(), self.links.copy()
         longer._pairing, longer.fold = self._pairing.copy(), self.fold.copy()
         for message in named:
             longer._add(message)
-        longer._held += sum([message.size() + COPY_BYTES * len(message.pieces) for message in messages])
+        longer._held += sum([message.size() for message in named])
         return longer
 
     def _add(self, message: Message) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 
 import msgspec
@@ -58,13 +58,12 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 390, 300, 180
 """Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
-COPY_BYTES = 330  # bytes of a message's copy in which a piece has its name
 
 
 class Message(msgspec.Struct, frozen=True):
     """Everything that the plan needs of one message, without its text."""
 
-    digest: bytes  # of the bytes as they came, and of the names of its pieces. What depends on both is cached under it.
+    digest: bytes  # of the bytes as they came
     role: Role
     meaning: bytes
     tokens: int
@@ -90,6 +89,12 @@ class Message(msgspec.Struct, frozen=True):
         """Its tokens after compaction at first sight."""
         return self.tokens - sum([piece.tokens - piece.first_preview for piece in self.pieces])
 
+    @property
+    def key(self) -> bytes:
+        """Identifies what replaces it, which depends on its bytes and on the names of its pieces."""
+        named = "".join([f"\n{piece.name}\n{piece.label.origin}" for piece in self.pieces])
+        return digest(self.digest + named.encode())
+
     def size(self) -> int:
         """About how many bytes it takes."""
         size = MESSAGE_BYTES + len(self.answers)
@@ -99,12 +104,6 @@ class Message(msgspec.Struct, frozen=True):
             size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
             size += sum(map(Label.size, self.labels))
         return size
-
-
-def with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
-    """Return the message with these pieces, and what depends on them."""
-    named = "".join(f"\n{piece.name}\n{piece.label.origin}" for piece in pieces).encode()
-    return msgspec.structs.replace(message, digest=digest(message.digest + named), pieces=tuple(pieces))
 
 
 def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:

@@ -109,7 +109,7 @@ def index(rendered: Rendered, now: float) -> Iterator[tuple[str, bytes]]:
         if rendered.shown and boundary.end <= rendered.shown.boundary.end:
             name = summary.file_name(chain[boundary.end])
             groups[boundary.event][name] = Text(name, ORIGINALS.about)
-    session, title = beginning(planned.history.measured).hex()[:DIGITS], _title(rendered)
+    session, title = beginning(planned.history.messages).hex()[:DIGITS], _title(rendered)
     for _, texts in sorted(groups.items()):
         names = "\n".join(sorted(texts)).encode("utf-8", "surrogatepass")
         moved = Moved(now, rawjson.encodable(planned.request.model), title, list(texts.values()))

@@ -153,7 +153,7 @@ class MessageCache:
 
         def make(index: int, first_preview: bool) -> bytes:
             message = transcript.messages[index]
-            key = message.digest + variants[first_preview]
+            key = message.key + variants[first_preview]
             found = self._compacted.get(key)
             if found is None:
                 found = compact(dialect, transcript.raws[index], message, shape, first_preview)

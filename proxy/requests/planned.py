@@ -112,7 +112,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The place of the user's last message if it asks for a summary of a conversation that has moved results."""
         if self.plan.empty:
             return None
-        messages = self.history.measured
+        messages = self.history.messages
         last = max((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), default=0)
         if not messages or messages[last].role is not Role.USER:
             return None
@@ -146,7 +146,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         share = self.policy.offload.holdout
         if not share or self.request.continues:
             return Holdout.NONE
-        drawn = int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.history.measured)).digest()[:8])
+        drawn = int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.history.messages)).digest()[:8])
         return Holdout.KEPT if drawn < share * 2**64 else Holdout.PLANNED
 
     @property

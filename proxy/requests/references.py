@@ -64,7 +64,7 @@ def compacts(prepared: Prepared, dialect: Dialect) -> bool:
     planned, policy = prepared.planned, prepared.tenant.policy
     if planned is None or prepared.unplanned or prepared.only_observed or policy.compaction is Compaction.PASSTHROUGH:
         return False
-    if all(message.role is Role.SYSTEM for message in planned.history.measured):
+    if all(message.role is Role.SYSTEM for message in planned.history.messages):
         return False  # upstream says better that there is nothing to compact
     host = urlsplit(policy.upstream.base_url).hostname
     native = host in NATIVE.get(dialect.name, ()) and planned.room.holds(planned.tokens)

@@ -314,7 +314,7 @@ def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot
 
 def _begins(planned: Planned, namespace: str) -> str:
     """Identifies the conversation. Those that begin with the same words of the user count as one."""
-    return f"{namespace}/{planned.summary_model}/{beginning(planned.history.measured).hex()}"
+    return f"{namespace}/{planned.summary_model}/{beginning(planned.history.messages).hex()}"
 
 
 def _shown(planned: Planned, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:

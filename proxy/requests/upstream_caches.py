@@ -92,7 +92,7 @@ class Pauses:
 
 
 def _key(namespace: str, planned: Planned) -> tuple[str, str, str, bytes]:
-    return namespace, planned.policy.upstream.base_url, planned.request.model, beginning(planned.history.measured)
+    return namespace, planned.policy.upstream.base_url, planned.request.model, beginning(planned.history.messages)
 
 
 def _sent(prepared: Prepared, end: int) -> int:

@@ -64,8 +64,8 @@ async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int
 @pytest.mark.parametrize("name", HISTORIES)
 async def test_the_sizes_of_messages_and_histories_are_right_within_15_percent(name: str) -> None:
     history, shared = await read(*HISTORIES[name])
-    messages = taken(list(history.measured), shared)
-    assert sum(message.size() for message in history.measured) == pytest.approx(messages, rel=0.15)
+    messages = taken(list(history.messages), shared)
+    assert sum(message.size() for message in history.messages) == pytest.approx(messages, rel=0.15)
     assert history.size() == pytest.approx(messages + taken(history, shared), rel=0.15)
 
 
