@@ -181,26 +181,22 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _looked_up(host: str, model: str) -> Prices:
+    """The row with the longest name in this model's, of the host's list or else of the list that has such names."""
     model = _plain(_DATE.sub("", model))
-    for prices in PRICE_LISTS:
-        if any(host == one or host.endswith(f".{one}") for one in prices.hosts):
-            return _priced(prices, model)
-    for prices in PRICE_LISTS:
-        if any(re.search(rf"(?<![a-z0-9]){_plain(start)}(?![a-z0-9])", model) for start in prices.anywhere):
-            return _priced(prices, model)
-    return ASSUMED
+    lists = [one for one in PRICE_LISTS if any(f".{host}".endswith(f".{known}") for known in one.hosts)]
+    lists = lists or [one for one in PRICE_LISTS if any(_has(model, start, "[a-z0-9]") for start in one.anywhere)]
+    if not lists:
+        return ASSUMED
+    rows = {name: row for row in lists[0].named for name in row.models.split()}
+    # `gpt-5` is not in `gpt-5-7` or `gpt-5-mini`: other models.
+    found = max((name for name in rows if _has(model, name, rf"[a-z0-9]|{_OTHER}")), key=len, default="")
+    row = rows.get(found, lists[0].newest)
+    return msgspec.structs.replace(row, source=lists[0].source, cache_lifetime=lists[0].cache_lifetime)
 
 
-def _priced(prices: PriceList, model: str) -> Prices:
-    """The row with the longest name in this model's. `gpt-5` is not in `gpt-5-7` or `gpt-5-mini`: other models."""
-    found = [
-        (len(name), row)
-        for row in prices.named
-        for name in map(_plain, row.models.split())
-        if re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9]|{_OTHER})", model)
-    ]
-    row = max(found, key=lambda one: one[0])[1] if found else prices.newest
-    return msgspec.structs.replace(row, source=prices.source, cache_lifetime=prices.cache_lifetime)
+def _has(model: str, name: str, but: str) -> bool:
+    """Whether a model's name has this one in it, without more of a word before it, and without `but` behind it."""
+    return re.search(rf"(?<![a-z0-9]){_plain(name)}(?!{but})", model) is not None
 
 
 def _plain(name: str) -> str:
