@@ -14,7 +14,6 @@ from binascii import a2b_base64
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
-from threading import Lock
 
 from proxy.errors import ProxyError
 from proxy.threads import breathe
@@ -51,22 +50,9 @@ class Tokens:
     """Counts tokens; threads may share it.
 
     Counting releases the interpreter's lock, and one piece takes 15 ms at worst (white space), so in a thread it delays
-    nobody. Loading holds the lock for up to 0.2 s and takes about 45 MB, so call `load` before requests arrive.
+    nobody. The first count loads the encoding, which holds the lock for up to 0.2 s and takes about 45 MB, so call
+    `counter` before requests arrive.
     """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._counter: Counter | None = None
-
-    def loaded(self, model: str = "") -> bool:
-        """Whether `count` can begin at once."""
-        return self._counter is not None
-
-    def load(self) -> Counter:
-        """Return the counter, for texts of bounded length. The first call loads it."""
-        with self._lock:
-            self._counter = self._counter or counter()
-        return self._counter
 
     def count(self, text: str, model: str = "") -> int:
         """Count the tokens of `text` for `model`.
@@ -75,7 +61,7 @@ class Tokens:
         word at which to cut, such as one repeated character or base64. These are cut anywhere, which adds about one
         token for each cut. Lone surrogates count as U+FFFD.
         """
-        count, alone, found = self._counter or self.load(), _DIGIT_BY_DIGIT.search(model.lower()), 0
+        count, alone, found = counter(), _DIGIT_BY_DIGIT.search(model.lower()), 0
         for piece in pieces(text):
             found += count(piece) + (extra_digits(piece) if alone else 0)
             breathe()
@@ -96,7 +82,7 @@ def extra_digits(text: str) -> int:
 
 @cache
 def counter() -> Counter:
-    """Build tiktoken's counter from our table."""
+    """Return tiktoken's counter, built from our table. It is for texts of bounded length."""
     import tiktoken  # 10 ms and 2 MB that commands other than `serve` never need
 
     built = tiktoken.Encoding(NAME, pat_str=PATTERN, mergeable_ranks=table(), special_tokens={})

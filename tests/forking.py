@@ -159,9 +159,9 @@ def main(requests: socket.socket) -> None:
     import uvloop  # noqa: F401 (what the proxy imports as late as it can)
 
     from proxy.server import runner  # noqa: F401
-    from proxy.tokens import Tokens
+    from proxy.tokens import counter
 
-    Tokens().load()
+    counter()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it reaches the tests as well, which then end us
     _serve(requests)
 

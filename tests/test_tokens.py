@@ -8,9 +8,7 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,13 +38,6 @@ def test_the_encoding_agrees_with_tiktoken(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash))
     assert getattr(openai_public, tokens.NAME)()["pat_str"] == tokens.PATTERN
     assert hashes == [tokens.SHA256]
-
-
-def test_the_encoding_is_loaded_when_it_is_first_needed() -> None:
-    made = Tokens()
-    assert not made.loaded()
-    made.count("hello")
-    assert made.loaded()
 
 
 def test_counts_of_known_texts() -> None:
@@ -193,22 +184,6 @@ def test_an_endless_run_is_cut_into_pieces() -> None:
 def test_lone_surrogates_are_replaced_for_counting(text: str) -> None:
     mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert TOKENS.count(text) == TOKENS.count(mended) == REFERENCE(mended)
-
-
-def test_threads_load_an_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
-
-    def load() -> tokens.Counter:
-        loaded.append(1)
-        for _ in range(100):
-            time.sleep(0)  # lets the other threads come here, too
-        return len
-
-    monkeypatch.setattr(tokens, "counter", load)
-    shared = Tokens()
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(shared.count, ["four"] * 8)) == [4] * 8
-    assert loaded == [1]
 
 
 OFFLINE = """

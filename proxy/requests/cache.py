@@ -4,7 +4,6 @@ counted, in a thread if that takes long."""
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Protocol, TypeVar
@@ -42,10 +41,6 @@ Key = bytes
 
 class Counter(Protocol):
     def count(self, text: str, model: str = "") -> int: ...
-
-    def loaded(self, model: str = "") -> bool:
-        """Whether `count` can begin at once, without loading a vocabulary."""
-        ...
 
 
 class MessageCache:
@@ -123,8 +118,7 @@ class MessageCache:
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
-        variant, loaded = _variant(dialect.name, reading, model), self._tokens.loaded(model)
-        count, messages = self.counter(model), list[Message]()
+        variant, count, messages = _variant(dialect.name, reading, model), self.counter(model), list[Message]()
 
         def read(batch: Sequence[Raw]) -> list[Message]:
             found = list[Message]()
@@ -143,7 +137,7 @@ class MessageCache:
             while weight <= BATCH_BYTES and end < len(raws):
                 weight += len(memoryview(raws[end])) + MESSAGE
                 end += 1
-            size = NEW * (weight - MESSAGE * (end - at)) if loaded else math.inf
+            size = NEW * (weight - MESSAGE * (end - at))
             messages += await self.pool.run(caller, partial(read, raws[at:end]), size)
         return messages
 

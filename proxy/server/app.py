@@ -50,7 +50,7 @@ from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import Background, WorkPool, running
-from proxy.tokens import Tokens
+from proxy.tokens import Tokens, counter
 from proxy.upstream.client import UpstreamClient
 
 if TYPE_CHECKING:
@@ -107,12 +107,11 @@ class App:
             store, warn=logs.Limited(logger), retention=self._retention, count_damaged=self._metrics.damaged
         )
         self._metrics.watch_store(lambda: self._store.state)
-        self._tokens = Tokens()
         self._upstream = UpstreamClient(settings, self._otel.call if self._otel else None)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = WorkPool("work")
-        self._reader = MessageCache(self._tokens, self._threads)
+        self._reader = MessageCache(Tokens(), self._threads)
         self._caches = {"store": lambda: self._store.memory.size, **self._reader.caches()}
         for cache, size in self._caches.items():
             self._metrics.watch_cache(cache, size)
@@ -355,7 +354,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
-            self._tokens.load()
+            counter()
             self._dashboard.start()
             held.callback(self._dashboard.close)
             if self._otel:

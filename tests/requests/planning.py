@@ -28,9 +28,6 @@ class Counting:
     def count(self, text: str, model: str = "") -> int:
         return len(text)
 
-    def loaded(self, model: str = "") -> bool:
-        return True
-
 
 def step(number: int, said: int, *results: int) -> list[Json]:
     """An assistant message of `said` characters and its tools' results."""

@@ -38,15 +38,11 @@ class Counting:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.threads: set[int] = set()
-        self.ready = True
 
     def count(self, text: str, model: str = "") -> int:
         self.texts.append(text)
         self.threads.add(threading.get_ident())
         return len(text)
-
-    def loaded(self, model: str = "") -> bool:
-        return self.ready
 
     def taken(self) -> set[str]:
         taken, self.texts = {text for text in self.texts if text}, []
@@ -80,13 +76,10 @@ async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str)
         assert tokens.taken() == {"one"}
 
 
-@pytest.mark.parametrize("ready", [True, False])
-async def test_a_little_is_read_at_once_unless_the_vocabulary_has_to_be_loaded(ready: bool) -> None:
+async def test_a_little_is_read_at_once() -> None:
     tokens = Counting()
-    tokens.ready = ready
-    [message] = await MessageCache(tokens).read(CHAT, [raw("one")], READING, "m")
-    assert message.tokens == 7
-    assert (threading.get_ident() in tokens.threads) is ready
+    await MessageCache(tokens).read(CHAT, [raw("one")], READING, "m")
+    assert tokens.threads == {threading.get_ident()}
 
 
 WORDS = st.sampled_from(["", "a", "bb " * 40, "word " * 400])

@@ -60,9 +60,6 @@ class Characters:
     def count(self, text: str, model: str = "") -> int:
         return len(text)
 
-    def loaded(self, model: str = "") -> bool:
-        return True
-
 
 class MemoryStore:
     """Records in a dictionary; with a `fault`, none at all."""
