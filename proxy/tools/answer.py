@@ -8,7 +8,7 @@ to look goes on everywhere else, and says so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Literal
 
@@ -102,19 +102,20 @@ class Material(msgspec.Struct, frozen=True):
 
 def answer(asked: Asked, material: Material) -> ToolAnswer:
     """Answer a call. Never raises because of anything that a model or a file's text may contain."""
-    media: Media | None = None
-    text: str | None
+    wordings: Iterable[str]
     result: Result = "ok"
+    media: Media | None = None
     try:
         if asked.fault:
             raise _Short(asked.fault)
         material = material.less(asked.note)
         if asked.tool == "grep":
-            text = _grep(asked, material)
+            wordings = _grep(asked, material)
         else:
-            text, media = _read(asked, material)
+            wordings, media = _read(asked, material)
     except _Short as short:
-        text, result = next(filter(material.fits, short.wordings), None), short.result
+        wordings, result = short.wordings, short.result
+    text = next(filter(material.fits, wordings), None)
     if text is None:
         return ToolAnswer.of(BUDGET_USED_UP, "budget", material.count)
     answer = ToolAnswer.of(asked.note + text, result, material.count)
@@ -146,7 +147,7 @@ class _Scope(msgspec.Struct, frozen=True):
     missing: str = ""
 
 
-def _grep(asked: Asked, material: Material) -> str | None:
+def _grep(asked: Asked, material: Material) -> Iterable[str]:
     files, index = material.files, material.index
     try:
         find = _compiled(asked.pattern, material)
@@ -227,14 +228,11 @@ def _heads(
     return [*([f"{none}\n{short}\n---\n{elsewhere}"] if short else []), f"{none} {elsewhere}"]
 
 
-def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material) -> str | None:
-    """Return the most complete report that fits: with the lines around few matches, or as many matches as fit."""
+def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material) -> Iterator[str]:
+    """Yield reports, the most complete first: with the lines around few matches, then as many matches as fit."""
     files, index, limit = material.files, material.index, limit or DEFAULT_MATCHES
     if len(found) <= min(search.FEW, limit):
-        for head in heads:
-            text = search.report(files, index, head, found, around=True)
-            if material.fits(text):
-                return text
+        yield from (search.report(files, index, head, found, around=True) for head in heads)
     most = min(limit, len(found), MAX_MATCHES)
 
     def report(shown: int) -> str:
@@ -245,16 +243,14 @@ def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, materi
         return search.report(files, index, heads[-1], found[:shown], foot=foot)
 
     guess = 1 + material.budget // TOKENS_PER_MATCH
-    shown = pages.largest(most, guess, lambda shown: material.fits(report(shown)))
-    return report(shown) if shown or material.fits(report(0)) else None
+    yield report(pages.largest(most, guess, lambda shown: material.fits(report(shown))))
 
 
 # -- read_file ---------------------------------------------------------------------------------------------------------
 
 
-def _read(asked: Asked, material: Material) -> tuple[str | None, Media | None]:
+def _read(asked: Asked, material: Material) -> tuple[list[str], Media | None]:
     path, head = _existing(asked.path, material)
-    room = material.less(head)
     if media := material.media(path):
         left = max(material.budget, material.left) - material.count(head)
         if not media.part:
@@ -263,7 +259,7 @@ def _read(asked: Asked, material: Material) -> tuple[str | None, Media | None]:
         if media.tokens > left:
             reason = f"[{media.about}] takes {media.tokens} tokens, and only {max(left, 0)} are left for it."
             raise _Short(reason, result="budget")
-        return f"{head}[{media.about}]", media
+        return [f"{head}[{media.about}]"], media
     text = material.files[path]
     line = _pointed_at(asked.path, text, bool(head)) if asked.offset is None else asked.offset
     span = pages.span(text, line, asked.limit or sys.maxsize, asked.column)
@@ -275,8 +271,9 @@ def _read(asked: Asked, material: Material) -> tuple[str | None, Media | None]:
     if stop < len(text):
         stop = text.rfind("\n", span.start, stop) + 1
     span = msgspec.structs.replace(span, stop=max(span.stop, stop))
-    page = pages.page(text, span, f'{material.names[1]}(path="{path}"', room.budget, material.count)
-    return page and head + page, None
+    call, count = f'{material.names[1]}(path="{path}"', lambda shown: material.count(head + shown)
+    page = pages.page(text, span, call, material.budget, count)
+    return [head + page] if page else [], None
 
 
 def _existing(path: str, material: Material) -> tuple[str, str]:
