@@ -45,22 +45,6 @@ def test_span_of_requested_lines(text: str, line: int, limit: int, column: int, 
     assert span(text, line, limit, column) == expected
 
 
-def test_a_page_has_the_requested_lines() -> None:
-    text = "a\nb\nc\nd"
-    assert shown(text, 1, 2) == "b\nc\n[lines 1-2 of 4]"
-    assert shown(text, 2, 2) == "c\nd"
-    assert shown("aXYZ\nb", 0, 1, column=1) == "XYZ\n[lines 0-0 of 2]"
-
-
-def test_a_page_is_cut_at_a_line() -> None:
-    text = "".join(f"line {number:03}\n" for number in range(200))
-    page = shown(text, budget=500)
-    assert page is not None and len(page) <= 500
-    assert page.splitlines()[0] == "line 000"
-    assert page.splitlines()[-2] == "line 047"
-    assert page.splitlines()[-1] == f"[lines 0-47 of 200; continue with {CALL}, offset=48)]"
-
-
 def test_a_line_above_the_budget_is_cut_inside() -> None:
     text = "short\n" + "x" * 2000 + "\nend"
     assert shown(text, budget=500) == f"short\n[lines 0-0 of 3; continue with {CALL}, offset=1)]"

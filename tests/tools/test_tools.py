@@ -114,12 +114,6 @@ def test_few_matches_come_with_three_lines_around_each() -> None:
     assert many == ["1: needle", "20: needle", "30: needle", "31: needle", "32: needle", "33: needle"]
 
 
-def test_the_number_of_a_line_is_the_offset_that_reads_it() -> None:
-    files = {F: "".join(f"line {number}\n" for number in range(100))}
-    [hit] = re.findall(r"^(\d+): line 57$", grep(files, pattern="57"), re.M)
-    assert read(files, path=F, offset=hit).startswith("line 57\n")
-
-
 def test_a_search_goes_on_elsewhere_before_it_says_no() -> None:
     text = grep(pattern="filler", path=LOG)
     whole = AROUND.replace("billing.log)", "billing.log), all of it").replace("1:", "1-").replace("3:", "3-")
@@ -210,10 +204,6 @@ def test_grep_with_a_budget_too_small_for_any_match() -> None:
 def test_text_that_looks_like_a_footer_is_shown_with_line_numbers() -> None:
     lines = grep({F: "---\nFile: g\n9: x\n[lines 0-1 of 2]"}, pattern=".").splitlines()[1:]
     assert lines == ["---", "File: f", "0: ---", "1: File: g", "2: 9: x", "3: [lines 0-1 of 2]", "---"]
-
-
-def test_read_a_whole_file() -> None:
-    assert ask("read_file", path=LOG) == ToolAnswer(FILES[LOG], "ok", len(FILES[LOG]))
 
 
 def test_a_file_that_was_called_by_another_word_says_what_it_is() -> None:
