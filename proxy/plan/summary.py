@@ -70,7 +70,6 @@ class Section(msgspec.Struct, frozen=True):
     title: str
     text: str
     role: Role = Role.SYSTEM
-    missing: int = 0  # characters that were left out of `text` to fit a summary call
     part: str = ""  # the JSON of an image or a file, of which `text` says what it is
 
 
@@ -185,9 +184,9 @@ def _shortened(
         first += 1
     kept: list[Section] = []
     if first:
-        missing = sum(turn.missing + len(turn.text) for turn in turns[:first])
-        text = f"[… from here on {missing:,} characters are left out; they are in {whole} …]"
-        kept.append(Section(turns[0].title, text, Role.TOOL, missing))
+        kept.append(
+            Section(turns[0].title, f"[… old texts are left out from here on; they are in {whole} …]", Role.TOOL)
+        )
     for turn, size, most in zip(turns[first:], sizes[first:], tokens[first:], strict=True):
         kept += [turn] if size <= most else _without_middle(turn, size, most, count, whole)
     return kept
@@ -198,12 +197,11 @@ def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str]
     keep = len(turn.text) * tokens // size
     while keep > 0:
         head, tail = keep - keep // 3, keep // 3
-        missing = turn.missing + len(turn.text) - keep
-        note = f"[… {missing:,} characters are left out here; the whole text is in {whole} …]"
+        note = f"[… the middle is left out here; the whole text is in {whole} …]"
         text = f"{turn.text[:head]}\n{note}\n{turn.text[len(turn.text) - tail :]}"
         actual = count(text) + count(turn.title)
         if actual <= tokens:
-            return [msgspec.structs.replace(turn, text=text, missing=missing)]
+            return [msgspec.structs.replace(turn, text=text)]
         keep = min(keep * 9 // 10, keep * tokens // actual)
     return []
 
