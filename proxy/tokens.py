@@ -32,8 +32,7 @@ _DIGIT_BY_DIGIT = re.compile(r"qwen|qwq|qvq|gemma|gemini|mixtral|pixtral|(mi|min
 Nothing else makes such a difference: without it Qwen's count of logs is 1.5 times ours, and of numbers twice
 (docs/benchmarks.md)."""
 
-_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
-
+_NUMBER = re.compile("[0-9]+")
 
 NAME, SHA256 = "o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 """The encoding, and the hash of its unpacked table (tiktoken_ext/openai_public.py)."""
@@ -72,12 +71,9 @@ def extra_digits(text: str) -> int:
     """Return how many tokens more the numbers of `text` take if each digit is one, and not up to three of them.
 
     The choice by the model's name is a function of the request alone, so that every process plans alike. It takes a
-    fiftieth of the time that counting takes.
+    third at most of the time that counting takes.
     """
-    marked = text.encode("utf-8", "replace").translate(_DIGITS)
-    digits = marked.count(b"0")
-    groups = marked.replace(b"000", b"1").replace(b"00", b"1") if digits else b""
-    return digits - len(groups) + groups.count(b" ")
+    return sum([len(number) - (len(number) + 2) // 3 for number in _NUMBER.findall(text)])
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from tiktoken_ext import openai_public
 from bench import vocabularies
 from proxy import regex, tokens
 from proxy.errors import ProxyError
-from proxy.tokens import PIECE, SEAM, Tokens, counter, extra_digits, pieces, table
+from proxy.tokens import PIECE, SEAM, Tokens, counter, pieces, table
 from proxy.tools.answer import Material, answer
 from proxy.tools.definitions import Asked
 from proxy.tools.find import Index
@@ -71,11 +70,6 @@ def test_counts_of_known_texts() -> None:
 )
 def test_families_that_take_numbers_digit_by_digit(model: str, alone: bool) -> None:
     assert TOKENS.count("run 12345678", model) - TOKENS.count("run 12345678") == (5 if alone else 0)
-
-
-@given(st.text(alphabet="0123456789 a,.é\ud800"))
-def test_each_digit_alone_takes_a_token_instead_of_each_three(text: str) -> None:
-    assert extra_digits(text) == sum(len(run) - (len(run) + 2) // 3 for run in re.findall("[0-9]+", text))
 
 
 MEASURED = {
