@@ -217,8 +217,6 @@ its longest sections are shortened. A longer one repeats itself more than it rec
 REFERENCES = 40  # the most stored results that a record names. `grep` finds the others.
 
 _ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)  # what the task wants to be replaced. Weak models copy it.
-_thought = re.compile(r"<(scratchpad|think)>")
-_ours = re.compile(r"<(exact_details|stored_results)>")
 _section = re.compile(r"<(overall_goal|key_knowledge|files_and_references|progress|open_questions|next_steps)>")
 _markup = re.compile(r"<[^<>]*>")
 _tag = re.compile(r"<(?=/?\s*(?:state_snapshot|exact_details|stored_results|system|developer)\b)", re.IGNORECASE)
@@ -244,7 +242,7 @@ def accept(
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
         raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
-    text = neutral(written(_inside(_without(answer, _thought), finished)))
+    text = neutral(written(_inside(_without(answer, "scratchpad", "think"), finished)))
     if not _markup.sub("", text).strip():
         raise Unusable("the record is empty")
     if sum(line in text for line in _ASKED_FOR) > 1:
@@ -279,20 +277,12 @@ def _inside(answer: str, finished: bool) -> str:
     return text.partition("\n```")[0].strip()
 
 
-def _without(text: str, tag: re.Pattern[str]) -> str:
+def _without(text: str, *names: str) -> str:
     """Return the text without what is between these tags. A tag that is never closed hides nothing."""
-    kept, end, unclosed = list[str](), 0, set[str]()
-    for opening in tag.finditer(text):
-        name = opening[1]
-        if opening.start() < end or name in unclosed:
-            continue
-        closing = text.find(f"</{name}>", opening.end())
-        if closing < 0:
-            unclosed.add(name)
-            continue
-        kept.append(text[end : opening.start()])
-        end = closing + len(f"</{name}>")
-    return "".join([*kept, text[end:]])
+    for name in names:
+        *hiding, rest = text.split(f"</{name}>")
+        text = "".join([*(part.partition(f"<{name}>")[0] for part in hiding), rest])
+    return text
 
 
 def neutral(text: str) -> str:
@@ -302,7 +292,7 @@ def neutral(text: str) -> str:
 
 def written(text: str) -> str:
     """Return the part of a record that a model wrote."""
-    return _without(text, _ours).strip()
+    return _without(text, "exact_details", "stored_results").strip()
 
 
 def completed(text: str, details: str, references: Iterable[str]) -> str:
