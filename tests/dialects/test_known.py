@@ -123,7 +123,7 @@ class Sent(NamedTuple):
     acted: bool
 
 
-def sent(api: Api, entries: list[Json], mode: Mode) -> Sent:
+def sent(api: Api, entries: list[Json], mode: Mode, **policy: Any) -> Sent:
     """What is sent of a history with these entries in its old part, and whether that is moved or cut as `mode` says."""
     offload = written.offload(
         mode=mode,
@@ -137,6 +137,7 @@ def sent(api: Api, entries: list[Json], mode: Mode) -> Sent:
         cache_write=1,
         store_dir="/store",
         compress=Compress(snapshot_tokens=20),
+        **policy,
     )
     dialect = api.dialect
     request = dialect.parse(json.dumps({"model": "m", api.field: api.within(entries)}).encode())
