@@ -119,16 +119,14 @@ class Chunk(msgspec.Struct, eq=False):
         """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
         end = Chunk(self.members, self.choice, {}, self.name)
         self.members, self.raw = self.part({}).members, None
-        self.put_choice("finish_reason", NULL)
+        self.put_finish(NULL)
         return end
 
     def put(self, members: Members) -> None:
         self.members, self.raw = self.members | members, None
 
-    def put_choice(self, key: str, raw: Raw) -> None:
-        """Replace a member of the choice, if it has one of that name."""
-        if self.choice and key in self.choice:
-            self.choice, self.raw = self.choice | {key: raw}, None
+    def put_finish(self, reason: Raw) -> None:
+        self.choice, self.raw = (self.choice or {}) | {"finish_reason": reason}, None
 
     def put_delta(self, delta: Members) -> None:
         self.delta, self.raw = delta, None

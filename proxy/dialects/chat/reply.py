@@ -255,7 +255,7 @@ class ChatReply(ClientReply):
                 chunk.put_delta(chunk.delta | {key: string("\n\n" + text)})
         reason = "tool_calls" if self.blocks else "stop"
         if chunk.finish in ("tool_calls", "stop") and chunk.finish != reason:
-            chunk.put_choice("finish_reason", string(reason))
+            chunk.put_finish(string(reason))
 
     def _number(self, chunk: Chunk) -> None:
         """Give the calls of an event the numbers that the client sees; in whole replies they have none. Where no tool

@@ -63,11 +63,8 @@ BLOCKS = {
     "server_tool_use": ("id", "name", "input"),
     "mcp_tool_use": ("id", "name", "input", "server_name"),
     "mcp_tool_result": (*SERVED, "is_error"),
-    "web_search_tool_result": SERVED,
-    "web_fetch_tool_result": SERVED,
-    "code_execution_tool_result": SERVED,
-    "bash_code_execution_tool_result": SERVED,
-    "text_editor_code_execution_tool_result": SERVED,
+    **{f"{tool}_tool_result": SERVED for tool in ("web_search", "web_fetch", "code_execution")},
+    **{f"{tool}_code_execution_tool_result": SERVED for tool in ("bash", "text_editor")},
 }
 """The members of blocks, by type, that may be moved, cut or merged: readers get them as text or as JSON."""
 IN_RESULTS = {kind: BLOCKS[kind] for kind in ("text", "image", "document", "search_result")}

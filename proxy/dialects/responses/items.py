@@ -10,6 +10,9 @@ from proxy import rawjson
 from proxy.dialects import entries
 from proxy.dialects.entries import Contents, Entry, known, opaque
 from proxy.dialects.responses.request import (
+    ANSWERED,
+    APPROVAL,
+    APPROVED,
     CLIENT,
     COMPACTIONS,
     FOUND,
@@ -26,30 +29,12 @@ from proxy.plan.message import ToolCall
 from proxy.plan.plan import Role
 from proxy.rawjson import NULL, Members, NotJson, object_of, string, text_of
 
-APPROVAL = "mcp_approval_request"
-"""A question whether upstream may call a tool. It has no `call_id`, and the answer names its id."""
-
-ANSWERED = frozenset(
-    (
-        "function_call",
-        "custom_tool_call",
-        "local_shell_call",
-        "shell_call",
-        "apply_patch_call",
-        "computer_call",
-        APPROVAL,
-    )
-)
-"""Calls that the client answers. All others are upstream's own business."""
-
 SHELL, SCREEN = "shell_call_output", "computer_call_output"
-UNSAID = frozenset((FOUND, "mcp_approval_response"))
+UNSAID = frozenset((FOUND, APPROVED))
 """Results without a text that could move."""
 
 IMAGE = "image_generation_call"
 """A call of upstream's own tool, with a whole image in it."""
-INTERPRETER = "code_interpreter_call"
-"""A call of upstream's own tool, which may have made images."""
 
 MEDIA = frozenset(("input_image", "input_file"))
 """The images and files that the client's results can hold."""
@@ -153,9 +138,8 @@ def _add_call(found: Contents, type: str, members: Members, *, alone: bool) -> N
     outputs, made = listed(members.get("outputs")), list[tuple[int, bytes]]()
     if type == IMAGE and (bytes64 := text_of(members.get("result"))):
         made.append((0, _image(f"data:image/{text_of(members.get('output_format')) or 'png'};base64,{bytes64}")))
-    if type == INTERPRETER:
-        urls = [text_of(part.get("url")) if _is_image(part) else "" for part in map(object_of, outputs)]
-        made += [(place, _image(url)) for place, url in enumerate(urls) if url]
+    urls = [text_of(part.get("url")) if _is_image(part) else "" for part in map(object_of, outputs)]
+    made += [(place, _image(url)) for place, url in enumerate(urls) if url]
     kept = [part for part in outputs if not _is_image(object_of(part))]
     others = {"outputs": Raw(rawjson.array(kept))} if "outputs" in members else {}
     shown = call_of({key: raw for key, raw in members.items() if key != "result"} | others, type).arguments

@@ -22,17 +22,13 @@ from proxy.plan.turn import Continuation, Reason, Request
 from proxy.rawjson import NULL, Members, string, text_of
 
 LIMITS = ("max_output_tokens",)
-OUTPUTS = frozenset(
-    (
-        "function_call_output",
-        "custom_tool_call_output",
-        "local_shell_call_output",
-        "shell_call_output",
-        "apply_patch_call_output",
-        "computer_call_output",
-        "mcp_approval_response",
-    )
-)
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call")
+_OUTPUTS = tuple(f"{call}_output" for call in _CALLS)
+APPROVAL, APPROVED = "mcp_approval_request", "mcp_approval_response"
+"""A question whether upstream may call a tool. It has no `call_id`, and the answer names its id."""
+ANSWERED = frozenset((*_CALLS, APPROVAL))
+"""Calls that the client answers. All others are upstream's own business."""
+OUTPUTS = frozenset((*_OUTPUTS, APPROVED))
 """Results of calls that the client answers. Every other item with such a name belongs to the model's reply."""
 
 SEARCH, FOUND = "tool_search_call", "tool_search_output"
@@ -55,22 +51,19 @@ ITEM = ("id", "status", "internal_chat_message_metadata_passthrough")
 CALL = (*ITEM, "call_id", "name", "namespace")
 OUTPUT = (*CALL, "output")
 ITEMS = {
+    **dict.fromkeys(_OUTPUTS, OUTPUT),
     "message": (*ITEM, "role", "content", "phase"),
     "reasoning": (*ITEM, "summary", "content", "encrypted_content"),
     "function_call": (*CALL, "arguments"),
-    "function_call_output": OUTPUT,
     "custom_tool_call": (*CALL, "input"),
-    "custom_tool_call_output": OUTPUT,
     "local_shell_call": (*CALL, "action"),
-    "local_shell_call_output": OUTPUT,
     "shell_call": (*CALL, "action", "environment"),
     "shell_call_output": (*OUTPUT, "max_output_length"),
     "apply_patch_call": (*CALL, "operation"),
-    "apply_patch_call_output": OUTPUT,
     "computer_call": (*CALL, "action", "actions", "pending_safety_checks"),
     "computer_call_output": (*OUTPUT, "acknowledged_safety_checks"),
-    "mcp_approval_request": (*ITEM, "name", "arguments", "server_label"),
-    "mcp_approval_response": (*ITEM, "approval_request_id", "approve", "reason"),
+    APPROVAL: (*ITEM, "name", "arguments", "server_label"),
+    APPROVED: (*ITEM, "approval_request_id", "approve", "reason"),
     "mcp_call": (*ITEM, "name", "arguments", "server_label", "approval_request_id", "error", "output"),
     "file_search_call": (*ITEM, "queries", "results"),
     "web_search_call": (*ITEM, "action"),
