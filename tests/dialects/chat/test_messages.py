@@ -139,14 +139,6 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     assert all(name in part["text"] for name, part in zip(names, (parts[0], parts[3]), strict=True))
 
 
-@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 150, 200, 250, 300])
-def test_a_replacement_is_never_larger(size: int) -> None:
-    raw = tool("y" * size)
-    [known] = named(CHAT.read(raw, READING, words))
-    assert known.preview <= known.tokens
-    assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
-
-
 @given(st.text(max_size=400), st.text(max_size=80))
 def test_any_text_and_any_id(text: str, id: str) -> None:
     """O6, and hostile ids: a name never leaves its directory and is the same for the same text."""

@@ -16,7 +16,6 @@ from proxy.dialects.chat.reply import STOPPED
 from proxy.dialects.messages.reply import DELTA, UNFINISHED
 from proxy.dialects.responses.items import is_answered
 from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS
-from tests.dialects.chat import turns as chat
 from tests.dialects.messages import turns as messages
 from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
@@ -154,8 +153,3 @@ def test_what_chat_streams_is_known() -> None:
     finishes = typing.get_args(typing.get_args(Choice.model_fields["finish_reason"].annotation)[0])
     assert set(finishes) == CHAT_FINISHES[True] | CHAT_FINISHES[False]
     assert CHAT_FINISHES[False] <= STOPPED and not CHAT_FINISHES[True] & STOPPED
-
-
-def test_a_delta_of_chat_that_is_not_known_is_passed_on() -> None:
-    raw = chat.stream(chat.ROLE, chat.chunk({"new": {"x": 1}}), chat.chunk({}, "stop"), chat.DONE)
-    assert run(chat.turn(), raw)[0] == raw

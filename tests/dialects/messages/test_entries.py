@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from proxy.dialects.messages import MESSAGES
-from proxy.dialects.messages.request import assembled
 from proxy.dialects.render import compact
 from proxy.plan.message import Message, Reading
 from proxy.plan.plan import Role
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.texts import Carries
-from proxy.plan.turn import Hidden
 from proxy.policy import SnapshotRole
 from tests.dialects.messages.api import call, say, thinking
 
@@ -231,17 +229,6 @@ def test_a_snapshot_may_be_a_user_message() -> None:
     request = parsed([HI], system="Be brief.")
     made = MESSAGES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.USER)
     assert sent(request, MESSAGES.joined(made))["messages"] == [{"role": "user", "content": [say("record"), say("hi")]}]
-
-
-def test_old_answers_of_ours_become_a_line() -> None:
-    reply = json.dumps({"role": "assistant", "content": [call("grep", {"pattern": "x"}, id="t1")]}).encode()
-    hidden = Hidden((reply, json.dumps(result()).encode()), None, (), (20, 880))
-    shrunk = MESSAGES.shrunk(hidden, 100)
-    assert "left out now" in json.loads(shrunk.before[1])["content"]
-    made = json.loads(
-        bytes(assembled({}, MESSAGES.reinserted(shrunk, b'{"role":"assistant","content":"Done."}'))["messages"])
-    )
-    assert [message["role"] for message in made] == ["assistant", "user", "assistant"]
 
 
 def test_an_entry_is_readable_block_by_block() -> None:

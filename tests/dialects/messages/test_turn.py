@@ -127,13 +127,6 @@ def test_results_of_a_mixed_turn_stay_in_one_message_behind_a_cut() -> None:
     assert [json.loads(raw)["role"] for raw in MESSAGES.joined(said)] == ["user"]
 
 
-def test_a_reply_that_the_client_rewrote_stays() -> None:
-    one = turn()
-    run(one, stream(MIXED))
-    rewritten = [call("fetch", {"n": 1}, id="other")]
-    assert put_back(one, rewritten) == [{"role": "assistant", "content": rewritten}]
-
-
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
