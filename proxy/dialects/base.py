@@ -33,7 +33,7 @@ from proxy.dialects.entries import (
     with_texts,
 )
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, lowered, opened, parsed, with_tools
+from proxy.dialects.request import RoundRequest, bounded, is_bound, lowered, model_of, opened, our_names, with_tools
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
@@ -42,9 +42,9 @@ from proxy.plan.message import Count, Message, Reading, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.plan.turn import Complaint, Continuation, Hidden, Request, Unplannable
+from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable
 from proxy.policy import SnapshotRole
-from proxy.rawjson import Members, NotJson, elements_of, string, whole
+from proxy.rawjson import NULL, Members, NotJson, elements_of, string, whole
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 LEFT_OUT = "(this answer was shown before and is left out now; to have it again call {} with {})"
@@ -100,12 +100,33 @@ class Dialect(ABC):
     def parse(self, body: bytes) -> Request:
         """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream says so better."""
         try:
-            members = opened(body)
-            entries, obstacle, more = self.split(members)
-            limits, known, barred = self.requests.limits, self.known, self.barred
-            return parsed(body, members, entries, limits, known, barred, obstacle, self.defining, **more)
+            return self._request(body, opened(body))
         except (NotJson, msgspec.MsgspecError) as error:
             raise Unplannable(str(error)) from error
+
+    def _request(self, body: bytes, members: Members) -> Request:
+        entries, obstacle, more = self.split(members)
+        tools = members.get("tools", NULL)
+        if not rawjson.is_null(tools):
+            bounded(tools, Reason.TOO_MANY_TOOLS)
+        names, theirs = our_names(body if any(type in body for type in self.defining) else bytes(tools))
+        given = {name: raw for name, raw in members.items() if not rawjson.is_null(raw)}
+        barred = (name for name, plain in self.barred.items() if name in given and bytes(given[name]) != plain)
+        return Request(
+            body=body,
+            members=members,
+            entries=entries,
+            model=model_of(members),
+            stream=bytes(members.get("stream", b"")) == b"true",
+            tools=tools,
+            reply_tokens=max(whole(members.get(limit)) for limit in self.requests.limits),
+            names=names,
+            theirs=theirs,
+            bound=is_bound(members.get("tool_choice")),
+            obstacle=next(barred, obstacle) or ("" if names else "tools"),
+            unknown=tuple(sorted(given.keys() - self.known)),
+            **more,
+        )
 
     @staticmethod
     @abstractmethod

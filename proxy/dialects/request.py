@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -83,41 +83,17 @@ def _check_others(number: int) -> None:
         raise Unplannable(f"more than {MAX_OTHERS} members beside messages and tools", Reason.TOO_MANY_MEMBERS)
 
 
-def parsed(
-    body: bytes,
-    members: Members,
-    entries: list[Raw],
-    limits: Sequence[str],
-    known: frozenset[str],
-    barred: Mapping[str, bytes],
-    obstacle: str,
-    defining: Sequence[bytes],
-    **more: Any,
-) -> Request:
-    """Return the request with these entries. `limits` are members that limit the reply; `Dialect` has the others."""
-    tools, model = members.get("tools", NULL), members.get("model", NULL)
+def model_of(members: Members) -> str:
+    """Return the name of the model, empty if there is none. Raises Unplannable if it is too long, and NotJson."""
+    model = members.get("model", NULL)
     if len(memoryview(model)) > MAX_MODEL:
         raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
-    if not rawjson.is_null(tools):
-        bounded(tools, Reason.TOO_MANY_TOOLS)
-    names, theirs = our_names(body if any(type in body for type in defining) else bytes(tools))
-    choice = members.get("tool_choice")
-    hindering = (name for name, plain in barred.items() if bytes(members.get(name, NULL)) not in (b"null", plain))
-    return Request(
-        body=body,
-        members=members,
-        entries=entries,
-        model="" if rawjson.is_null(model) else rawjson.text(model),
-        stream=bytes(members.get("stream", b"")) == b"true",
-        tools=tools,
-        reply_tokens=max(whole(members.get(limit)) for limit in limits),
-        names=names,
-        theirs=theirs,
-        bound=(text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE,
-        obstacle=next(hindering, obstacle) or ("" if names else "tools"),
-        unknown=tuple(sorted(key for key in members.keys() - known if not rawjson.is_null(members[key]))),
-        **more,
-    )
+    return "" if rawjson.is_null(model) else rawjson.text(model)
+
+
+def is_bound(choice: Raw | None) -> bool:
+    """Whether the model may not call our tools by this `tool_choice`."""
+    return (text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE
 
 
 def bounded(raw: Raw, reason: Reason) -> list[Raw]:
