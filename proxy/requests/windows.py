@@ -65,14 +65,6 @@ class Refusable(msgspec.Struct, frozen=True):
     shape: str
 
 
-class Window(msgspec.Struct, frozen=True):
-    """A window that an upstream has shown by refusing a request."""
-
-    upstream: str
-    model: str
-    window: int
-
-
 class _Refused(msgspec.Struct):
     times: int = 0
     until: float = 0.0
@@ -117,11 +109,11 @@ class Known:
         shown = self._shown.get((namespace, upstream.base_url, model))
         return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
 
-    def shown(self, namespaces: Collection[str]) -> list[tuple[str, Window]]:
-        """Return the windows that refusals have shown to these namespaces."""
+    def shown(self, namespaces: Collection[str]) -> list[tuple[str, dict[str, str | int]]]:
+        """Return the windows that refusals have shown to these namespaces, for the dashboard."""
         wanted = set(namespaces)
         shown = sorted(item for item in self._shown.items() if item[0][0] in wanted)
-        return [(name, Window(url, model, window)) for (name, url, model), window in shown]
+        return [(name, {"upstream": url, "model": model, "window": size}) for (name, url, model), size in shown]
 
     def too_long(
         self, namespace: str, policy: Policy, model: str, named: int | None, counted: int, *, measured: bool

@@ -16,7 +16,7 @@ from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Upstream
 from proxy.requests import windows
-from proxy.requests.windows import FORGOTTEN_AFTER, LIST_AGAIN, Known, Refusable, Window
+from proxy.requests.windows import FORGOTTEN_AFTER, LIST_AGAIN, Known, Refusable
 from proxy.threads import Background, WorkPool
 from proxy.upstream.headers import Headers
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
@@ -112,7 +112,8 @@ async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Proces
     for namespace, where, model in ((OTHER, policy(), "m"), (ME, policy(url="http://o/v1"), "m"), (ME, policy(), "n")):
         assert one.window(where, model, namespace) is None
     assert one.window(policy()) == 8_000
-    assert one.known.shown([ME]) == [(ME, Window(URL, "m", 8_000))] and not one.known.shown([OTHER])
+    assert one.known.shown([ME]) == [(ME, {"upstream": URL, "model": "m", "window": 8_000})]
+    assert not one.known.shown([OTHER])
 
 
 # -- additions that upstream refuses ----------------------------------------------------------------------------------
