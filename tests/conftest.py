@@ -18,6 +18,7 @@ import httpx
 import hypothesis
 import pytest
 
+from proxy.dashboard import writer
 from tests import serving
 from tests.clock import PATIENCE, Clock
 from tests.fake_upstream import StrictUpstream
@@ -72,6 +73,12 @@ def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifi, "where", lambda: str(file))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def soon_written() -> None:
+    """Let rows reach the dashboard's file at once: what looks for them otherwise waits for a second."""
+    writer.LATEST = 0.01
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NoReturn, Self
 
+from tests.clock import hurry
+
 ROOT = Path(__file__).parents[1]
 MOST = 1 << 17
 """Bytes of a request: arguments and environment."""
@@ -156,11 +158,13 @@ def _exit(code: int) -> NoReturn:
 
 
 def main(requests: socket.socket) -> None:
+    import uvicorn
     import uvloop  # noqa: F401 (what the proxy imports as late as it can)
 
     from proxy.server import runner  # noqa: F401
     from proxy.tokens import counter
 
+    hurry(uvicorn.server)
     counter()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it reaches the tests as well, which then end us
     _serve(requests)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.clients.apis import Asked, api
 from tests.clock import wait_until
 from tests.fake_upstream import Message, StrictUpstream, calls, text
 from tests.serving import Proxy, served, tight
+from tests.steps import STEP, tool
 
 Json = dict[str, Any]
 Turns = list[tuple[str, str]]
@@ -46,32 +47,14 @@ LOGS = [(f"/logs/{number}.log", log(number)) for number in range(8)]
 def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
     """The path and the body of a request after these calls, which ends with a user's question."""
     first, last = {"role": "user", "content": "Look into the logs."}, {"role": "user", "content": question}
-    seen = {"role": "assistant", "content": "I see."}
+    looks = [STEP[name](f"c{number}", result, "look", path=path) for number, (path, result) in enumerate(turns)]
+    said = [first, *chain.from_iterable(looks), {"role": "assistant", "content": "I see."}, last]
+    made = {"model": "gpt-4.1", "tools": [tool(name, "look")]}
     if name == "messages":
-        said: list[Json] = [first]
-        for number, (path, result) in enumerate(turns):
-            use = {"type": "tool_use", "id": f"toolu_log_{number}", "name": "look", "input": {"path": path}}
-            done = {"type": "tool_result", "tool_use_id": f"toolu_log_{number}", "content": result}
-            said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [done]}]
-        tool: Json = {"name": "look", "input_schema": {"type": "object"}}
-        made = {"model": "claude-sonnet-5-5", "max_tokens": 500, "messages": [*said, seen, last], "tools": [tool]}
-        return "/messages", made
+        return "/messages", {**made, "model": "claude-sonnet-5-5", "max_tokens": 500, "messages": said}
     if name == "responses":
-        items: list[Json] = [first]
-        for number, (path, result) in enumerate(turns):
-            given = json.dumps({"path": path})
-            items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": given})
-            items.append({"type": "function_call_output", "call_id": f"c{number}", "output": result})
-        tool = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
-        return "/responses", {"model": "gpt-4.1", "input": [*items, seen, last], "tools": [tool], "store": False}
-    messages: list[Json] = [first]
-    for number, (path, result) in enumerate(turns):
-        function = {"name": "look", "arguments": json.dumps({"path": path})}
-        call = {"id": f"c{number}", "type": "function", "function": function}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    return "/chat/completions", {"model": "gpt-4.1", "messages": [*messages, seen, last], "tools": [tool]}
+        return "/responses", {**made, "input": said, "store": False}
+    return "/chat/completions", {**made, "messages": said}
 
 
 def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice", **more: str) -> str:
@@ -134,9 +117,13 @@ def swept(store: Path, days: float) -> None:
     asyncio.run(work())
 
 
-@each_api
 @pytest.mark.parametrize(
-    ("days", "there", "inject"), [(1, True, "agents"), (29, True, "when_offloading"), (31, False, "agents")]
+    ("name", "days", "there", "inject"),
+    [
+        *[(name, 1, True, "agents") for name in APIS],
+        ("chat", 29, True, "when_offloading"),
+        ("chat", 31, False, "agents"),
+    ],
 )
 def test_the_next_session_reads_it_until_retention_ends(
     name: str, days: float, there: bool, inject: str, tmp_path: Path
@@ -156,25 +143,24 @@ def test_the_next_session_reads_it_until_retention_ends(
     assert ("not among the texts that are kept" in model.got) != there
 
 
-@each_api
-def test_grep_finds_lines_of_an_earlier_conversation(name: str, tmp_path: Path) -> None:
+def test_grep_finds_lines_of_an_earlier_conversation(tmp_path: Path) -> None:
     model = Model("grep", pattern="vault")
-    with archived(model, tmp_path, name) as proxy:
-        reference = first_conversation(proxy, name, model)
-        ask(proxy, name, [], f"Recall {reference}: what opens the vault?")
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        ask(proxy, "chat", [], f"Recall {reference}: what opens the vault?")
     assert FACT in model.got and "from an earlier conversation" in model.got
 
 
-@pytest.mark.parametrize("form", ["{0}:3", "`{0}`", "{1}", "{2}", "see {0} there"])
-def test_a_name_in_other_words_is_understood(form: str, tmp_path: Path) -> None:
+def test_a_name_in_other_words_is_understood(tmp_path: Path) -> None:
     """With a line, in quotes, without its folder or ending."""
     model = Model()
     with archived(model, tmp_path) as proxy:
         reference = first_conversation(proxy, "chat", model)
         name = reference.rpartition("/")[2]
-        model.path = form.format(reference, name, name.removesuffix(".txt"))
-        ask(proxy, "chat", [], f"Recall what context_store has:\n{name} and no more")
-    assert FACT in model.got
+        for path in (f"{reference}:3", f"`{reference}`", name, name.removesuffix(".txt"), f"see {reference} there"):
+            model.path = path
+            ask(proxy, "chat", [], f"Recall what context_store has:\n{name} and no more")
+            assert FACT in model.got, path
 
 
 def test_a_call_without_a_name_is_told_the_names(tmp_path: Path) -> None:
@@ -250,14 +236,14 @@ def test_a_damaged_original_counts_as_gone(tmp_path: Path) -> None:
     assert "example.org" not in model.got and "not among the texts that are kept" in model.got
 
 
-@pytest.mark.parametrize("path", ["../../secrets", "/etc/passwd", f"../../../x-{16 * '0'}.txt"])
-def test_paths_lead_nowhere_else(path: str, tmp_path: Path) -> None:
+def test_paths_lead_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / f"x-{16 * '0'}.txt").write_text(FACT)
     model = Model()
-    model.path = path
     with archived(model, tmp_path / "a" / "b", tools={"inject": "agents"}) as proxy:
-        ask(proxy, "chat", [], f"Recall {path} of context_store")
-    assert "root:" not in model.got and FACT not in model.got
+        for path in ("../../secrets", "/etc/passwd", f"../../../x-{16 * '0'}.txt"):
+            model.path = path
+            ask(proxy, "chat", [], f"Recall {path} of context_store")
+            assert "root:" not in model.got and FACT not in model.got
 
 
 # -- tools.archive: search ---------------------------------------------------------------------------------------------
@@ -284,36 +270,36 @@ class Steps:
     _calling = False
 
 
-def searched(name: str, store: Path, *steps: tuple[str, Json], archive: str = "search", key: str = "alice") -> Steps:
+def searched(store: Path, *steps: tuple[str, Json], archive: str = "search", key: str = "alice") -> Steps:
     """The answers in a conversation that quotes nothing, after alice's first one."""
     model = Model()
     with StrictUpstream() as upstream:
-        upstream.respond(api(name, model))
+        upstream.respond(api("chat", model))
         policy = tight(upstream.url, tools={"archive": archive, "inject": "always"})
         with served({"default": policy}, store=store) as proxy:
-            first_conversation(proxy, name, model)
+            first_conversation(proxy, "chat", model)
             wait_until(lambda: bool(list(store.rglob("*/sessions/*"))))
             made = Steps(*steps)
-            upstream.respond(api(name, made))
-            ask(proxy, name, [], "Recall what opens the vault.", key)
+            upstream.respond(api("chat", made))
+            ask(proxy, "chat", [], "Recall what opens the vault.", key)
     return made
 
 
-@each_api
-def test_a_search_without_a_path_goes_through_the_last_conversations(name: str, tmp_path: Path) -> None:
-    made = searched(name, tmp_path, ("grep", {"pattern": "vault"}))
+def test_a_search_without_a_path_goes_through_the_last_conversations(tmp_path: Path) -> None:
+    made = searched(tmp_path, ("grep", {"pattern": "vault"}))
     [found] = made.got
     assert FACT in found and "(result of look /logs/0.log, from an earlier conversation of this user)" in found
 
 
-@pytest.mark.parametrize("path", ["", "/context_store", "context_store/"])
-def test_our_folder_is_no_path(path: str, tmp_path: Path) -> None:
-    assert FACT in searched("chat", tmp_path, ("grep", {"pattern": "vault", "path": path})).got[0]
+def test_our_folder_is_no_path(tmp_path: Path) -> None:
+    asked = {"vault": "", "Vault": "/context_store", "VAULT": "context_store/"}
+    made = searched(tmp_path, *(("grep", {"pattern": pattern, "path": path}) for pattern, path in asked.items()))
+    assert [FACT in found for found in made.got] == [True] * 3
 
 
 def test_what_a_search_found_can_be_read(tmp_path: Path) -> None:
     reference = "/context_store/0.log-4c8c324e174800e0.txt"
-    found, text = searched("chat", tmp_path, ("grep", {"pattern": "vault"}), ("read_file", {"path": reference})).got
+    found, text = searched(tmp_path, ("grep", {"pattern": "vault"}), ("read_file", {"path": reference})).got
     assert reference.rpartition("/")[2] in found and FACT in text and "from an earlier conversation" in text
 
 
@@ -327,7 +313,7 @@ def test_what_a_search_found_can_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_else_goes_through_earlier_conversations(archive: str, key: str, given: Json, tmp_path: Path) -> None:
-    made = searched("chat", tmp_path, ("grep", given), archive=archive, key=key)
+    made = searched(tmp_path, ("grep", given), archive=archive, key=key)
     assert FACT not in made.got[0] and "earlier conversation" not in made.got[0]
 
 

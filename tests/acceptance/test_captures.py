@@ -15,6 +15,7 @@ from proxy.cli import OK, main
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy, tight
+from tests.steps import chat
 
 SECRET = "sk-very-secret"
 KEY = {"authorization": f"Bearer {SECRET}", "cookie": SECRET, "x-api-key": SECRET}
@@ -23,12 +24,7 @@ BODY = {
     "model": "gpt-4o",
     "messages": [
         {"role": "user", "content": "Look."},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
-        },
-        {"role": "tool", "tool_call_id": "c", "content": LONG},
+        *chat("c", LONG),
         {"role": "assistant", "content": "Seen."},
         {"role": "user", "content": "And?"},
     ],

@@ -20,6 +20,7 @@ import pytest
 from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
 from tests.serving import PLAIN, Proxy, stop, tight
+from tests.steps import CHAT_TOOL, chat
 from tests.tools.paging import undone
 
 Json = dict[str, Any]
@@ -27,7 +28,7 @@ Json = dict[str, Any]
 RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"
 SNAPSHOT = f"<scratchpad>so</scratchpad><state_snapshot>{RECORD}</state_snapshot>"
 RULE = "Fix the deploy script. Rule: never touch production."
-TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
+TOOL = CHAT_TOOL
 SYSTEM = {"role": "system", "content": "Be brief."}
 WORDS = "so many words that nobody needs to read them twice " * 18
 
@@ -114,9 +115,7 @@ class Talk:
 
     def step(self, number: int, result: str) -> None:
         """Add a tool call that the model has made, and its result."""
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": '{"n": 1, "m": 2}'}}
-        self.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        self.messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
+        self.messages += chat(f"c{number}", result, n=1, m=2)
 
 
 @pytest.fixture
@@ -428,10 +427,8 @@ def _requests() -> list[list[Json]]:
     found = []
     for number in range(12):
         found.append(list(messages))
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
-        said = f"{number} {WORDS}" if number % 3 else "Well."
-        messages.append({"role": "assistant", "content": said, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": WORDS * (number % 4) + "end"})
+        asked, result = chat(f"c{number}", WORDS * (number % 4) + "end")
+        messages += [asked | {"content": f"{number} {WORDS}" if number % 3 else "Well."}, result]
         if number % 4 == 3:
             found.append(list(messages))
             messages.append({"role": "assistant", "content": f"so {number}"})

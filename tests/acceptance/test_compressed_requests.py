@@ -13,11 +13,11 @@ import httpx
 import pytest
 import zstandard
 
-from tests.dialects.messages.turns import FETCH as TOOL
 from tests.dialects.messages.turns import message
-from tests.dialects.responses.turns import FETCH, response
+from tests.dialects.responses.turns import response
 from tests.fake_upstream import Pieces, Recorded, StrictUpstream, whole
 from tests.serving import Proxy, served, tight
+from tests.steps import STEP, tool
 
 Json = dict[str, Any]
 BIG = "line of no interest\n" * 80
@@ -38,24 +38,11 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
-def messages(result: str) -> Json:
-    turns: list[Json] = [{"role": "user", "content": "Go."}]
-    for number, text in enumerate((result, "small", "small")):
-        use = {"type": "tool_use", "id": f"toolu_{number}", "name": "fetch", "input": {}}
-        answer = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": text}
-        turns += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}]
-    return {"model": "m", "max_tokens": 1_000, "messages": turns, "tools": [TOOL]}
-
-
-def items(result: str) -> Json:
-    turns: list[Json] = [{"role": "user", "content": "Go."}]
-    for number, text in enumerate((result, "small", "small")):
-        turns.append({"type": "function_call", "call_id": f"c{number}", "name": "fetch", "arguments": "{}"})
-        turns.append({"type": "function_call_output", "call_id": f"c{number}", "output": text})
-    return {"model": "m", "input": turns, "tools": [FETCH]}
-
-
-APIS = {"/messages": messages, "/messages/count_tokens": messages, "/responses": items}
+def made(api: str, result: str) -> Json:
+    steps = [entry for number, text in enumerate((result, "small", "small")) for entry in STEP[api](f"c{number}", text)]
+    said = [{"role": "user", "content": "Go."}, *steps]
+    asked = {"model": "m", "tools": [tool(api)]}
+    return {**asked, "input": said} if api == "responses" else {**asked, "max_tokens": 1_000, "messages": said}
 
 
 def _answer(request: Recorded) -> Pieces:
@@ -84,7 +71,7 @@ def test_compressed_requests(proxy: Proxy, up: StrictUpstream, path: str, name: 
     headers = {"x-api-key": "k", "content-type": "application/json", "content-encoding": coding}
     with httpx.Client(trust_env=False) as http:
         for result, moved in (("short", False), (BIG, True)):
-            body = compress(json.dumps(APIS[path](result)).encode())
+            body = compress(json.dumps(made(path.split("/")[1], result)).encode())
             assert http.post(f"{proxy.url}{path}", content=body, headers=headers).status_code == 200
             sent = up.requests[-1]
             if moved:

@@ -105,7 +105,7 @@ def test_an_interrupted_demo_leaves_nothing(
         COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT, start_new_session=True
     ) as demo:
         assert demo.stdout is not None
-        while not demo.stdout.readline().lstrip().startswith(b"5 "):
+        while not demo.stdout.readline().lstrip().startswith(b"2 "):
             assert demo.poll() is None
         demo.send_signal(number)
         _, errors = demo.communicate(timeout=LIMIT)

@@ -14,6 +14,7 @@ from proxy.policy import Tools
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, served, tight
+from tests.steps import chat
 
 Json = dict[str, Any]
 
@@ -25,10 +26,7 @@ def history(content: Any = "needle " + "line of a large result\n" * 300) -> list
     """Return a history long enough for the tight policy to move its first results."""
     messages: list[Json] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]
     for number in range(4):
-        function = {"name": "fetch", "arguments": "{}"}
-        made = [{"id": f"call_{number}", "type": "function", "function": function}]
-        messages.append({"role": "assistant", "content": None, "tool_calls": made})
-        messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": content})
+        messages += chat(f"call_{number}", content)
     return [*messages, {"role": "user", "content": "well?"}]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, body, each_api
+from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, body
 from tests.clients.apis import Asked, api
 from tests.fake_upstream import Message, Recorded, Reply, StrictUpstream, calls, error, text, whole
 from tests.serving import PLAIN, Proxy, served, tight, wait_until
@@ -76,7 +76,7 @@ def asked(up: StrictUpstream) -> list[bytes]:
     return [request.body for request in up.requests if request.method == "POST"]
 
 
-@each_api
+@pytest.mark.parametrize("name", ["chat", "responses"])
 def test_rotating_tokens_and_one_identity_are_sent_as_one_key(name: str, tmp_path: Path) -> None:
     """With hidden rounds, snapshots and originals. The tokens are new in each request."""
     sent = []
@@ -95,7 +95,7 @@ def test_rotating_tokens_and_one_identity_are_sent_as_one_key(name: str, tmp_pat
     assert sent[0][-1].count(b"read_file") > 3, "hidden rounds are put back"
 
 
-@each_api
+@pytest.mark.parametrize("name", ["chat", "messages"])
 def test_who_only_says_to_be_the_client_gets_upstreams_refusal_and_nothing_else(name: str, tmp_path: Path) -> None:
     with StrictUpstream() as up:
         up.respond(Checked(name))

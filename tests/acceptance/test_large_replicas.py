@@ -11,15 +11,14 @@ import httpx
 
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 from tests.serving import PLAIN, served, tight
+from tests.steps import CHAT_TOOL, chat
 
 
 def test_large_result_is_read_back_through_another_process(tmp_path: Path) -> None:
     result = "".join(f"line {number}: {number * 7919 % 104729}\n" for number in range(60_000))
-    call = {"id": "call_0", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
     history: list[dict[str, Any]] = [
         {"role": "user", "content": "Fetch."},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_0", "content": result},
+        *chat("call_0", result),
         {"role": "assistant", "content": "I have it."},
         {"role": "user", "content": "And now?"},
     ]
@@ -30,11 +29,10 @@ def test_large_result_is_read_back_through_another_process(tmp_path: Path) -> No
         grep = next(name for name in request.tool_names if name.endswith("grep"))
         return calls((grep, {"pattern": "^line 59998:"}))
 
-    tools = [{"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}]
     with StrictUpstream() as up, ExitStack() as held:
         up.respond(model)
         one, two = (held.enter_context(served({"default": tight(up.url)}, store=tmp_path)) for _ in range(2))
-        body = {"model": "m", "tools": tools, "messages": history}
+        body = {"model": "m", "tools": [CHAT_TOOL], "messages": history}
         said = httpx.post(f"{one.url}/chat/completions", json=body, verify=PLAIN).json()["choices"][0]["message"]
         first = up.requests[-1].raw_messages
         body["messages"] = [*history, {"role": "assistant", "content": said["content"]}, history[0]]

@@ -13,6 +13,7 @@ import pytest
 from tests.clock import wait_until
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, text, whole
 from tests.serving import PLAIN, Proxy, served
+from tests.steps import chat
 
 WINDOW = 4_000
 LARGEST = 12_000
@@ -43,11 +44,7 @@ def up() -> Iterator[StrictUpstream]:
 def ask(proxy: Proxy, results: int) -> httpx.Response:
     messages: list[Any] = [{"role": "user", "content": "Search."}]
     for number in range(results):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "search", "arguments": "{}"}}
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{number}", "content": f"{number} " + "one word after the other " * 60},
-        ]
+        messages += chat(f"c{number}", f"{number} " + "one word after the other " * 60)
     body = {"model": "gpt-4o", "messages": messages}
     headers = {"authorization": "Bearer k"}
     return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)

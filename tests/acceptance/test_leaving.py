@@ -13,23 +13,18 @@ import pytest
 from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import Pieces, StrictUpstream, endless, text, whole
 from tests.serving import Proxy, tight
+from tests.steps import CHAT_TOOL, chat
 
 Json = dict[str, Any]
 
 TIMES = 10
 LONG: list[Json] = [
     {"role": "user", "content": "Look it up."},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "heliotrope " * 1_000},
+    *chat("call_1", "heliotrope " * 1_000),
     {"role": "assistant", "content": "I have seen it."},
     {"role": "user", "content": "Go on."},
 ]
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-OFFLOADED = {"model": "m", "messages": LONG, "tools": [TOOL]}
+OFFLOADED = {"model": "m", "messages": LONG, "tools": [CHAT_TOOL]}
 UNTOUCHED = {"model": "m", "messages": LONG[:1]}
 
 CHAT = "/v1/chat/completions"

@@ -22,6 +22,7 @@ from tests.clients.apis import Asked, api
 from tests.clients.worker import SUMMARY, is_summary
 from tests.fake_upstream import Message, StrictUpstream, calls, text
 from tests.serving import Proxy, served, tight, wait_until
+from tests.steps import STEP, tool
 
 Json = dict[str, Any]
 
@@ -57,26 +58,11 @@ def history(name: str, question: str) -> list[Json]:
     """Six steps with a picture each, and a question. Where results are only text, the user sends the pictures."""
     said: list[Json] = [{"role": "user", "content": "Look at the pages."}]
     for number in range(6):
-        id, words, given = (
-            f"call_{number:04}_{name}",
-            f"page {number}: " + "nothing to see here. " * 40,
-            {"page": number},
-        )
-        if name == "messages":
-            content = [{"type": "text", "text": words}, media(name, number)]
-            said.append(
-                {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "look", "input": given}]}
-            )
-            said.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": content}]})
-        elif name == "responses":
-            parts = [{"type": "input_text", "text": words}, media(name, number)]
-            said.append({"type": "function_call", "call_id": id, "name": "look", "arguments": json.dumps(given)})
-            said.append({"type": "function_call_output", "call_id": id, "output": parts})
-        else:
-            function = {"name": "look", "arguments": json.dumps(given)}
-            said.append({"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": function}]})
-            said.append({"role": "tool", "tool_call_id": id, "content": words})
-            said.append({"role": "user", "content": [{"type": "text", "text": "There:"}, media(name, number)]})
+        words, shown = f"page {number}: " + "nothing to see here. " * 40, media(name, number)
+        parts = [{"type": "input_text" if name == "responses" else "text", "text": words}, shown]
+        said += STEP[name](f"call_{number:04}_{name}", words if name == "chat" else parts, "look", page=number)
+        if name == "chat":
+            said.append({"role": "user", "content": [{"type": "text", "text": "There:"}, shown]})
             said.append({"role": "assistant", "content": "I see."})
     return [*said, {"role": "assistant", "content": "I see."}, {"role": "user", "content": question}]
 
@@ -105,9 +91,9 @@ class Model:
 
 def sdk(proxy: Proxy, name: str, entries: list[Json], streamed: bool) -> str:
     """Ask with the real SDK, and return the text of the reply."""
+    options: Any = {"model": "m", "tools": [tool(name, "look")]}
     if name == "messages":
-        tool: Any = {"name": "look", "input_schema": {"type": "object"}}
-        options: Any = {"model": "m", "max_tokens": 500, "messages": entries, "tools": [tool]}
+        options |= {"max_tokens": 500, "messages": entries}
         with closing(anthropic.Anthropic(base_url=proxy.root, api_key="alice", max_retries=0)) as client:
             if not streamed:
                 return "".join(getattr(block, "text", "") for block in client.messages.create(**options).content)
@@ -115,14 +101,12 @@ def sdk(proxy: Proxy, name: str, entries: list[Json], streamed: bool) -> str:
                 return events.get_final_text()
     with closing(openai.OpenAI(base_url=proxy.url, api_key="alice", max_retries=0)) as asking:
         if name == "responses":
-            tool = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
-            options = {"model": "m", "input": entries, "tools": [tool], "store": False}
+            options |= {"input": entries, "store": False}
             if not streamed:
                 return str(asking.responses.create(**options).output_text)
             with asking.responses.stream(**options) as items:
                 return str(items.get_final_response().output_text)
-        tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-        options = {"model": "m", "messages": entries, "tools": [tool]}
+        options["messages"] = entries
         if not streamed:
             return str(asking.chat.completions.create(**options).choices[0].message.content)
         with asking.chat.completions.stream(**options) as chunks:

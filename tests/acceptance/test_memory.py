@@ -14,18 +14,15 @@ from proxy.requests.exchange import Exchange
 from tests.clock import wait_until
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, calls, text
 from tests.serving import PLAIN, served, tight
+from tests.steps import CHAT_TOOL, chat
 
 Json = dict[str, Any]
-
-TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 
 
 def history(results: int) -> list[Json]:
     made: list[Json] = [{"role": "user", "content": "Look."}]
     for number in range(results):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
-        made.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        made.append({"role": "tool", "tool_call_id": call["id"], "content": f"{number} many words " * 400})
+        made += chat(f"c{number}", f"{number} many words " * 400)
     return made
 
 
@@ -38,8 +35,8 @@ def searching(request: Recorded) -> Reply:
 
 ASKS: dict[str, tuple[str, Json]] = {
     "untouched": ("/v1/chat/completions", {"messages": history(1)}),
-    "offloaded": ("/v1/chat/completions", {"messages": history(12), "tools": [TOOL]}),
-    "streamed": ("/v1/chat/completions", {"messages": history(12), "tools": [TOOL], "stream": True}),
+    "offloaded": ("/v1/chat/completions", {"messages": history(12), "tools": [CHAT_TOOL]}),
+    "streamed": ("/v1/chat/completions", {"messages": history(12), "tools": [CHAT_TOOL], "stream": True}),
     "no chat": ("/v1/chat/completions", {"messages": "none"}),
     "operation": ("/context_compact", {"messages": history(12), "store_dir": "s", "max_total_tokens": 500}),
     "refused operation": ("/context_compact", {"messages": history(2), "store_dir": 7}),

@@ -15,10 +15,11 @@ import pytest
 
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, mixed, text
 from tests.serving import Proxy, tight
+from tests.steps import CHAT_TOOL, chat
 
 Json = dict[str, Any]
 
-TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
+TOOL = CHAT_TOOL
 BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
 REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/\S+?)[;)]")
 
@@ -86,10 +87,7 @@ def history(results: int = 3) -> list[Json]:
     """Return a session with `results` big results, all read by the model, that ends with a question."""
     messages: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fetch the logs."}]
     for number in range(results):
-        function = {"name": "fetch", "arguments": f'{{"n": {number}}}'}
-        made = [{"id": f"call_{number}", "type": "function", "function": function}]
-        messages.append({"role": "assistant", "content": None, "tool_calls": made})
-        messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": f"log {number}\n{BIG}"})
+        messages += chat(f"call_{number}", f"log {number}\n{BIG}", n=number)
     messages += [
         {"role": "assistant", "content": "I have the logs."},
         {"role": "user", "content": "What is the code in the first one?"},

@@ -11,10 +11,10 @@ import pytest
 from proxy.tokens import Tokens
 from tests.fake_upstream import Recorded, StrictUpstream, text
 from tests.serving import PLAIN, Proxy
+from tests.steps import CHAT_TOOL, chat
 
 Json = dict[str, Any]
 
-TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 RECORD = "<scratchpad>so</scratchpad><state_snapshot><overall_goal>ship it</overall_goal></state_snapshot>"
 COUNT = Tokens()
 
@@ -23,14 +23,12 @@ def session(size: int, results: int) -> list[Json]:
     """A task, and so many calls with results of about `size` tokens. The model has answered all but the last."""
     messages: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Read them all."}]
     for number in range(results):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number} " + "word " * (size - 10)})
+        messages += chat(f"c{number}", f"{number} " + "word " * (size - 10))
     return messages
 
 
 def ask(proxy: Proxy, messages: list[Json]) -> httpx.Headers:
-    body = {"model": "gpt-4o", "messages": messages, "tools": [TOOL]}
+    body = {"model": "gpt-4o", "messages": messages, "tools": [CHAT_TOOL]}
     reply = httpx.post(f"{proxy.url}/chat/completions", json=body, verify=PLAIN)
     assert reply.status_code == 200, reply.text
     return reply.headers

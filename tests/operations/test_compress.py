@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.serving import PLAIN, Proxy, served, tight
+from tests.steps import chat
 
 UPSTREAM = "http://127.0.0.1:9/v1"
 POLICY = tight(UPSTREAM, offload={"max_total_tokens": 2_000, "max_tool_message_tokens": 200, "keep_views": 1})
@@ -24,17 +25,11 @@ def proxy() -> Iterator[Proxy]:
 
 def result(number: int, lines: int = 60) -> dict[str, Any]:
     content = "\n".join(f"{number}-{line} the pump ran at {line * 7 % 93} percent" for line in range(lines))
-    return {"role": "tool", "tool_call_id": f"call_{number}", "content": content, "name": "read_log"}
-
-
-def call(number: int) -> dict[str, Any]:
-    function = {"name": "read_log", "arguments": "{}"}
-    calls = [{"id": f"call_{number}", "type": "function", "function": function}]
-    return {"role": "assistant", "content": None, "tool_calls": calls}
+    return {"role": "tool", "tool_call_id": f"call_{number}", "content": content}
 
 
 def history(turns: int) -> list[dict[str, Any]]:
-    steps = [message for number in range(turns) for message in (call(number), result(number))]
+    steps = [message for number in range(turns) for message in chat(f"call_{number}", result(number)["content"])]
     return [{"role": "user", "content": "Read the logs."}, *steps]
 
 
