@@ -72,6 +72,18 @@ class Proxy:
     def url(self) -> str:
         return f"{self.root}/v1"
 
+    def post(self, path: str, body: Any, key: str = "k", **headers: str) -> httpx.Response:
+        """Post JSON, or these bytes, to a path of the proxy with this key; an empty one is none."""
+        given = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {}), **headers}
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return httpx.post(f"{self.root}{path}", content=content, headers=given, trust_env=False, verify=PLAIN)
+
+    def metric(self, name: str, label: str = "") -> float:
+        """Return the sum of the metric's series that have this label."""
+        page = httpx.get(f"{self.root}/metrics", trust_env=False, verify=PLAIN).text
+        series = re.findall(rf"^offload_{name}(\S*) (\S+)$", page, re.MULTILINE)
+        return sum(float(value) for labels, value in series if label in labels)
+
     def log(self) -> str:
         """Return what a spawned proxy has written to standard output and standard error so far."""
         return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file else ""

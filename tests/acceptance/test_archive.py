@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from proxy.stores import open_store, sweep
@@ -59,8 +58,7 @@ def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
 
 def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice", **more: str) -> str:
     path, made = body(name, turns, question)
-    headers = {"anthropic-version": "2023-06-01"} | ({"authorization": f"Bearer {key}"} if key else {})
-    reply = httpx.post(f"{proxy.url}{path}", json=made, headers=headers | more, trust_env=False)
+    reply = proxy.post(f"/v1{path}", made, key, **{"anthropic-version": "2023-06-01"}, **more)
     assert reply.status_code == 200, reply.text
     return reply.text
 

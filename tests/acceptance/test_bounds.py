@@ -114,7 +114,8 @@ EARLY = {
 @pytest.mark.parametrize("size", [1, 64, 499])
 @pytest.mark.parametrize("status", EARLY)
 async def test_an_early_reply_closes_the_connection(status: int, size: int) -> None:
-    """The rest of the body is no request, nor is what comes behind it; the next connection is served."""
+    """The rest of the body is no request, nor is what comes behind it; the next connection is served. For a 503, see
+    `test_uploads_take_a_share_of_the_places`."""
     async with relay({"api_keys": [{"sha256": KNOWN}]}, body_limit=400) as (wire, proxy):
         async with connection(proxy.port) as (reader, writer):
             *pieces, last = cuts((HIDDEN * 10)[:500], size)
@@ -125,21 +126,6 @@ async def test_an_early_reply_closes_the_connection(status: int, size: int) -> N
             assert await soon(reader.read()) == b""
         assert (await ask(proxy.port, GET)).body == b"ok"
     assert [asked.target for asked in wire.requests] == [b"/v1/models"]
-
-
-async def test_an_early_503_closes_the_connection() -> None:
-    async def hold(peer: Peer) -> None:
-        await peer.request()
-        await peer.gone()
-
-    async with relay({"limits": {"concurrent_requests": 1}}, hold) as (wire, proxy), connection(proxy.port) as held:
-        held[1].write(GET)
-        await until(lambda: wire.requests)
-        async with connection(proxy.port) as (reader, writer):
-            await say(writer, post(HIDDEN, size=GATHERED * 2), *cuts(HIDDEN, 5))
-            reply = await refused(reader)
-    assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
-    assert len(wire.requests) == 1
 
 
 async def test_reading_after_an_early_reply_is_bounded() -> None:

@@ -14,11 +14,11 @@ import pytest
 from proxy.cli import OK, main
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import PLAIN, Proxy, tight
+from tests.serving import Proxy, tight
 from tests.steps import chat
 
 SECRET = "sk-very-secret"
-KEY = {"authorization": f"Bearer {SECRET}", "cookie": SECRET, "x-api-key": SECRET}
+KEY = {"cookie": SECRET, "x-api-key": SECRET}
 LONG = "\n".join(f"line {number} of a long result" for number in range(400))
 BODY = {
     "model": "gpt-4o",
@@ -38,8 +38,7 @@ def capturing(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -
 
 
 def ask(proxy: Proxy, body: Any = BODY, **headers: str) -> httpx.Response:
-    url = f"{proxy.url}/chat/completions?key={SECRET}"
-    return httpx.post(url, json=body, headers=KEY | headers, trust_env=False, verify=PLAIN)
+    return proxy.post(f"/v1/chat/completions?key={SECRET}", body, SECRET, **KEY, **headers)
 
 
 def test_requests_are_captured_without_a_credential_and_replayed(

@@ -18,7 +18,7 @@ from proxy.requests import references
 from tests.acceptance.test_archive import FACT, LOGS, body
 from tests.dialects.responses.api import ResponsesApi, call, say
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
-from tests.serving import PLAIN, Proxy, served, tight
+from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]
 TRIGGER = {"type": "compaction_trigger"}
@@ -142,10 +142,11 @@ def test_a_bug_of_ours_leaves_the_compaction_to_upstream(
     assert json.loads(up.requests[-1].body)["input"][-1] == TRIGGER, "what the client sent"
 
 
-def ask(proxy: Proxy, items: list[Json], key: str = "alice", **more: Any) -> httpx.Response:
+def ask(
+    proxy: Proxy, items: list[Json], key: str = "alice", headers: dict[str, str] | None = None, **more: Any
+) -> httpx.Response:
     made = {"model": "gpt-4.1", "store": False, "tools": [TOOL], "input": items, **more}
-    given = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{proxy.url}/responses", json=made, headers=given, timeout=60, verify=PLAIN)
+    return proxy.post("/v1/responses", made, key, **(headers or {}))
 
 
 def test_a_reference_of_anothers_leads_nowhere(upstream: Upstream, proxy: Proxy) -> None:
@@ -164,7 +165,7 @@ def test_what_is_not_ours_is_not_touched(given: str, up: StrictUpstream, upstrea
     up.expect_refusals = True
     items = [{**ITEM, "encrypted_content": given}, {"role": "user", "content": "Go on."}]
     made = json.dumps({"model": "gpt-4.1", "store": False, "input": items}).encode()
-    httpx.post(f"{proxy.url}/responses", content=made, headers={"authorization": "Bearer alice"}, verify=PLAIN)
+    proxy.post("/v1/responses", made, "alice")
     assert up.requests[-1].body == made
 
 
@@ -223,9 +224,7 @@ def test_an_identity_opens_its_compaction_with_other_tokens(up: StrictUpstream, 
     up.respond(checked)
 
     def post(items: list[Json], token: str) -> httpx.Response:
-        made = {"model": "gpt-4.1", "store": False, "tools": [TOOL], "input": items}
-        given = {"authorization": f"Bearer {token}", **account}
-        return httpx.post(f"{proxy.url}/responses", json=made, headers=given, timeout=60, verify=PLAIN)
+        return ask(proxy, items, token, account)
 
     with served({"default": tight(up.url, identity={"header": "x-account"})}, store=tmp_path) as proxy:
         for _ in range(2):

@@ -19,7 +19,7 @@ import pytest
 
 from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
-from tests.serving import PLAIN, Proxy, stop, tight
+from tests.serving import Proxy, stop, tight
 from tests.steps import CHAT_TOOL, chat
 from tests.tools.paging import undone
 
@@ -97,8 +97,7 @@ class Talk:
 
     def post(self, messages: list[Json] | None = None, key: str = "k") -> httpx.Response:
         body = {"model": "m", "messages": messages or self.messages, **self._members}
-        headers = {"authorization": f"Bearer {key}"}
-        return httpx.post(f"{self._proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
+        return self._proxy.post("/v1/chat/completions", body, key)
 
     def go(self, turns: int = 1) -> None:
         """Ask, add the answer and append the next question, `turns` times."""
@@ -137,13 +136,6 @@ def settled(up: StrictUpstream, number: int) -> None:
 def stored(proxy: Proxy, number: int) -> None:
     """Wait until `number` snapshots are in the store, where the next request finds them."""
     wait_until(lambda: len([path for path in proxy.stored() if path.parent.name == "snapshots"]) >= number)
-
-
-def metric(proxy: Proxy, name: str, label: str = "") -> float:
-    """Return the sum of the metric's series that have this label."""
-    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
-    series = re.findall(rf"^offload_{name}(\S*) (\S+)$", page, re.MULTILINE)
-    return sum(float(value) for labels, value in series if label in labels)
 
 
 # -- one summary per cut ----------------------------------------------------------------------------------------------
@@ -370,15 +362,15 @@ def test_a_failing_summarizer_does_not_fail_the_request(
         assert [first.result().status_code, talk.post().status_code] == [200, 200]
     assert len(summaries(up)) == asked, "the second request finds that it has to back off"
     assert turns(up)[-1].messages == talk.messages, "a cut without a record is not shown"
-    assert metric(proxy, "request_errors_total", 'fault="summary"') == 1
+    assert proxy.metric("request_errors_total", 'fault="summary"') == 1
 
 
 def test_summaries_are_counted_in_metrics(up: StrictUpstream, serve: Any) -> None:
     proxy = serve({"default": policy(up)})
     Talk(proxy, _long()).post()
-    assert metric(proxy, "requests_total", 'kind="summary"') == 1
-    assert metric(proxy, "summary_prompt_tokens_total") == summaries(up)[0].prompt_tokens
-    assert metric(proxy, "summary_completion_tokens_total") > 10
+    assert proxy.metric("requests_total", 'kind="summary"') == 1
+    assert proxy.metric("summary_prompt_tokens_total") == summaries(up)[0].prompt_tokens
+    assert proxy.metric("summary_completion_tokens_total") > 10
 
 
 # -- upstream says that it is too long --------------------------------------------------------------------------------

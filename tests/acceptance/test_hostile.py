@@ -22,7 +22,7 @@ from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import ScriptedClient
 from tests.clock import PATIENCE, soon, until
 from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, hang, text
-from tests.serving import PLAIN, Proxy, tight, write_policies
+from tests.serving import Proxy, tight, write_policies
 
 Json = dict[str, Any]
 
@@ -31,7 +31,7 @@ BODY: Json = {"model": "m", "messages": history(), "tools": [TOOL]}
 
 
 def post(proxy: Proxy, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{proxy.url}/chat/completions", json={**BODY, **fields}, trust_env=False, verify=PLAIN)
+    return proxy.post("/v1/chat/completions", {**BODY, **fields})
 
 
 def ours(reply: httpx.Response) -> Json:

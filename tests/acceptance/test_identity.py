@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, body
 from tests.clients.apis import Asked, api
 from tests.fake_upstream import Message, Recorded, Reply, StrictUpstream, calls, error, text, whole
-from tests.serving import PLAIN, Proxy, served, tight, wait_until
+from tests.serving import Proxy, served, tight, wait_until
 
 Json = dict[str, Any]
 ACCOUNT = "7b1d2c0e-6f5a-4a57-9b3a-0d6a6c1f2e11"
@@ -61,8 +61,7 @@ def post(proxy: Proxy, name: str, number: int, question: str, token: str, **head
     path, made = body(name, LOGS[:number], question)
     history = made.get("messages", made.get("input"))
     history += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": question}] * (number - 8)
-    given = {"anthropic-version": "2023-06-01", "authorization": f"Bearer {token}", **headers}
-    return httpx.post(f"{proxy.url}{path}", json=made, headers=given, verify=PLAIN)
+    return proxy.post(f"/v1{path}", made, token, **{"anthropic-version": "2023-06-01"}, **headers)
 
 
 def moved(proxy: Proxy, checked: Checked) -> str:
@@ -142,9 +141,7 @@ def test_a_text_is_recalled_with_another_token_and_by_nobody_else(tmp_path: Path
             post(proxy, "chat", 0, f"Recall {reference}", token, **({"x-account": account} if account else {}))
             assert (FACT in checked.seen[-1].texts[-1]) is known, (token, account)
         for account in ({}, {"x-account": ACCOUNT}):
-            given = {"authorization": "Bearer good-1", **account}
-            read = httpx.post(f"{proxy.root}/read_file", json={"path": reference}, headers=given, verify=PLAIN)
-            assert FACT not in read.text
+            assert FACT not in proxy.post("/read_file", {"path": reference}, "good-1", **account).text
 
 
 def test_a_header_that_upstream_does_not_get_says_nothing(tmp_path: Path) -> None:

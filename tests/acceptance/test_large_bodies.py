@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-import httpx
 import pytest
 
-from tests.serving import PLAIN, Proxy, served
-
-KEY = {"authorization": "Bearer k", "content-type": "application/json"}
+from tests.serving import Proxy, served
 
 
 def chat(messages: bytes, others: bytes = b"") -> bytes:
@@ -68,8 +65,7 @@ def proxy() -> Iterator[Proxy]:
 def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     body = made()
-    headers = KEY | ({"content-encoding": coding} if coding else {})
-    reply = httpx.post(f"{proxy.url}/chat/completions", content=body, headers=headers, trust_env=False, verify=PLAIN)
+    reply = proxy.post("/v1/chat/completions", body, **({"content-encoding": coding} if coding else {}))
     assert reply.status_code == 418
     assert Keeping.body == body
 
@@ -77,7 +73,6 @@ def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str)
 @pytest.mark.parametrize("name", ["empty gzip members", "stored deflate", "empty messages", "nested"])
 def test_an_operation_names_the_bound_that_a_body_exceeds(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
-    headers = KEY | ({"content-encoding": coding} if coding else {})
-    reply = httpx.post(f"{proxy.root}/context_offload", content=made(), headers=headers, trust_env=False, verify=PLAIN)
+    reply = proxy.post("/context_offload", made(), **({"content-encoding": coding} if coding else {}))
     assert reply.status_code == 400
     assert reply.json()["answer"]

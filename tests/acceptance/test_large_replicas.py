@@ -7,10 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
-from tests.serving import PLAIN, served, tight
+from tests.serving import served, tight
 from tests.steps import CHAT_TOOL, chat
 
 
@@ -33,17 +31,16 @@ def test_large_result_is_read_back_through_another_process(tmp_path: Path) -> No
         up.respond(model)
         one, two = (held.enter_context(served({"default": tight(up.url)}, store=tmp_path)) for _ in range(2))
         body = {"model": "m", "tools": [CHAT_TOOL], "messages": history}
-        said = httpx.post(f"{one.url}/chat/completions", json=body, verify=PLAIN).json()["choices"][0]["message"]
+        said = one.post("/v1/chat/completions", body).json()["choices"][0]["message"]
         first = up.requests[-1].raw_messages
         body["messages"] = [*history, {"role": "assistant", "content": said["content"]}, history[0]]
-        httpx.post(f"{two.url}/chat/completions", json=body, verify=PLAIN).raise_for_status()
+        two.post("/v1/chat/completions", body).raise_for_status()
         again = up.requests[-1].raw_messages
         assert "line 59998: " in json.loads(first[-1])["content"] and len(b"".join(again)) < 20_000
         assert again[: len(first) - 1] == first[:-1], "the other process puts the round back"
-        mine: dict[str, Any] = {"headers": {"authorization": "Bearer k"}, "verify": PLAIN}
         limits = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
         asked = {"messages": history, "store_dir": "/s", **limits}
-        [path] = httpx.post(f"{one.root}/context_compact", json=asked, **mine).json()["metadata"]["write_file_dict"]
-        whole = httpx.post(f"{two.root}/read_file", json={"absolute_path": path}, **mine).json()
-        found = httpx.post(f"{two.root}/grep", json={"pattern": "^line 59998:", "path": "/s"}, **mine).json()
+        [path] = one.post("/context_compact", asked).json()["metadata"]["write_file_dict"]
+        whole = two.post("/read_file", {"absolute_path": path}).json()
+        found = two.post("/grep", {"pattern": "^line 59998:", "path": "/s"}).json()
         assert whole["answer"] == result and "Found 1 match" in found["answer"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.clock import wait_until
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, text, whole
-from tests.serving import PLAIN, Proxy, served
+from tests.serving import Proxy, served
 from tests.steps import chat
 
 WINDOW = 4_000
@@ -45,23 +44,15 @@ def ask(proxy: Proxy, results: int) -> httpx.Response:
     messages: list[Any] = [{"role": "user", "content": "Search."}]
     for number in range(results):
         messages += chat(f"c{number}", f"{number} " + "one word after the other " * 60)
-    body = {"model": "gpt-4o", "messages": messages}
-    headers = {"authorization": "Bearer k"}
-    return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
-
-
-def lessons(proxy: Proxy, lesson: str) -> float:
-    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
-    found = re.search(rf'^offload_learned_windows_total{{lesson="{lesson}"}} (\S+)$', page, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    return proxy.post("/v1/chat/completions", {"model": "gpt-4o", "messages": messages})
 
 
 def test_upstreams_list_of_models_gives_the_window(up: StrictUpstream) -> None:
     with served({"default": policy(up) | {"asks_models": True}}) as proxy:
         assert ask(proxy, 1).status_code == 200
-        wait_until(lambda: lessons(proxy, "listed") == 1)
+        wait_until(lambda: proxy.metric("learned_windows_total", "listed") == 1)
         assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
-        assert not lessons(proxy, "refused")
+        assert not proxy.metric("learned_windows_total", "refused")
     asked = [request for request in up.requests if not request.is_chat]
     assert [request.path for request in asked] == ["/v1/models"]
     assert (b"authorization", b"Bearer k") in asked[0].headers
@@ -70,7 +61,7 @@ def test_upstreams_list_of_models_gives_the_window(up: StrictUpstream) -> None:
 def test_a_window_that_a_refusal_names_holds_from_the_next_request_on(up: StrictUpstream) -> None:
     with served({"default": policy(up)}) as proxy:
         assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
-        assert lessons(proxy, "refused") == 1
+        assert proxy.metric("learned_windows_total", "refused") == 1
         before = len(up.requests)
         assert ask(proxy, 13).status_code == 200
         assert len(up.requests) == before + 1, "it is not refused first"

@@ -199,7 +199,7 @@ def test_in_chat_pictures_stay_when_results_move(
     assert "detailed result is stored" in sent and all(picture in sent for picture in PNG)
 
 
-@pytest.mark.parametrize("name", ["responses", "messages"])
+@pytest.mark.parametrize("name", ["responses"])
 def test_a_picture_counts_towards_what_a_turn_may_read(
     name: str, up: StrictUpstream, serve: Callable[..., Proxy]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from tests.acceptance.operations import (
     strays,
     user,
 )
-from tests.clock import wait_until
-from tests.fake_upstream import hang
 
 Json = dict[str, Any]
 
@@ -173,25 +170,3 @@ def test_a_body_above_the_limit() -> None:
         for path in ALL:
             reply = caller.post(path, {"messages": [user("x" * 20_000)], "store_dir": STORE, "pattern": "x"})
             assert (reply.status, reply.messages) == (413, []), "it was not read"
-
-
-def test_too_many_requests_at_once() -> None:
-    """A request that upstream does not answer takes the only place. An unfinished request takes none."""
-    head = b"POST /%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\ncontent-length: %d\r\n\r\n{"
-    with (
-        operated({"limits": {"concurrent_requests": 1}}) as (proxy, _, up),
-        Caller(proxy) as caller,
-        socket.create_connection(("127.0.0.1", proxy.port)) as unfinished,
-        socket.create_connection(("127.0.0.1", proxy.port)) as slow,
-    ):
-        unfinished.sendall(head % (b"grep", 100))
-        assert caller.compact(HISTORY).status == 200
-        up.script(hang())
-        message = b'"model": "m", "messages": [{"role": "user", "content": "Hi."}]}'
-        slow.sendall(head % (b"v1/chat/completions", len(message) + 1) + message)
-        wait_until(lambda: caller.compact(HISTORY).status == 503)
-        reply = caller.compact(HISTORY)
-        assert (reply.status, reply.messages) == (503, []), "it was not looked into"
-        assert caller.grep("x").status == caller.read("x").status == 503
-        slow.close()
-        wait_until(lambda: caller.compact(HISTORY).status == 200)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from proxy.operations.call import canonical, key_part
 from tests.acceptance.operations import (
@@ -29,7 +26,7 @@ from tests.acceptance.operations import (
     words,
 )
 from tests.fake_upstream import StrictUpstream
-from tests.serving import PLAIN, Proxy, spawned
+from tests.serving import spawned
 from tests.strict import check
 
 Json = dict[str, Any]
@@ -162,13 +159,6 @@ def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
-def counted(proxy: Proxy, kind: str) -> float:
-    """Return how many damaged records of a kind the proxy has met."""
-    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
-    match = re.search(rf'^offload_store_damaged_records_total{{kind="{kind}"}} (\S+)$', page, re.MULTILINE)
-    return float(match[1]) if match else 0.0
-
-
 def test_a_damaged_text_is_named_and_never_served(caller: Caller) -> None:
     earlier = set(caller.proxy.stored())
     [path] = caller.compact([user(), *step("c", TEXT), user()]).references
@@ -177,7 +167,7 @@ def test_a_damaged_text_is_named_and_never_served(caller: Caller) -> None:
     file = files[key_part(canonical(path))]
     whole, text = file.read_bytes(), caller.text(path)
     file.write_bytes(whole[:40] + bytes([whole[40] ^ 4]) + whole[41:])
-    before = counted(caller.proxy, "files")
+    before = caller.proxy.metric("store_damaged_records_total", "files")
     read, found = caller.read(path), caller.post("/grep", {"pattern": "line", "file_path": path})
     assert (read.status, found.status) == (404, 404)
     assert path in read.answer and "is damaged in the store" in read.answer
@@ -185,7 +175,7 @@ def test_a_damaged_text_is_named_and_never_served(caller: Caller) -> None:
     assert {match["path"] for match in below.metadata["matches"]} == {group}
     assert below.metadata["damaged"] == [path]
     assert below.answer.endswith(f"\nNot searched, because damaged in the store: {path.removeprefix(STORE + '/')}")
-    assert counted(caller.proxy, "files") == before + 3
+    assert caller.proxy.metric("store_damaged_records_total", "files") == before + 3
     file.write_bytes(whole)
     assert caller.text(path) == text and "damaged" not in caller.grep("line 7", path=STORE).metadata
 

@@ -60,11 +60,11 @@ def test_neither_limits_nor_system_prompts_cost_summaries_or_prefixes(up: Strict
 def test_a_limit_that_does_not_fit_is_lowered_and_the_reply_says_so(up: StrictUpstream, serve: Any) -> None:
     small = policy(up)
     small["upstream"]["context_window"] = 4_000
-    url = serve({"default": small}).url
+    proxy = serve({"default": small})
 
     def post(messages: list[Json], limit: int) -> tuple[httpx.Response, Json]:
         body = {"model": "m", "messages": messages, "max_tokens": limit}
-        reply = httpx.post(f"{url}/chat/completions", json=body, headers={"authorization": "Bearer k"})
+        reply = proxy.post("/v1/chat/completions", body)
         sent: Json = json.loads(turns(up)[-1].body)
         return reply, sent
 

@@ -76,7 +76,7 @@ def ask(proxy: Proxy, number: int) -> bool:
     messages = history()
     messages[1] = {"role": "user", "content": f"Fetch the logs of day {number}."}
     body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": bool(number % 2)}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, verify=PLAIN)
+    reply = proxy.post("/v1/chat/completions", body, key="")
     assert reply.status_code == 200, reply.text
     shown = "".join(re.findall(r'"content":\s*"(.*?)"', reply.text))
     return "heliotrope-7291" in shown
@@ -132,7 +132,7 @@ def test_a_recovered_store_is_used_again(proxy: Proxy, redis: Server) -> None:
 
     def closed() -> bool:
         assert ask(proxy, 7)
-        return 'offload_store_breakers{state="closed"} 1.0' in httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
+        return proxy.metric("store_breakers", 'state="closed"') == 1
 
     wait_until(closed)
     before = store_errors(proxy)
@@ -156,7 +156,7 @@ def conversed(proxy: Proxy, turn: Callable[[int], None]) -> None:
         turn(number)
         for messages in histories:
             body = {"model": "m", "messages": messages, "tools": [TOOL]}
-            reply = httpx.post(f"{proxy.url}/chat/completions", json=body, verify=PLAIN).json()
+            reply = proxy.post("/v1/chat/completions", body, key="").json()
             messages += [reply["choices"][0]["message"], {"role": "user", "content": f"And now, turn {number}?"}]
 
 

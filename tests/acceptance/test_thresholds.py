@@ -10,7 +10,7 @@ import pytest
 
 from proxy.tokens import Tokens
 from tests.fake_upstream import Recorded, StrictUpstream, text
-from tests.serving import PLAIN, Proxy
+from tests.serving import Proxy
 from tests.steps import CHAT_TOOL, chat
 
 Json = dict[str, Any]
@@ -28,8 +28,7 @@ def session(size: int, results: int) -> list[Json]:
 
 
 def ask(proxy: Proxy, messages: list[Json]) -> httpx.Headers:
-    body = {"model": "gpt-4o", "messages": messages, "tools": [CHAT_TOOL]}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, verify=PLAIN)
+    reply = proxy.post("/v1/chat/completions", {"model": "gpt-4o", "messages": messages, "tools": [CHAT_TOOL]})
     assert reply.status_code == 200, reply.text
     return reply.headers
 

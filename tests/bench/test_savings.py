@@ -316,6 +316,7 @@ def test_the_profiles_meet_their_goals() -> None:
 
 
 @needed
+@pytest.mark.sweep
 def test_long_runs_are_reduced_by_four_fifths() -> None:
     bench = savings.Bench(list(savings.plannable(load(90_000))))
     ours = bench.figures(savings.STRATEGIES[savings.OURS])
@@ -324,6 +325,7 @@ def test_long_runs_are_reduced_by_four_fifths() -> None:
 
 
 @needed
+@pytest.mark.sweep
 def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
     savings.report(runs, tmp_path)

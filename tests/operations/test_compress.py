@@ -35,7 +35,7 @@ def history(turns: int) -> list[dict[str, Any]]:
 
 def asked(proxy: Proxy, messages: Any, key: str = "gateway", **more: Any) -> dict[str, Any]:
     body = {"messages": messages, "model": "gpt-4.1", **more}
-    reply = httpx.post(f"{proxy.root}/v1/compress", json=body, headers=bearer(key), verify=PLAIN)
+    reply = proxy.post("/v1/compress", body, key)
     assert reply.status_code == 200, reply.text
     answered: dict[str, Any] = reply.json()
     return answered
@@ -79,7 +79,7 @@ def test_moved_results_can_be_read_by_their_references(proxy: Proxy) -> None:
     got = asked(proxy, messages)
     [path] = re.findall(r"stored in (\S+\.txt)", got["messages"][2]["content"])
     for operation, name in (("/read_file", "absolute_path"), ("/recall_read", "path")):
-        reply = httpx.post(f"{proxy.root}{operation}", json={name: path}, headers=bearer("gateway"), verify=PLAIN)
+        reply = proxy.post(operation, {name: path}, "gateway")
         assert reply.json()["answer"] == messages[2]["content"], reply.text
 
 
@@ -136,5 +136,4 @@ def test_bad_calls_get_clear_errors(proxy: Proxy, method: str, path: str, body: 
 
 
 def test_callers_without_a_key_are_refused(proxy: Proxy) -> None:
-    reply = httpx.post(f"{proxy.root}/v1/compress", json={"messages": history(1)}, verify=PLAIN)
-    assert reply.status_code == 401
+    assert proxy.post("/v1/compress", {"messages": history(1)}, key="").status_code == 401

@@ -75,7 +75,10 @@ def test_an_unknown_mode_is_named(name: str) -> None:
         *[(schema.ReadFile, {"absolute_path": "x", "offset": value}, "$.offset") for value in (-1, "0")],
         *[(schema.ReadFile, {"absolute_path": "x", "limit": value}, "$.limit") for value in (-1, True)],
         (schema.RecallRead, {"path": "../x"}, "$.path"),
-        (schema.RecallSearch, {"pattern": "x", "session": "*"}, "$.session"),
+        (schema.RecallRead, {"path": "x", "characters": 1}, "$.characters"),
+        (schema.RecallSearch, {}, "pattern"),
+        *[(schema.RecallSearch, {"pattern": "x", "session": value}, "$.session") for value in ("*", "", "a\n", "../x")],
+        (schema.RecallSessions, {"limit": 100_000}, "$.limit"),
         (schema.CompressMessages, {"messages": "x"}, "$.messages"),
     ],
 )

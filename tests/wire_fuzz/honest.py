@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,6 +48,8 @@ class Book:
 
     say: Callable[[str], None] = lambda _: None
     """Called with each violation at once."""
+    recent: deque[int] = field(default_factory=deque)
+    """The attackers' cases of late: a violation names them."""
     violations: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     shared: int = 0
@@ -62,6 +64,7 @@ class Book:
 
     def fault(self, text: str) -> None:
         self.faults += 1
+        text += f"\n  cases of late: {' '.join(map(str, self.recent))}" if self.recent else ""
         if len(self.violations) < KEPT:
             self.violations.append(text)
             self.say(f"VIOLATION: {text}")

@@ -112,8 +112,8 @@ class Figures:
 
 
 async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figures:
-    """Run the plan and return the figures. `say` gets a line each minute, and every violation as it happens."""
-    figures = Figures(plan, honest.Book(say))
+    """Run the plan and return the figures. `say` gets every violation as it happens."""
+    figures = Figures(plan, honest.Book(say, deque(maxlen=3 * plan.connections)))
     begun = time.monotonic()
     async with _proxy(figures) as proxy:
         client = honest.Client(proxy.port, figures.book, random.Random(plan.seed))
@@ -122,7 +122,7 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figure
         with Probe(proxy.port, interval=0.01) as probe:
             for number in plan.front:
                 await client.ask_behind(number)
-            await _attack(watch, plan, say)
+            await _attack(watch, plan)
             await client.again()
         figures.health = probe.seen.health
         for fault in probe.seen.failed:
@@ -214,12 +214,11 @@ async def _say(peer: Peer, pieces: list[replies.Piece]) -> None:
 
 
 class Watch:
-    """Watches the proxy's process: its memory, descriptors and log, and the cases that are running."""
+    """Watches the proxy's process: its memory, descriptors and log."""
 
     def __init__(self, proxy: Proxy, figures: Figures) -> None:
         assert proxy.process and proxy.log_file
         self.proxy, self.figures = proxy, figures
-        self.recent: deque[int] = deque(maxlen=3 * figures.plan.connections)
         self._process = proxy.process
         self._log = proxy.log_file.open(encoding="utf-8", errors="replace")
         figures.rss = [self._rss()] * 3
@@ -229,7 +228,7 @@ class Watch:
         """Record anything wrong as a violation. Returns whether the process is alive."""
         for line in self._log.read().splitlines():
             if BUG.search(line):
-                self.fault(f"the log says: {line[:LINE]}")
+                self.figures.book.fault(f"the log says: {line[:LINE]}")
         if self._process.poll() is not None:
             return False
         self.figures.rss[1:] = [max(self.figures.rss[1], self._rss()), self._rss()]
@@ -239,22 +238,13 @@ class Watch:
     def close(self) -> None:
         self._log.close()
 
-    def fault(self, text: str) -> None:
-        self.figures.book.fault(f"{text}\n  cases of late: {' '.join(map(str, self.recent))}")
-
     async def watching(self) -> None:
         """Look repeatedly, until the process is dead."""
-        seen = 0
         while self.look():
-            fresh, seen = self.figures.violations[seen:], len(self.figures.violations)
-            for text in fresh:
-                if "cases of late" not in text:
-                    where = self.figures.violations.index(text)
-                    self.figures.violations[where] = f"{text}\n  cases of late: {' '.join(map(str, self.recent))}"
             slept = time.monotonic()
             await asyncio.sleep(0.25)
             self.figures.stalled = max(self.figures.stalled, time.monotonic() - slept - 0.25)
-        self.fault(f"the process ended: {self._process.returncode}")
+        self.figures.book.fault(f"the process ended: {self._process.returncode}")
 
     async def settle(self) -> None:
         """After everybody has gone, check what the process still holds."""
@@ -265,9 +255,11 @@ class Watch:
         ):
             await asyncio.sleep(0.25)
         if self.figures.descriptors[2] > allowed:
-            self.fault(f"descriptors did not come back: {self.figures.descriptors}")
+            self.figures.book.fault(f"descriptors did not come back: {self.figures.descriptors}")
         if self.figures.rss[1] - self.figures.rss[0] > GROWTH:
-            self.fault(f"RSS grew by more than {GROWTH // MIB} MiB: {[size // MIB for size in self.figures.rss]}")
+            self.figures.book.fault(
+                f"RSS grew by more than {GROWTH // MIB} MiB: {[size // MIB for size in self.figures.rss]}"
+            )
 
     def _rss(self) -> int:
         return status(self._process.pid)["VmRSS"] * 1024
@@ -276,12 +268,12 @@ class Watch:
         return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
 
 
-async def _attack(watch: Watch, plan: Plan, say: Callable[[str], None]) -> None:
+async def _attack(watch: Watch, plan: Plan) -> None:
     """Run all cases and the honest clients at the same time."""
     numbers = iter(plan.numbers())
     attackers = [asyncio.create_task(_attacking(watch, plan, numbers)) for _ in range(plan.connections)]
     beside = [asyncio.create_task(_asking(watch, plan.seed * HONEST + one)) for one in range(HONEST)]
-    beside += [asyncio.create_task(_reporting(watch.figures, say)), asyncio.create_task(watch.watching())]
+    beside.append(asyncio.create_task(watch.watching()))
     over = asyncio.create_task(asyncio.wait(attackers))
     await asyncio.wait([over, *beside], return_when=asyncio.FIRST_COMPLETED)
     for task in (*attackers, *beside):
@@ -296,7 +288,7 @@ async def _attacking(watch: Watch, plan: Plan, numbers: Iterator[int]) -> None:
     until = time.monotonic() + plan.seconds if plan.seconds else float("inf")
     for number in numbers:
         made = case(plan.seed, number)
-        watch.recent.append(number)
+        figures.book.recent.append(number)
         figures.cases[made.kind] += 1
         for told in await attacked(watch.proxy.port, made):
             figures.statuses[made.kind, told] += 1
@@ -311,17 +303,6 @@ async def _asking(watch: Watch, seed: int) -> None:
     for number in itertools.count(seed * 1_000_000):
         await (client.ask() if number % 2 else client.ask_behind(number))
         await asyncio.sleep(chance.random() * 0.02)
-
-
-async def _reporting(figures: Figures, say: Callable[[str], None]) -> None:
-    begun = time.monotonic()
-    while True:
-        await asyncio.sleep(60)
-        say(
-            f"{time.monotonic() - begun:.0f} s: {figures.cases.total()} cases, {figures.book.done.total()} honest "
-            f"requests, {figures.book.faults} violations, RSS {figures.rss[2] // MIB} MiB, "
-            f"descriptors {figures.descriptors[2]}"
-        )
 
 
 async def attacked(port: int, made: Case) -> list[int]:
