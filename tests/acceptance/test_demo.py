@@ -19,6 +19,7 @@ from proxy.demo.model import ScriptedUpstream
 from proxy.demo.session import Agent
 from tests.clock import wait_until
 from tests.serving import Proxy
+from tests.test_cli import run
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]
@@ -34,7 +35,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=LIMIT, cwd=ROOT)
+    done = run("demo", **environment)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
     rows = re.findall(r"^ +(\d+)  (.{44}) +([\d,]+) +([\d,]+) *([\d,]*) *([\d,]*)$", done.stdout, re.MULTILINE)
@@ -53,10 +54,7 @@ def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str]
 
     (store,) = re.findall(r"^files +(\S+),", done.stdout, re.MULTILINE)
     assert Path(store).is_relative_to(tmp_path)
-    listed = subprocess.run(
-        [*COMMAND[:-1], "store", "ls", "--store", store], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert "originals" in listed.stdout
+    assert "originals" in run("store", "ls", "--store", store).stdout
 
 
 @pytest.mark.sweep
