@@ -18,7 +18,6 @@ import httpx
 import hypothesis
 import pytest
 
-from proxy.dashboard import writer
 from tests import serving
 from tests.clock import PATIENCE, Clock
 from tests.fake_upstream import StrictUpstream
@@ -77,12 +76,6 @@ def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def soon_written() -> None:
-    """Let rows reach the dashboard's file at once: what looks for them otherwise waits for a second."""
-    writer.LATEST = 0.01
-
-
 @pytest.fixture
 def up() -> Iterator[StrictUpstream]:
     """A strict upstream. A request that it refuses fails the test, unless the test sets `expect_refusals`."""
@@ -124,8 +117,10 @@ async def clock() -> Clock:
     return made
 
 
-@pytest.fixture(autouse=True)
-def _no_outgoing_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def no_outgoing_proxy() -> Iterator[None]:
     """Connect to loopback directly, whatever proxy the machine's environment names."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            patch.delenv(name, raising=False)
+        yield

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.dashboard import writer
 from proxy.requests.rounds import Spending
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
 from tests.clients.apis import Asked, api
@@ -45,6 +46,12 @@ class World:
         wait_until(lambda: bool(self.rows))
         row = self.row
         return row["again_tools"], row["again_exact"], row["whole_tools"], row["whole_exact"]
+
+
+@pytest.fixture(autouse=True)
+def soon_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows reach the file at once, not within a second."""
+    monkeypatch.setattr(writer, "LATEST", 0.01)
 
 
 @contextmanager
