@@ -98,35 +98,35 @@ TAKEN = {
 }
 
 REFUSED = {
-    "no messages": ({"model": "m"}, "'messages'"),
-    "empty messages": ({"model": "m", "messages": []}, "empty array"),
-    "an unknown parameter": (request(x_offload=1), "Unrecognized request argument supplied: x_offload"),
-    "max_tokens 0": (request(max_tokens=0), "below minimum"),
+    "no messages": ({"model": "m"}, "`messages`"),
+    "empty messages": ({"model": "m", "messages": []}, "length >= 1 - at `$.messages`"),
+    "an unknown parameter": (request(x_offload=1), "'$.x_offload'"),
+    "max_tokens 0": (request(max_tokens=0), ">= 1 - at `$.max_tokens`"),
     "stream_options without stream": (request(stream_options={"include_usage": True}), "when 'stream' is enabled"),
-    "message no object": (request("hi"), "expected object"),
+    "message no object": (request("hi"), "Expected `object`"),
     "unknown role": (request({"role": "robot", "content": "x"}), "'robot'"),
     "unknown field of a message": (request({**USER, "x": 1}), "messages[0].x"),
-    "content an empty array": (request({"role": "user", "content": []}), "empty array"),
-    "content null for a user": (request({"role": "user", "content": None}), "got null"),
-    "content null for a tool": (request(USER, assistant(call()), result(content=None)), "got null"),
-    "no content for a system": (request({"role": "system"}), "got null"),
+    "content an empty array": (request({"role": "user", "content": []}), "length >= 1"),
+    "content null for a user": (request({"role": "user", "content": None}), "got `null`"),
+    "content null for a tool": (request(USER, assistant(call()), result(content=None)), "got `null`"),
+    "no content for a system": (request({"role": "system"}), "`content`"),
     "a part of an unknown kind": (request({"role": "user", "content": [{"type": "tool_result"}]}), "'tool_result'"),
     "a picture from a tool": (
         request(USER, assistant(call()), result(content=[{"type": "image_url", "image_url": {}}])),
         "'image_url'",
     ),
-    "a text part without text": (request({"role": "user", "content": [{"type": "text"}]}), "got null"),
+    "a text part without text": (request({"role": "user", "content": [{"type": "text"}]}), "`text`"),
     "an unknown field of a part": (
         request({"role": "user", "content": [{"type": "text", "text": "t", "cache_control": {}}]}),
         "cache_control",
     ),
     "neither content nor calls": (request(USER, {"role": "assistant", "content": None}), "'content' or 'tool_calls'"),
-    "empty calls": (request(USER, assistant(content="x", tool_calls=[])), "non-empty"),
-    "a call without id": (request(USER, assistant({"type": "function", "function": {}})), ".id"),
-    "a call without type": (request(USER, assistant({"id": "c", "function": {}})), ".type"),
+    "empty calls": (request(USER, assistant(content="x", tool_calls=[])), "length >= 1"),
+    "a call without id": (request(USER, assistant({"type": "function", "function": call()["function"]})), "`id`"),
+    "a call without type": (request(USER, assistant({"id": "c", "function": {}})), "`type`"),
     "an index left in a call": (request(USER, assistant({**call(), "index": 0}), result()), ".index"),
     "arguments an object": (request(USER, assistant(call(arguments={})), result()), "arguments"),
-    "a call's name with a dot": (request(USER, assistant(call("a.b")), result()), "does not match pattern"),
+    "a call's name with a dot": (request(USER, assistant(call("a.b")), result()), "matching regex"),
     "ids twice in a message": (request(USER, assistant(call(), call()), result(), result()), "Duplicate"),
     "a result of nothing": (request(USER, result()), "must be a response"),
     "a result first of all": (request(result()), "must be a response"),
@@ -148,14 +148,14 @@ REFUSED = {
         request(USER, assistant(call()), result(), {"role": "assistant", "content": "x"}, result()),
         "must be a response",
     ),
-    "empty tools": (request(tools=[]), "empty array"),
-    "129 tools": (request(tools=[tool(f"f{n}") for n in range(129)]), "array too long"),
+    "empty tools": (request(tools=[]), "length >= 1"),
+    "129 tools": (request(tools=[tool(f"f{n}") for n in range(129)]), "length <= 128"),
     "tool names twice": (request(tools=[tool(), tool()]), "unique"),
-    "a tool's name with a space": (request(tools=[tool("a b")]), "does not match pattern"),
-    "a tool's name of 65": (request(tools=[tool("x" * 65)]), "does not match pattern"),
-    "a tool's name with a newline behind": (request(tools=[tool("x\n")]), "does not match pattern"),
-    "a tool flat as in responses": (request(tools=[{"type": "function", "name": "f"}]), "tools[0].name"),
-    "a tool without function": (request(tools=[{"type": "function"}]), "tools[0].function"),
+    "a tool's name with a space": (request(tools=[tool("a b")]), "matching regex"),
+    "a tool's name of 65": (request(tools=[tool("x" * 65)]), "matching regex"),
+    "a tool's name with a newline behind": (request(tools=[tool("x\n")]), "matching regex"),
+    "a tool flat as in responses": (request(tools=[{"type": "function", "name": "f"}]), "`function` - at `$.tools[0]`"),
+    "a tool without function": (request(tools=[{"type": "function"}]), "`function` - at `$.tools[0]`"),
     "an unknown field of a tool": (request(tools=[{**tool(), "cache_control": {}}]), "tools[0].cache_control"),
     "an unknown field of a function": (request(tools=[tool(input_schema={})]), "tools[0].function.input_schema"),
     "tool_choice without tools": (request(tool_choice="auto"), "'tool_choice' is only allowed"),
@@ -318,7 +318,7 @@ def test_a_refusal_reaches_the_client_and_fails_the_block() -> None:
         client = openai.OpenAI(base_url=up.url, api_key="k", max_retries=0)
         with client, pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model="m", messages=[])
-        assert refused.value.code == "empty_array"
+        assert refused.value.code == "invalid_value"
         assert up.unused == 1
         assert (len(up.requests), up.chats, len(up.refusals)) == (1, [], 1)
 
