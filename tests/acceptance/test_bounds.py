@@ -273,6 +273,7 @@ async def test_a_slow_but_steady_sender_is_served(size: int) -> None:
     limits = {"head_timeout": 60, "body_timeout": 60}
     async with relay(clock=clock, **limits) as (wire, proxy), connection(proxy.port) as (reader, writer):
         writer.write(post(body[5:], size=size))
+        await stalled(writer, proxy)  # it has taken all of that
         for _ in range(5):
             await say(writer, b"\0")
             await heard(proxy.port)
