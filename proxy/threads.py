@@ -111,15 +111,6 @@ class Turns:
         tenant = _tenant_of(caller)
         return sum(len(lane[tenant].get(caller, ())) for lane in self._lanes if tenant in lane)
 
-    @asynccontextmanager
-    async def place(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a place, and give it back at the end."""
-        slot = await self.take(caller)
-        try:
-            yield
-        finally:
-            self.give_back(slot)
-
     async def take(self, caller: str, later: bool | None = None) -> Slot:
         """Wait for a place, which has to be given back."""
         slot = Slot(caller, comes_later() if later is None else later)

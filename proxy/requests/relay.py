@@ -82,7 +82,6 @@ class Relay:
             headers=request_headers(
                 client.headers,
                 tenant.credential(upstream, anthropic=anthropic and not client.path.endswith(_VERTEX)),
-                fields=client.fields,
             ),
             content=content,
             connect_timeout=upstream.connect_timeout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 Header = tuple[bytes, bytes]
@@ -67,20 +67,16 @@ _OURS_TO_SAY = _HOP_BY_HOP | {b"host", b"expect"}
 _CREDENTIALS = frozenset((b"authorization", b"api-key", b"x-api-key", b"cookie"))
 
 
-def request_headers(
-    headers: Iterable[Header], credential: Header | None = None, fields: Mapping[bytes, bytes] | None = None
-) -> Headers:
-    """Return the headers of a client's request that go upstream. `fields` has their names in lower case.
+def request_headers(headers: Iterable[Header], credential: Header | None = None) -> Headers:
+    """Return the headers of a client's request that go upstream.
 
     `credential` is the tenant's; it replaces all of the client's own credentials. `Content-Length` is kept, which is
     right as long as the body is the client's. If you send another body, remove it with `Headers.without`.
     """
     headers = Headers(headers)
-    names: Collection[bytes] = headers.names() if fields is None else fields
-    dropped = _dropped(_OURS_TO_SAY, headers, names)
+    dropped = _OURS_TO_SAY.union(_named(headers), [name for name in headers.names() if name.startswith(b"x-offload")])
     if credential is not None:
         dropped |= _CREDENTIALS
-    dropped = dropped.union([name for name in names if name.startswith(b"x-offload")])
     kept = headers.without(dropped)
     if credential is not None:
         kept.append(credential)
@@ -94,18 +90,13 @@ def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Hea
     """
     ours = list(ours)
     lowered = Headers([(name.lower(), value) for name, value in headers])
-    dropped = _dropped(_HOP_BY_HOP, lowered, dict(lowered)).union(dict(ours))
-    kept = Headers([header for header in lowered if header[0] not in dropped])
-    kept.extend(ours)
-    return kept
+    dropped = _HOP_BY_HOP.union(_named(lowered), dict(ours))
+    return Headers([*(header for header in lowered if header[0] not in dropped), *ours])
 
 
-def _dropped(always: frozenset[bytes], headers: Headers, names: Collection[bytes]) -> frozenset[bytes]:
-    """Return these names and those that `Connection` declares to be for this hop only, all in lower case."""
-    if b"connection" not in names:
-        return always
-    values = headers.get_all(b"connection")
-    return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
+def _named(headers: Headers) -> list[bytes]:
+    """Return the names that `Connection` declares to be for this hop only, in lower case."""
+    return [name.strip().lower() for value in headers.get_all(b"connection") for name in value.split(b",")]
 
 
 _ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)|/projects/))(.*)", re.DOTALL)
