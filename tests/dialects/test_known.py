@@ -254,7 +254,7 @@ UNPLANNED = {
     "responses": {"access_programs", "background_options", "image"},  # a program of upstream's reads the history
     "messages": set[str](),
 }
-"""The top-level members with which a request passes unplanned, besides those that `_obstacle` looks at."""
+"""The top-level members with which a request passes unplanned, besides those that are `barred`."""
 
 TOP = {
     "chat": (ChatBody, chat.KNOWN),

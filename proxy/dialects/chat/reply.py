@@ -153,10 +153,10 @@ class ChatRound(Round):
         if self._text.shown is not None or rawjson.is_null(content):
             return []
         if self.undecided and len(self._beginning) <= HEAD:  # beyond that, it has a name of ours
-            self._beginning += text_of(content)
+            self._beginning = (self._beginning + text_of(content)).lstrip()
             if not could_be_call(self._beginning, self.names):
                 self._show_text()
-        holds = self.undecided and bool(self._beginning.strip())
+        holds = self.undecided and bool(self._beginning)
         if self._text.shown or not (holds or (self._holds_text and bytes(content) != b'""')):
             return []
         return [(chunk.take(["content"]), self._text)]

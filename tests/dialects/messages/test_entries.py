@@ -14,7 +14,7 @@ from proxy.plan.plan import Role
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.texts import Carries
 from proxy.policy import SnapshotRole
-from tests.dialects.messages.api import call, say, thinking
+from tests.dialects.messages.api import say
 
 Json = dict[str, Any]
 
@@ -76,16 +76,6 @@ def test_a_message_with_members_of_its_own_stays_whole() -> None:
 
 
 # -- meaning ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_reply_means_its_text_and_its_calls() -> None:
-    def reply(*blocks: Json) -> bytes:
-        return read({"role": "assistant", "content": list(blocks)}).meaning
-
-    meant = reply(thinking("Hm."), say("So."), call("fetch", {"a": 1, "b": 2}, id="c"))
-    assert reply(say("So. "), {**call("fetch", {"b": 2, "a": 1}, id="c"), "cache_control": {}}) == meant
-    assert meant not in (reply(say("So.")), reply(say("No."), call("fetch", {"a": 1, "b": 2}, id="c")))
-    assert read({"role": "assistant", "content": "So."}).meaning == reply(say("So."))
 
 
 def test_found_tools_stay_where_they_are() -> None:
@@ -231,13 +221,6 @@ def test_a_snapshot_may_be_a_user_message() -> None:
     assert sent(request, MESSAGES.joined(made))["messages"] == [{"role": "user", "content": [say("record"), say("hi")]}]
 
 
-def test_an_entry_is_readable_block_by_block() -> None:
-    blocks = [thinking("Hm."), say("So."), call("fetch", {"n": 1}, id="c1")]
-    raw = json.dumps({"role": "assistant", "content": blocks}).encode()
-    assert [(section.title, section.text) for section in MESSAGES.sections(raw, 3, read(raw), "")] == [
-        ("4 assistant reasoning", "Hm."),
-        ("4 assistant", "So."),
-        ("4 assistant calls fetch c1", '{"n": 1}'),
-    ]
+def test_a_result_is_readable_with_its_reminder() -> None:
     [raw] = entries(result(content=[say("found")]), REMINDER)
     assert [section.text for section in MESSAGES.sections(raw, 3, read(raw), "fetch")] == ["found", REMINDER["text"]]

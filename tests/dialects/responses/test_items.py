@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat import CHAT
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Terms
@@ -125,24 +124,10 @@ def test_found_tools_stay_defined_behind_a_cut(execution: str) -> None:
 # -- meaning ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reply_means_its_text_and_its_calls() -> None:
-    meant = read(say("So."), call("fetch", {"a": 1, "b": 2}, call_id="c1")).meaning
-    same = [reasoning("Hm."), say("So. "), call("fetch", '{"b":2, "a":1}', call_id="c1", id="fc", status="completed")]
-    assert read(*same).meaning == meant
-    for other in ([say("No."), same[2]], [same[1], call("fetch", {"a": 1}, call_id="c1")], [same[1]]):
-        assert read(*other).meaning != meant
-
-
 def test_a_reference_means_the_item_that_it_names() -> None:
     """Otherwise histories with other replies would share their records."""
     one, same, other = (read({"type": "item_reference", "id": id}) for id in ("msg_1", "msg_1", "msg_2"))
     assert one.meaning == same.meaning != other.meaning
-
-
-def test_no_meaning_is_that_of_a_chat_message() -> None:
-    chat = CHAT.read(json.dumps(USER).encode(), READING, len)
-    assert chat.meaning != read(USER).meaning
-    assert CHAT.reply_meaning("x", []) != RESPONSES.reply_meaning("x", [])
 
 
 def test_calls_and_results_pair_by_their_ids() -> None:
@@ -211,21 +196,6 @@ def test_an_unknown_form_stays_as_it_is(item: Json) -> None:
     message = read(item)
     assert message.sealed
     assert message.pieces == ()
-
-
-# -- for readers ------------------------------------------------------------------------------------------------------
-
-
-def test_a_reply_is_readable_item_by_item() -> None:
-    items = [reasoning("Hm."), say("So."), call("fetch", {"n": 1}, call_id="c1")]
-    message = read(*items)
-    raw = b",".join(json.dumps(item).encode() for item in items)
-    sections = RESPONSES.sections(raw, 3, message, "")
-    assert [(section.title, section.text) for section in sections] == [
-        ("4 assistant reasoning", "Hm."),
-        ("4 assistant", "So."),
-        ("4 assistant calls fetch c1", '{"n": 1}'),
-    ]
 
 
 # -- hidden rounds -----------------------------------------------------------------------------------------------------
