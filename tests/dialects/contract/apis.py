@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from proxy.dialects import Dialect
@@ -137,7 +138,8 @@ class Chat(Api):
 
     @property
     def encodings(self) -> dict[str, Callable[[Json], bytes]]:
-        return {name: _Ways(name).stream for name in ("own", "large", "in pieces", "always 0", "no index", "repeating")}
+        ways = ("own", "large", "in pieces", "always 0", "no index", "repeating")
+        return {way: partial(_streamed, way) for way in ways}
 
     def assembled(self, out: bytes) -> Json:
         chat.folded(out)  # which is strict about the numbers of calls
@@ -168,44 +170,40 @@ class Chat(Api):
         return json.dumps({key: message[key] for key in known if message.get(key)}).encode()
 
 
-class _Ways:
-    """A way in which servers of the chat API stream calls."""
+def _streamed(way: str, reply: Json) -> bytes:
+    """The stream of a chat reply whose calls come in this way."""
+    choice, id = reply["choices"][0], reply["id"]
+    message = choice["message"]
+    deltas: list[Json] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": piece} for piece in message.get("reasoning_content") or ""]
+    deltas += [{"content": piece} for piece in message.get("content") or ""]
+    deltas += [chat.calls(entry) for call in message.get("tool_calls", []) for entry in _entries(way, call)]
+    ends = chat.chunk({}, choice["finish_reason"], id), chat.chunk(id=id, usage=reply["usage"])
+    return chat.stream(*(chat.chunk(delta, id=id) for delta in deltas), *ends, chat.DONE)
 
-    def __init__(self, way: str) -> None:
-        self._way = way
 
-    def stream(self, reply: Json) -> bytes:
-        choice, id = reply["choices"][0], reply["id"]
-        message = choice["message"]
-        deltas: list[Json] = [{"role": "assistant", "content": ""}]
-        deltas += [{"reasoning_content": piece} for piece in message.get("reasoning_content") or ""]
-        deltas += [{"content": piece} for piece in message.get("content") or ""]
-        deltas += [chat.calls(entry) for call in message.get("tool_calls", []) for entry in self._entries(call)]
-        ends = chat.chunk({}, choice["finish_reason"], id), chat.chunk(id=id, usage=reply["usage"])
-        return chat.stream(*(chat.chunk(delta, id=id) for delta in deltas), *ends, chat.DONE)
-
-    def _entries(self, call: Json) -> list[Json]:
-        place, name = call["index"], call["function"]["name"]
-        arguments = call["function"]["arguments"]
-        whole = {key: value for key, value in call.items() if key != "index"}
-        begun = {**whole, "function": {"name": name, "arguments": ""}}
-        if self._way == "own":
-            return [call]
-        if self._way == "large":
-            halves = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
-            return [
-                {**call, "function": {"arguments": piece} | ({} if at else {"name": name})}
-                for at, piece in enumerate(halves)
-            ]
-        if self._way == "always 0":
-            return [{"index": 0, **whole}]
-        if self._way == "no index":
-            return [begun, *({"function": {"arguments": piece}} for piece in arguments)]
-        if self._way == "repeating":
-            return [{**call, "function": {"name": name, "arguments": piece}} for piece in arguments]
-        first = {"index": place, **begun, "function": {"name": name[:2], "arguments": ""}}
-        pieces = ({"index": place, "function": {"arguments": piece}} for piece in arguments)
-        return [first, {"index": place, "function": {"name": name[2:]}}, *pieces]
+def _entries(way: str, call: Json) -> list[Json]:
+    place, name = call["index"], call["function"]["name"]
+    arguments = call["function"]["arguments"]
+    whole = {key: value for key, value in call.items() if key != "index"}
+    begun = {**whole, "function": {"name": name, "arguments": ""}}
+    if way == "own":
+        return [call]
+    if way == "large":
+        halves = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
+        return [
+            {**call, "function": {"arguments": piece} | ({} if at else {"name": name})}
+            for at, piece in enumerate(halves)
+        ]
+    if way == "always 0":
+        return [{"index": 0, **whole}]
+    if way == "no index":
+        return [begun, *({"function": {"arguments": piece}} for piece in arguments)]
+    if way == "repeating":
+        return [{**call, "function": {"name": name, "arguments": piece}} for piece in arguments]
+    first = {"index": place, **begun, "function": {"name": name[:2], "arguments": ""}}
+    pieces = ({"index": place, "function": {"arguments": piece}} for piece in arguments)
+    return [first, {"index": place, "function": {"name": name[2:]}}, *pieces]
 
 
 class Messages(Api):
