@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -33,15 +33,13 @@ from proxy.dashboard.rows import Rows, digest
 from proxy.dashboard.writer import Writer, Writing
 from proxy.errors import DashboardFault, Overloaded, Unauthorized
 from proxy.plan.prices import price_of
+from proxy.policies import Policies
 from proxy.policies.tenants import identify, retention
-
-if TYPE_CHECKING:
-    from proxy.policies import Policies
-    from proxy.policy import Policy
-    from proxy.requests.prepared import Prepared
-    from proxy.settings import Settings
-    from proxy.stores import Store
-    from proxy.telemetry.outcome import Outcome
+from proxy.policy import Policy
+from proxy.requests.prepared import Prepared
+from proxy.settings import Settings
+from proxy.stores import Store
+from proxy.telemetry.outcome import Outcome
 
 T = TypeVar("T")
 

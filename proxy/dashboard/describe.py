@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,11 +15,8 @@ from proxy.dialects import render
 from proxy.plan.history import beginning
 from proxy.plan.message import digest
 from proxy.plan.plan import Role, live
-from proxy.requests.planned import OUR_TOOLS_TOKENS
-
-if TYPE_CHECKING:
-    from proxy.requests.planned import Planned
-    from proxy.requests.prepared import Prepared
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned
+from proxy.requests.prepared import Prepared
 
 KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")
 """Kinds of what is sent: `hidden` are rounds with our tools that the client does not see."""

@@ -13,25 +13,21 @@ from contextlib import suppress
 from functools import cache, partial
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Viewer
+from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer
 from proxy.dashboard.describe import KINDS
 from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import Row
 from proxy.dashboard.savings import priced, savings
 from proxy.errors import BodyTooLarge, ClientFault, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from proxy.dashboard import Dashboard
 
 LARGEST_FORM = 4_096
 """Most bytes of a login."""

@@ -9,21 +9,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
 from proxy.operations import compress, offload, schema, search
 from proxy.operations.call import CallerFiles, OperationCall, refusal
+from proxy.policies.tenants import Tenant
+from proxy.requests.exchange import Exchange
 from proxy.requests.relay import served
+from proxy.requests.rounds import Services
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
-
-if TYPE_CHECKING:
-    from proxy.policies.tenants import Tenant
-    from proxy.requests.exchange import Exchange
-    from proxy.requests.rounds import Services
 
 __all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal", "serves"]
 

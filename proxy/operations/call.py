@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -25,17 +25,15 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.errors import NotThere, ProxyError, StoreFault
 from proxy.plan.preview import digest_in
+from proxy.policies.tenants import Tenant
+from proxy.policy import Policy
 from proxy.requests.archive import Archive
+from proxy.requests.exchange import Exchange
 from proxy.requests.records import original_of
+from proxy.requests.rounds import Services
 from proxy.stores import is_part
 from proxy.stores.guarded import Put, Visit
 from proxy.threads import WorkPool
-
-if TYPE_CHECKING:
-    from proxy.policies.tenants import Tenant
-    from proxy.policy import Policy
-    from proxy.requests.exchange import Exchange
-    from proxy.requests.rounds import Services
 
 P = ParamSpec("P")
 T = TypeVar("T")

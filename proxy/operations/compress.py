@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -20,18 +20,15 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.errors import NotThere, StoreFault
+from proxy.operations.call import OperationCall
+from proxy.operations.schema import CompressMessages
 from proxy.plan.forecast import told
 from proxy.plan.preview import digest_in
 from proxy.plan.turn import Unplannable
-from proxy.policy import Inject, Mode
+from proxy.policy import Inject, Mode, Policy
 from proxy.rawjson import NotJson
 from proxy.requests import archive
 from proxy.requests.planned import Planned, Rendered, plan
-
-if TYPE_CHECKING:
-    from proxy.operations.call import OperationCall
-    from proxy.operations.schema import CompressMessages
-    from proxy.policy import Policy
 
 RETRIEVE = b"/v1/retrieve/"
 

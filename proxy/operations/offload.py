@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -27,21 +27,17 @@ from msgspec.structs import replace
 from proxy.dialects.chat import CHAT, is_system
 from proxy.dialects.render import compact
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
-from proxy.operations.call import canonical, envelope, joined
+from proxy.operations.call import OperationCall, canonical, envelope, joined
+from proxy.operations.schema import CompactParameters
 from proxy.plan import preview, summary
 from proxy.plan.history import Naming
 from proxy.plan.message import Message, Reading, moved_pieces
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.policy import Mode, SnapshotRole
+from proxy.policy import Mode, Policy, SnapshotRole
 from proxy.requests import relay, summary_writer
 from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import Headers
-
-if TYPE_CHECKING:
-    from proxy.operations.call import OperationCall
-    from proxy.operations.schema import CompactParameters
-    from proxy.policy import Policy
 
 LEAST = 200
 """The smallest size in tokens that a summary call asks for, because models ignore smaller limits."""

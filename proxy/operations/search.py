@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
 
 from proxy import rawjson, regex
 from proxy.errors import ClientFault, NotThere, Unauthorized
-from proxy.operations.call import File, canonical, envelope, joined
+from proxy.operations.call import CallerFiles, File, OperationCall, canonical, envelope, joined
 from proxy.operations.schema import Find, ReadFile, RecallRead, RecallSearch, RecallSessions, Search
 from proxy.plan.preview import line_count
 from proxy.regex import Budget
@@ -27,9 +27,6 @@ from proxy.stores import is_part
 from proxy.tools import pages, search
 from proxy.tools.find import fitting, relative
 from proxy.tools.search import LineMatch, TooSlow
-
-if TYPE_CHECKING:
-    from proxy.operations.call import CallerFiles, OperationCall
 
 T = TypeVar("T")
 

@@ -9,17 +9,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy.errors import BodyTooLarge, Fault, OffloadError, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 from proxy.upstream.headers import Header, Headers
-
-if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
 
 
 class Incoming(Protocol):

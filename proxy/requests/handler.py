@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -25,11 +25,12 @@ from proxy.dialects.render import shown_block
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
-from proxy.plan.turn import Addition, Form, Reason, Unplannable, Verdict
-from proxy.policies.tenants import identified
+from proxy.plan.turn import Addition, Form, Hidden, Reason, Request, Unplannable, Verdict
+from proxy.policies.tenants import Tenant, identified
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, references, verify
 from proxy.requests.conversation import converse
+from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned, Rendered, plan
 from proxy.requests.prepared import Ladder, Prepared, foreseen, of_chat
 from proxy.requests.records import Records
@@ -41,11 +42,6 @@ from proxy.telemetry import logs
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
-
-if TYPE_CHECKING:
-    from proxy.plan.turn import Hidden, Request
-    from proxy.policies.tenants import Tenant
-    from proxy.requests.exchange import Exchange
 
 T = TypeVar("T")
 

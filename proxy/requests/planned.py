@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Entry, render
 from proxy.dialects.render import ActiveSnapshot, Files, moved_files
+from proxy.dialects.turn import Turn
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning
@@ -23,14 +23,10 @@ from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Addition, Hidden, Request
 from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
+from proxy.requests.cache import MessageCache
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
 from proxy.tools.definitions import OTHER_NAMES, definitions
-
-if TYPE_CHECKING:
-    from proxy.dialects.turn import Turn
-    from proxy.requests.cache import MessageCache
-
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
 """Returns at which requests of a history, by `Planned.asked`, upstream's cache had expired, after how many seconds."""

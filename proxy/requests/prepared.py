@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import refusals
+from proxy.dialects import Dialect, refusals
+from proxy.dialects.turn import Turn
+from proxy.dialects.usage import Reported
 from proxy.errors import Fault
 from proxy.plan import compacting
 from proxy.plan.compacting import Wish
@@ -35,25 +37,16 @@ from proxy.plan.forecast import (
     unseen,
     waiting,
 )
-from proxy.plan.turn import FORGIVING, Addition, Form, Reason, Usage, Verdict
-from proxy.policy import Mode, SnapshotRole
+from proxy.plan.turn import FORGIVING, Addition, Form, Reason, Request, Usage, Verdict
+from proxy.policies.tenants import Tenant
+from proxy.policy import Mode, Policy, SnapshotRole
+from proxy.requests.exchange import Exchange
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
-from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome
-
-if TYPE_CHECKING:
-    from proxy.dialects import Dialect
-    from proxy.dialects.turn import Turn
-    from proxy.dialects.usage import Reported
-    from proxy.plan.turn import Request
-    from proxy.policies.tenants import Tenant
-    from proxy.policy import Policy
-    from proxy.requests.exchange import Exchange
-    from proxy.requests.relay import Refusal
-    from proxy.requests.summary_writer import Spent, SummaryJob
-    from proxy.requests.windows import Known
-    from proxy.telemetry.outcome import ToolUse
-    from proxy.upstream.headers import Header
-
+from proxy.requests.relay import Refusal
+from proxy.requests.summary_writer import Spent, SummaryJob
+from proxy.requests.windows import Known
+from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, ToolUse
+from proxy.upstream.headers import Header
 
 UNFOLLOWED = "The model may not read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 

@@ -6,24 +6,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from proxy.dialects import Dialect
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import BadEncoding, Fault, OffloadError, ProxyError, UpstreamBroken, UpstreamFault
 from proxy.plan.turn import Addition
+from proxy.policies.tenants import Tenant
 from proxy.requests.exchange import ClientGone, Exchange
+from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream import codings
-from proxy.upstream.client import UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers, request_headers, url_for
-
-if TYPE_CHECKING:
-    from proxy.dialects import Dialect
-    from proxy.policies.tenants import Tenant
-    from proxy.settings import Settings
-    from proxy.upstream.client import UpstreamClient
 
 GATHERED = 1 << 20
 """Most bytes of a body that is collected before it goes upstream, so that slow clients occupy no upstream connection.

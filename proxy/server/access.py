@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -24,12 +24,10 @@ from proxy.errors import Forbidden, ForeignSite, Overloaded, ProxyError, Upstrea
 from proxy.plan.prices import is_loopback
 from proxy.policy import Policy
 from proxy.requests.exchange import FORWARDED, RAW
+from proxy.settings import Settings
 from proxy.stores.guarded import Guarded
 from proxy.upstream.client import UpstreamClient, models
 from proxy.upstream.headers import Header
-
-if TYPE_CHECKING:
-    from proxy.settings import Settings
 
 try:
     import resource

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from proxy import operations
 from proxy.dashboard import Dashboard, pages
@@ -32,10 +33,12 @@ from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identified, identify, retention
+from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
 from proxy.requests.capture import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
+from proxy.requests.prepared import Prepared
 from proxy.requests.references import KeptReplies
 from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.rounds import Services, Spending
@@ -44,23 +47,17 @@ from proxy.requests.upstream_caches import Adviser
 from proxy.requests.windows import Known
 from proxy.server import websocket
 from proxy.server.access import COME_BACK, Inflow, check_origin, deep_health, require_monitor
+from proxy.settings import Settings
 from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.otel import OpenTelemetry
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import Background, WorkPool, running
 from proxy.tokens import Tokens, counter
 from proxy.upstream.client import UpstreamClient
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
-    from proxy.policy import Policy
-    from proxy.requests.prepared import Prepared
-    from proxy.settings import Settings
-    from proxy.telemetry.otel import OpenTelemetry
-    from proxy.upstream.headers import Header
+from proxy.upstream.headers import Header
 
 logger = logging.getLogger(__name__)
 

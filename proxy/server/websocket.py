@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from proxy import sse
@@ -20,10 +21,6 @@ from proxy.dialects.responses import RESPONSES
 from proxy.errors import BadRequest, Overloaded, ProxyError, UpstreamBroken
 from proxy.requests.exchange import RAW
 from proxy.server.access import Bounds, Inflow, Presence
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 
 _WHY = BadRequest("This is no WebSocket handshake: it has a body, over 128 fields, or a line over 8,192 bytes").body()
 NO_HANDSHAKE = (
