@@ -141,11 +141,12 @@ def strange_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
     """
     known = {name for field in msgspec.structs.fields(Settings) for name in _variables(field.name)}
     for name in sorted(environment):
-        if name.startswith("OFFLOAD_") and name not in known and not _SERVICE.search(name):
+        if name.startswith("OFFLOAD_") and name not in known and not _OTHERS.search(name):
             yield name, next(iter(get_close_matches(name, known, 1, 0.75)), "")
 
 
-_SERVICE = re.compile(r"^OFFLOAD_PROXY_|_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
+_OTHERS = re.compile(r"^OFFLOAD_(API_KEY$|PROXY_)|_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
+"""Those of Kubernetes, and that of `offload-proxy recall`."""
 
 
 def _flag(name: str) -> str:

@@ -72,7 +72,7 @@ def columns(text: str) -> list[list[str]]:
     [
         (["--help"], "exit codes: 0 success, 1 failure, 2"),
         (["serve", "--help"], "offload-proxy serve --upstream http://127.0.0.1:8080/v1"),
-        (["check", "--help"], "[OFFLOAD_POLICIES, or policies, or"),
+        (["check", "--help"], "[$OFFLOAD_POLICIES, else policies,"),
         (["store", "--help"], "offload-proxy store gc --dry-run"),
         (["store", "gc", "--help"], "--older-than AGE"),
         (["demo", "--help"], "agent"),
@@ -171,7 +171,7 @@ def test_check_says_what_policies_mean() -> None:
         "cost more to keep than to move)",
         "  results    of 4,000 tokens: it first acts at request 7, where 24,560 tokens become 8,840 (results that "
         "cost more to keep than to move)",
-        "  records    kept for 7d, a namespace a key",
+        "  records    kept for 7d, one namespace per key",
         "  identity   a client is its key; with another key, it is another client",
         "  relay      also /audio/*",
         "  rules      gpt-4.1*, *-mini",
@@ -209,7 +209,7 @@ def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: 
         "  callers    everybody whom no other file names",
         "  upstream   https://api.openai.com/v1 with the caller's key",
         "  offload    off",
-        "  records    kept for ever, a namespace a key",
+        "  records    kept for ever, one namespace per key",
         "  identity   a client is its key; with another key, it is another client",
     ]
     assert run("check", str(tmp_path)).stdout == variable.stdout

@@ -128,7 +128,7 @@ _COMMANDS: Mapping[str, Command] = {
         "proxy.cli.check:check",
         "check a directory of policies and explain it",
         (
-            ("directory?", "DIR", "the directory [OFFLOAD_POLICIES, or policies, or what is built in]"),
+            ("directory?", "DIR", "the directory [$OFFLOAD_POLICIES, else policies, else the built-in policy]"),
             ("--upstream", "URL", "as for serve"),
             ("--live", "", "also ask every upstream for its models, with the policy's own key"),
             ("--schema", "", "print the JSON Schema of a policy file instead"),

@@ -95,7 +95,7 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
         for size in RESULTS:
             yield "results", f"of {size:,} tokens: {first_event(policy, size)}"
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
-    yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"
+    yield "records", f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}"
     if not policy.share_namespace:
         yield "identity", described(policy.identity, listed=not default)
     if policy.capture:

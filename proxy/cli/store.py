@@ -200,7 +200,7 @@ def forget(settings: Settings, chosen: Namespace) -> int:
     kept = _kept(settings, namespace, delete=False)
     if kept and not chosen.yes:
         if not sys.stdin.isatty():
-            raise UserMistake(f"this would delete {kept}: give --yes, as there is no terminal to ask")
+            raise UserMistake(f"this would delete {kept}: there is no terminal to ask, so add --yes")
         sys.stdout.write(f"{kept}\nDelete all of this of {namespace} for good? [y/N] ")
         sys.stdout.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

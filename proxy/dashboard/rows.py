@@ -220,7 +220,8 @@ class Rows:
             raise
         except (sqlite3.DatabaseError, DashboardFault) as error:
             self.close()
-            raise DashboardFault(f"{path} is no file of a dashboard ({error}): name another, or delete it") from error
+            why = f"{path} is not a dashboard file of this version ({error}): name another, or delete it"
+            raise DashboardFault(why) from error
 
     def _prepare(self) -> None:
         run = self.connection.execute

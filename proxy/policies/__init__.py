@@ -334,7 +334,7 @@ class PolicyLoader:
             logger.exception("a bug, in reading the policies")
             fault = repr(error)
         if fault:
-            logger.error("policies not taken, the old ones stay in force: %s", fault)
+            logger.error("policies not reloaded, the previous ones stay in force: %s", fault)
         self.last = time.time(), fault
         self._told(not fault)
         return not fault

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -84,35 +84,35 @@ class _Request:
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
             self.prepared = self.prepared.again(body=body)
-            await self._enter(self._parse(body))
-            await self._enter(self._plan(self.prepared))
-            if self.prepared.wish is not None:
-                await self._enter(self._compacted(self.prepared, self.prepared.wish))
-                if self._client.status:
-                    return
-            if self.prepared.only_observed:
-                await self._observe()
-                return
-            form: Form | None = self._ladder.first(self.prepared, Form())
-            while form is not None:
-                self.prepared = self.prepared.again(form=form)
-                await self._enter(self._render(self.prepared))
-                refusal = await self._send(self.prepared)
-                form = await self._next(refusal) if refusal else None
-
-    async def _enter(self, stage: Awaitable[Prepared]) -> None:
-        """Go on with what a stage makes of the request. A bug in it costs the plan and not the reply: what fails at one
-        request of a conversation would fail at all later ones."""
-        try:
-            self.prepared = await stage
-        except OffloadError:
-            raise
-        except Exception:
-            if self._client.status:  # a reply has begun
+            try:
+                await self._planned(body)
+            except OffloadError:
                 raise
-            logger.exception("a bug, in planning a request of %s: it goes as it came", self._tenant.name)
-            bug = self.prepared.again(planned=None, unplanned=Reason.BUG)
-            self.prepared = replace(references.as_wished(bug, bug.wish), obstacle="") if bug.wish else bug
+            except Exception:
+                # A bug costs the plan and not the reply: what fails at one request of a conversation would fail at all
+                # later ones.
+                if self._client.status:  # the reply has begun
+                    raise
+                request, name = self._client.request_id, self._tenant.name
+                logger.exception("a bug: request %s of %s could not be planned and goes as it came", request, name)
+                bug = self.prepared.again(planned=None, unplanned=Reason.BUG)
+                self.prepared = replace(references.as_wished(bug, bug.wish), obstacle="") if bug.wish else bug
+                await self._send_untouched(self.prepared)
+
+    async def _planned(self, body: bytes) -> None:
+        """Reply to the client, by way of the stages."""
+        self.prepared = await self._parse(body)
+        self.prepared = await self._plan(self.prepared)
+        if self.prepared.wish is not None and await self._compacted(self.prepared, self.prepared.wish):
+            return
+        if self.prepared.only_observed:
+            await self._observe()
+            return
+        form: Form | None = self._ladder.first(self.prepared, Form())
+        while form is not None:
+            self.prepared = await self._render(self.prepared.again(form=form))
+            refusal = await self._send(self.prepared)
+            form = await self._next(refusal) if refusal else None
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
@@ -277,36 +277,37 @@ class _Request:
 
     # -- compaction that the client asks for --
 
-    async def _compacted(self, prepared: Prepared, wish: Wish) -> Prepared:
-        """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Otherwise the
-        request is to be sent: with the wish for upstream if that is to compact, else without it."""
-        ours = references.compacts(prepared, self._dialect)
-        if ours and wish.kind is not Compacting.WHOLE:
-            return prepared
-        cut = await self._compact(prepared, prepared.planned) if ours and prepared.planned else None
-        return cut or references.as_wished(prepared, wish)
+    async def _compacted(self, prepared: Prepared, wish: Wish) -> bool:
+        """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
+        if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
+        ours, whole = references.compacts(prepared, self._dialect), wish.kind is Compacting.WHOLE
+        if ours and whole and prepared.planned and await self._compact(prepared, prepared.planned):
+            return True
+        if not ours or whole:
+            self.prepared = references.as_wished(prepared, wish)
+        return False
 
-    async def _compact(self, prepared: Prepared, planned: Planned) -> Prepared | None:
-        """Reply with a reference to a snapshot of the whole history. Returns None if there is none to be had."""
+    async def _compact(self, prepared: Prepared, planned: Planned) -> bool:
+        """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
         summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
         shown = await summaries.existing(cut if self._accepted else planned, self._records)
         rendered = await self._run(partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size)
         rendered = await self._summarised(prepared, rendered, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
-            return None
-        self.prepared = prepared = replace(prepared, planned=cut, rendered=rendered)
+            return False
+        self.prepared = replace(prepared, planned=cut, rendered=rendered)
         await self._was_accepted()  # the summary's call was
         writing = f"{self._records.namespace}/{rendered.moves_name}"
         await self._services.background.ended(writing, WRITING)  # the client drops the texts now
         await summaries.existing(cut, self._records)  # it is used
         text = shown_block(cut.transcript, rendered.shown)
         if not await self._records.keep_compaction(text):
-            return None
+            return False
         head, body = await self._run(partial(references.compacted, planned, self._client.path, text, reader), size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
-        return self.prepared
+        return True
 
     # -- sending it --
 
@@ -367,7 +368,7 @@ class _Request:
 
     async def _observe(self) -> None:
         """Record what the plan would have done to what passes through. Nothing is stored, asked for or learned."""
-        await self._enter(self._foresee(self.prepared))
+        self.prepared = await self._foresee(self.prepared)
         await self._send_untouched(self.prepared)
         if self.prepared.reported is not None and self.prepared.foreseen is not None:
             self.prepared = await self._foresee(self.prepared)

@@ -48,7 +48,7 @@ from proxy.requests.windows import Known
 from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, ToolUse
 from proxy.upstream.headers import Header
 
-UNFOLLOWED = "The model may not read back what moved: `tool_choice` forbids it, and the request does not fit whole."
+UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
 class Prepared(msgspec.Struct, frozen=True, dict=True):
@@ -196,7 +196,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         words, planned, rendered = list[str](), self.planned, self.rendered
         if planned is not None and planned.summary_asked is not None:  # its operator should know
             if self.reason is Reason.SUMMARY:
-                words.append("The history was sent whole for it.")
+                words.append("A summary was asked for, so the whole history was sent.")
             limit = compacting.limit(planned.tokens, rendered.tokens if rendered else planned.plan.standing.total)
             words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
         if planned is not None and not self.reason:

@@ -136,7 +136,7 @@ async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: C
         detail = error.detail if isinstance(error, UpstreamFault) else ""
         if not client.gone and not client.status:
             await client.fail(error)
-    except asyncio.CancelledError:
+    except BaseException:  # the server ends the request, or it met a bug
         fault = Fault.PROXY
         raise
     finally:

@@ -7,6 +7,7 @@ says so, from what the caller's last conversations moved.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from proxy import regex
 from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
+from proxy.errors import OffloadError
 from proxy.plan.history import extend
 from proxy.plan.message import ToolCall
 from proxy.plan.recognise import Visible
@@ -50,6 +52,7 @@ from proxy.upstream.headers import Header
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
 
 DAY = 86_400
 
@@ -153,9 +156,15 @@ class Rounds:
 
     async def remember(self, turn: Turn) -> None:
         """Record what the finished turn hid, under the digest of the history that ends with the visible reply. The
-        client's reply ends only afterwards. A reply that no history could hold is not recorded."""
-        with suppress(NotJson, Unplannable):
-            await self._remember(turn)
+        client's reply ends only afterwards. A reply that no history could hold is not recorded, and a bug in recording
+        one does not cost it."""
+        try:
+            with suppress(NotJson, Unplannable):
+                await self._remember(turn)
+        except OffloadError:
+            raise
+        except Exception:
+            logger.exception("a bug: what request %s hid is not recorded", self._client.request_id)
 
     async def _remember(self, turn: Turn) -> None:
         if continuation := turn.continuation:

@@ -104,7 +104,7 @@ def test_a_terminal_is_asked(
     out, error = capsys.readouterr()
     kept = "6 records, 0 files of captured requests"
     if answer is None:
-        assert f"would delete {kept}: give --yes, as there is no terminal to ask" in error
+        assert f"would delete {kept}: there is no terminal to ask, so add --yes" in error
     else:
         assert out.startswith(f"{kept}\nDelete all of this of acme-") and ("deleted" in out) == (code == OK)
     assert len(asyncio.run(_keys(store))) == (2 if code == OK else len(KEYS))

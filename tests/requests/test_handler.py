@@ -286,7 +286,7 @@ async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_littl
         assert outcome.kind == kind, outcome.words
         assert "Your client compacts itself; raise its limit to " in outcome.words
         assert (outcome.reason == "summary") is (kind == "untouched")
-        assert ("sent whole" in outcome.words) is (kind == "untouched")
+        assert ("whole history was sent" in outcome.words) is (kind == "untouched")
 
 
 # -- what upstream refuses --------------------------------------------------------------------------------------------
@@ -347,17 +347,30 @@ async def test_snapshots_and_hidden_rounds_that_cannot_be_read_are_counted(world
     assert outcome.store_errors["get:failed"] == 1
 
 
-async def test_a_bug_in_sending_is_the_proxys_fault_and_not_swallowed(
+async def test_a_bug_within_a_reply_is_the_proxys_fault_and_not_swallowed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: Any) -> None:
+    async def fail(_: Any, client: Any, *__: Any) -> None:
+        await client.start(200, [])
         raise ZeroDivisionError
 
     monkeypatch.setattr("proxy.requests.handler.converse", fail)
     with pytest.raises(ZeroDivisionError):
         await world.ask(LONG)
     [outcome] = world.outcomes
-    assert (outcome.kind, outcome.status) == ("offloaded", 0)
+    assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 200, "proxy")
+
+
+async def test_a_bug_in_recording_a_hidden_round_does_not_cost_the_reply(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("proxy.requests.rounds.Rounds._remember", fail)
+    _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
+    assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 200, "")
+    assert "is not recorded" in caplog.text
 
 
 # -- the event loop ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ export async function health(page) {
       column("Rules for", (row) => row.rules.join(", ")),
     ], policies),
     table("Prices to check", [column("By what upstreams report of their caches", (text) => text, { phone: 1 })], advice),
-    table("Context windows that refusals and lists have shown", [
+    table("Context windows that refusals have shown", [
       column("Namespace", ([name]) => name, { phone: 1 }), both("Upstream", ([, row]) => row.upstream), both("Model", ([, row]) => row.model),
       figure("Window (tokens)", ([, row]) => row.window, { phone: 1 }),
     ], windows),
