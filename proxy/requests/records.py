@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
@@ -53,14 +53,14 @@ class Run(Protocol):
 
 
 class _Round(msgspec.Struct, frozen=True):
-    """`Hidden` of a reply that the client saw as `visible`."""
+    """`Hidden` of a reply that the client saw as `visible`; None: as anything, and it hid nothing."""
 
     before: list[Raw]
     instead: Raw
     after: list[Raw]
     tokens: int
     sizes: list[int]
-    visible: Visible
+    visible: Visible | None
 
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.before) + len(self.after):
@@ -195,10 +195,14 @@ class Records:
             there = [one, *filter(None, await self.read(_Round, _for_model(names, model)))]
             sent, at_history = reply.visible(), place == reply.before
             fitting = [
-                one for one in there if (resembles(one.visible, sent) if at_history else contains(sent, one.visible))
+                one
+                for one in there
+                if one.visible is None or (resembles(one.visible, sent) if at_history else contains(sent, one.visible))
             ]
             if len(there) == PLACES or not fitting or any(one.differs(fitting[0]) for one in fitting):
                 continue
+            if not (fitting[0].before or fitting[0].after):
+                continue  # it hid nothing: its record only says that there is another reply to the same history
             if at_history:
                 return fitting[:1]
             if all(fitting[0].differs(other) for other in ours):
@@ -215,6 +219,25 @@ class Records:
         record = _Round(before, instead, after, hidden.tokens, [*hidden.sizes], visible)
         [name] = _for_model([link.hex()], model)
         await asyncio.gather(self._put(name, record), *(self._keep_at(place, record, model) for place in places))
+        for place in places:
+            if self._visit.was_put(self._hid_nothing(place, model)):
+                await self._keep_at(place, _Round([], rawjson.NULL, [], 0, [], None), model)
+
+    async def contest(self, before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
+        """Record a reply that hid nothing, if another one to the same history did, before it or after it.
+
+        Only this process's memory is asked, because nearly every reply hides nothing.
+        """
+        [first] = _for_model([_name(before)], model)
+        if self._visit.was_put(self.key(KINDS[_Round], first)):
+            await self._keep_at(before, _Round([], rawjson.NULL, [], 0, [], await visible()), model)
+        else:
+            self._visit.note_put(self._hid_nothing(before, model))
+
+    def _hid_nothing(self, before: bytes, model: str) -> str:
+        """Return a key for the memory of this process alone: a reply to this history hid nothing."""
+        [name] = _for_model([extend(before, b"hid nothing").hex()], model)
+        return self.key(KINDS[_Round], name)
 
     async def _keep_at(self, place: bytes, record: _Round, model: str) -> None:
         """Keep a round at the first free place of these, unless it is at one already."""

@@ -171,6 +171,8 @@ class Rounds:
             await self._records.keep_continuation(continuation)
         planned, hidden, model = self._planned, turn.hidden, self._planned.request.model
         if hidden is None:
+            shown = partial(self.aside, lambda: Visible.of(*turn.visible), self.size)
+            await self._records.contest(planned.chain[-1], model, shown)
             return
         raws = (*hidden.before, *hidden.after)
 

@@ -122,6 +122,21 @@ async def test_a_rewritten_reply_gets_its_own_round_or_none(name: str, records: 
     assert await records.rounds({2: reply(asked, link(1))}, MODEL) == {2: hidden(1)}, "as it was"
 
 
+@pytest.mark.parametrize("first", ["the round", "the reply without one"])
+async def test_a_reply_that_hid_nothing_never_gets_the_round_of_another(first: str, records: Records) -> None:
+    async def second() -> Visible:
+        return SECOND
+
+    if first == "the round":
+        await keep(records, 1, reply(FIRST))
+    await records.contest(BEFORE, MODEL, second)
+    if first != "the round":
+        await keep(records, 1, reply(FIRST))
+    assert await records.rounds({2: reply(DROPPED)}, MODEL) == {}
+    assert await records.rounds({2: reply(SECOND)}, MODEL) == {}
+    assert await records.rounds({2: reply(DROPPED, link(1))}, MODEL) == {2: hidden(1)}, "as it was"
+
+
 async def test_a_text_is_found_by_the_call_before_it(records: Records) -> None:
     await keep(records, 2, reply(seen("<think>Hm.</think>Done it."), before=b"other", preceding=IDS[0]))
     assert await records.rounds({2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {2: hidden(2)}
