@@ -381,7 +381,7 @@ class Ladder:
     def first(self, prepared: Prepared, form: Form) -> Form:
         """Return `form` without the additions that upstream refuses, as far as is known."""
         planned = prepared.planned
-        if planned is None or not planned.may_change or not self._known.has_refusals:
+        if planned is None or not planned.may_change or not self._known.has_refusals(self._namespace):
             return replace(form, without=frozenset())
         possible = [Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
@@ -428,6 +428,6 @@ class Ladder:
         self.refused = blamed
         for addition in sorted(blamed):
             self._known.refused(planned.refusable(self._namespace, addition))
-        if self._known.has_refusals:
+        if self._known.has_refusals(self._namespace):
             for addition in carried:
                 self._known.accepted(planned.refusable(self._namespace, addition))

@@ -14,10 +14,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -35,8 +35,11 @@ from proxy.upstream.headers import Headers, url_for
 
 log = logging.getLogger(__name__)
 
-LEARNED = 50_000
-"""The most windows, and the most refusals, that are remembered: those asked for last, as clients may name any model."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+NAMESPACES, LEARNED = 10_000, 200
+"""The most namespaces that are remembered, and the most windows and refusals of each. Clients may name any model."""
 
 LEAST = 1_024
 """The fewest tokens that are believed to be a window. No model that is used for chats takes fewer."""
@@ -75,6 +78,20 @@ _Source = tuple[str, str]
 Python's salted hash is kept."""
 
 
+class _PerNamespace(Generic[K, V]):
+    """What was learned for each namespace, so that none can push out what another has."""
+
+    def __init__(self) -> None:
+        self._all: Lru[str, Lru[K, V]] = Lru(NAMESPACES)
+
+    def of(self, namespace: str) -> Lru[K, V]:
+        """Return what was learned for this namespace."""
+        ours = self._all.get(namespace)
+        if ours is None:
+            self._all.put(namespace, ours := Lru(LEARNED))
+        return ours
+
+
 class Known:
     """What one process knows of its upstreams. `count` is called with what taught it a window, for each change."""
 
@@ -91,9 +108,9 @@ class Known:
         self._reading = reading
         self._count = count
         self._clock = clock
-        self._shown: Lru[tuple[str, str, str], int] = Lru(LEARNED)
-        """By namespace, upstream and model."""
-        self._refusals: Lru[Refusable, _Refused] = Lru(LEARNED)
+        self._shown: _PerNamespace[tuple[str, str], int] = _PerNamespace()
+        """By upstream and model."""
+        self._refusals: _PerNamespace[Refusable, _Refused] = _PerNamespace()
         self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
         self._listed: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
 
@@ -106,14 +123,16 @@ class Known:
         """
         upstream = policy.upstream
         listed = (self._listed.get(_source(namespace, policy)) or {}).get(model)
-        shown = self._shown.get((namespace, upstream.base_url, model))
+        shown = self._shown.of(namespace).get((upstream.base_url, model))
         return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
 
     def shown(self, namespaces: Collection[str]) -> list[tuple[str, dict[str, str | int]]]:
         """Return the windows that refusals have shown to these namespaces, for the dashboard."""
-        wanted = set(namespaces)
-        shown = sorted(item for item in self._shown.items() if item[0][0] in wanted)
-        return [(name, {"upstream": url, "model": model, "window": size}) for (name, url, model), size in shown]
+        return [
+            (name, {"upstream": url, "model": model, "window": size})
+            for name in sorted(namespaces)
+            for (url, model), size in sorted(self._shown.of(name).items())
+        ]
 
     def too_long(
         self, namespace: str, policy: Policy, model: str, named: int | None, counted: int, *, measured: bool
@@ -136,29 +155,29 @@ class Known:
             again, believed = max(int(SHRINK * counted), 1), measured
         if believed and again >= LEAST:
             upstream, name = policy.upstream.base_url, model[: logs.LONGEST]
-            self._shown.put((namespace, upstream, model), again)
+            self._shown.of(namespace).put((upstream, model), again)
             self._count("refused")
             logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=again)
         return again
 
     # -- refused additions --
 
-    @property
-    def has_refusals(self) -> bool:
-        """Whether upstream has refused anything."""
-        return len(self._refusals) > 0
+    def has_refusals(self, namespace: str) -> bool:
+        """Whether upstream has refused anything of this namespace's requests."""
+        return len(self._refusals.of(namespace)) > 0
 
     def refuses(self, what: Refusable) -> bool:
         """Whether to leave the addition out. Once that has lasted long enough, the next requests try again."""
-        known = self._refusals.get(what)
+        known = self._refusals.of(what.namespace).get(what)
         return known is not None and known.times >= ENOUGH and self._clock() < known.until
 
     def refused(self, what: Refusable) -> None:
         """Note that a request was refused with the addition and taken without it."""
-        known = self._refusals.get(what) or _Refused()
+        ours = self._refusals.of(what.namespace)
+        known = ours.get(what) or _Refused()
         known.times += 1
         known.until = self._clock() + FORGOTTEN_AFTER
-        self._refusals.put(what, known)
+        ours.put(what, known)
         if known.times >= ENOUGH:
             logs.event(
                 log,
@@ -174,7 +193,7 @@ class Known:
 
     def accepted(self, what: Refusable) -> None:
         """Note that a request with the addition was taken."""
-        self._refusals.discard(what)
+        self._refusals.of(what.namespace).discard(what)
 
     # -- lists of models --
 

@@ -107,7 +107,7 @@ async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothin
         assert (client.status, outcome.kind, outcome.refused) == (200, "offloaded", ())
     await world.ask(LONG, refused(FAILED), refused(FAILED), ScriptedReply(HELLO))
     assert world.sent[-1] == LONG
-    assert not world.services.known.has_refusals
+    assert not world.services.known.has_refusals("acme-1")
 
 
 @pytest.mark.parametrize("own", [ODD, NO_TOOLS])
@@ -116,7 +116,7 @@ async def test_client_sees_the_refusal_of_its_own_bytes_which_teaches_nothing(wo
         client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(own, 422))
         assert (client.status, client.body) == (422, own)
         assert (outcome.kind, outcome.refused) == ("untouched", ())
-    assert not world.services.known.has_refusals
+    assert not world.services.known.has_refusals("acme-1")
 
 
 async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: World) -> None:

@@ -129,9 +129,9 @@ def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
 
 async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_taken(one: Process) -> None:
     known = one.known
-    assert not known.has_refusals
+    assert not known.has_refusals(ME)
     refuse(one, times=1)
-    assert known.has_refusals and not known.refuses(ONE)
+    assert known.has_refusals(ME) and not known.refuses(ONE)
     known.accepted(ONE)
     refuse(one, times=1)
     assert not known.refuses(ONE)
@@ -155,18 +155,15 @@ async def test_nothing_else_is_left_out(one: Process, other: dict[str, str]) -> 
     assert not one.known.refuses(msgspec.structs.replace(ONE, **other))
 
 
-async def test_what_is_not_asked_for_is_forgotten_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "LEARNED", 10)
-    one = Process()
+async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) -> None:
     refuse(one)
     one.known.too_long(ME, policy(), "m", 4096, 9000, measured=True)
-    for number in range(20):
+    for number in range(2 * windows.LEARNED):
         refuse(one, Refusable("mallory", URL, f"m{number}", PLACE, ""))
         one.known.too_long("mallory", policy(), f"m{number}", 4096, 9000, measured=True)
-        assert one.known.refuses(ONE) and one.window(policy()) == 4096
+    assert one.known.refuses(ONE) and one.window(policy()) == 4096
     assert not one.known.refuses(Refusable("mallory", URL, "m0", PLACE, ""))
     assert one.window(policy(), "m0", "mallory") is None
-    one.threads.close()
 
 
 # -- lists of models --------------------------------------------------------------------------------------------------
