@@ -211,5 +211,5 @@ def test_what_dialects_share_knows_none_of_them() -> None:
 def test_serving_does_not_import_optional_packages() -> None:
     said = f"{SERVING}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
-    spared = {"tiktoken", "numpy", "redis", "obstore", "httpx", "rich", "proxy.demo"}
+    spared = {"tiktoken", "numpy", "redis", "obstore", "httpx", "rich", "mcp", "openai", "opentelemetry", "proxy.demo"}
     assert spared.isdisjoint(done.stdout.split())

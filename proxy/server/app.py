@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from ipaddress import ip_network
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -52,12 +52,14 @@ from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.otel import OpenTelemetry
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import Background, WorkPool, running
 from proxy.tokens import Tokens, counter
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.headers import Header
+
+if TYPE_CHECKING:
+    from proxy.telemetry.otel import OpenTelemetry  # of an extra
 
 logger = logging.getLogger(__name__)
 
