@@ -16,10 +16,11 @@ weight. Measured as the growth of the process over 60,000 entries."""
 
 
 class Lru(Generic[K, V]):
-    """Thread-safe. An item above an eighth of the limit is not kept, because it would push out too many others."""
+    """Thread-safe. An item above its `share` of the limit is not kept, because it would push out too many others."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, share: int = 8) -> None:
+        """`share`: the part of the limit that an item may take; 8: an eighth."""
+        self._limit, self._most = limit, limit // share
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = Lock()
         self.weight = 0
@@ -44,7 +45,7 @@ class Lru(Generic[K, V]):
         """Store a value, replacing any earlier one of this key."""
         with self._lock:
             self._discard(key)
-            if weight * 8 > self._limit:
+            if weight > self._most:
                 return
             self._items[key] = (value, weight)
             self.weight += weight

@@ -30,7 +30,8 @@ MAX_ELEMENTS = 20_000
 """The most elements of one array, and so the most messages of a request. msgspec makes so many in about 2 ms."""
 
 FEW = 256 << 10
-"""Bytes that are not worth counting what is in them: as one array, msgspec makes objects of them in 10 ms at most."""
+"""The elements of an array of up to so many bytes are not counted first: msgspec makes objects of all of them in 10
+ms."""
 
 MAX_STRINGS = 100_000
 """The most strings and keys in one object, at any depth, and so its most members. msgspec makes so many in 40 ms."""

@@ -53,6 +53,7 @@ def check(settings: Settings, chosen: Namespace) -> int:
     if chosen.schema or chosen.reference:
         sys.stdout.write(schema().decode() if chosen.schema else reference())
         return 0
+    refuse_loop(settings)
     directory = chosen.directory
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
     built_in = directory is None and settings.policies is None and not where.exists()
@@ -225,9 +226,10 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
 
 
 def serve(settings: Settings, chosen: Namespace) -> int:
-    refuse_loop(settings)
-    from proxy.server import runner
+    """Serve, after saying what will not work. Raises UserMistake if upstream is this proxy or a policy is bad."""
+    from proxy.server import runner  # takes a second, which `check` does not need
 
+    refuse_loop(settings)
     terminal = sys.stderr.isatty()
     if terminal and not (chosen.log_format or settings.environment.get("OFFLOAD_LOG_FORMAT")):
         settings = replace(settings, log_format="text")

@@ -25,7 +25,7 @@ from proxy.policy import Profile
 from proxy.requests.cache import MessageCache
 from proxy.settings import Settings
 from proxy.threads import WorkPool
-from proxy.tokens import Tokens
+from proxy.tokens import Tokens, counter
 
 DEFAULTS = "the defaults"
 NOTES, LONGEST_NAME = 100, 30
@@ -107,6 +107,7 @@ def _replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None) 
     Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
     """
     threads, count, shown = WorkPool("work"), 0, sys.stderr.isatty()
+    counter()  # once, and not by each thread
     reader = MessageCache(Tokens(), threads)
     with closing(threads), asyncio.Runner() as runner:
         loop = runner.get_loop()

@@ -124,6 +124,8 @@ def cat(settings: Settings, chosen: Namespace) -> int:
 def grep(settings: Settings, chosen: Namespace) -> int:
     """Write `KEY:LINE:TEXT` for each matching line. Exits with 1 if none matches, like grep."""
     find = _taken(regex.compile, chosen.pattern)
+    if chosen.prefix:
+        _check_namespace(chosen.prefix.partition("/")[0])
 
     async def search(store: Store) -> int:
         code = 1

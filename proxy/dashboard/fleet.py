@@ -28,7 +28,8 @@ from proxy.stores import Store
 T = TypeVar("T")
 
 NAMESPACE = "dashboard"
-SUMS, FORGOTTEN = f"{NAMESPACE}/sums/{OURS:x}.", f"{NAMESPACE}/forgotten/"
+ALL_SUMS, FORGOTTEN = f"{NAMESPACE}/sums/", f"{NAMESPACE}/forgotten/"
+SUMS = f"{ALL_SUMS}{OURS:x}."
 """What the keys of replicas' sums begin with, and those of namespaces that all replicas are to forget. A version with
 other tables has other keys: during an upgrade, each counts for itself."""
 
@@ -102,7 +103,7 @@ class Fleet:
         if replica is None:
             return  # another worker of this replica does it
         async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:  # which a tenant may be called, too
-            listed = [entry.key async for entry in entries]
+            listed = {entry.key: entry.modified async for entry in entries}
         told = [found for key in listed if (found := _TOLD.fullmatch(key))]
         await self._file(lambda rows: _forget(rows, told, now))
         records = sorted(key.removeprefix(SUMS) for key in listed if key.startswith(SUMS))
@@ -110,8 +111,11 @@ class Fleet:
         newest = {one.rsplit(".", 2)[0]: one for one in dated}
         others = {one for place, one in newest.items() if not place.endswith(replica)}
         mine = await self._put(newest, replica, now)
-        stale = [f"{SUMS}{one}" for one in records if one not in others | mine]
-        if stale := [*stale, *(found[0] for found in told if now - float(found[2]) > KEPT)]:
+        current = {f"{SUMS}{one}" for one in others | mine}
+        stale = [key for key in listed if key.startswith(SUMS) and key not in current]
+        stale += [found[0] for found in told if now - float(found[2]) > KEPT]
+        old = (key for key, at in listed.items() if key.startswith(ALL_SUMS) and now - at > KEPT)  # other versions'
+        if stale := [*stale, *(key for key in old if not key.startswith(SUMS))]:
             await self._store.delete(*stale)
         await self._collect(others)
 
@@ -176,7 +180,7 @@ def _marks(rows: Rows, now: float, about: str) -> dict[int, str]:
     found: dict[int, Any] = defaultdict(lambda: sha256(about.encode()))
     for table, at in (("sums", "start"), ("sessions", "last")):
         query = f"SELECT CAST({at} / {DAY} AS INTEGER), count(*), sum(requests) FROM {table} WHERE {at} >= ? GROUP BY 1"
-        for day, *amounts in rows.connection.execute(query, (now // DAY * DAY - KEPT,)):
+        for day, *amounts in rows.connection.execute(query, ((now - KEPT) // DAY * DAY + DAY,)):
             found[day].update(f"{table} {amounts}".encode())
     return {day: mark.hexdigest()[:16] for day, mark in found.items()}
 
@@ -196,7 +200,9 @@ def _share(rows: Rows, day: int, name: str, url: str) -> bytes:
 def _note(rows: Rows, record: str, share: Share) -> None:
     """Take in another replica's record."""
     run, many = rows.connection.execute, rows.connection.executemany
-    run("INSERT INTO fleet VALUES (?, ?, ?, ?)", (record, share.name, share.url, int(record.split(".")[2])))
+    about = record, share.name, share.url, int(record.split(".")[2])
+    if not run("INSERT OR IGNORE INTO fleet VALUES (?, ?, ?, ?)", about).rowcount:
+        return  # another worker was first
     [there] = run("SELECT count(*) FROM fleet_sums").fetchone()
     if there + len(share.sums) + len(share.sessions) <= rows.most_sums:  # else older days are left out
         many(insert("fleet_sums", ("record", *FLEET_SUMS)), ((record, *row) for row in share.sums))

@@ -96,7 +96,7 @@ class _Pages:
         try:
             cookie = self._access.cookie(await self._let_in(code, form), valid)
         except ProxyError as error:
-            return self._form(error.message, 403)
+            return self._form(error.message, max(error.status, 403))
         response = RedirectResponse("./", 303, HEADERS)
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(

@@ -1,4 +1,5 @@
-"""Reads rows for the pages. A viewer other than the operator reads its own namespace, and nothing else."""
+"""Reads rows for the pages. A viewer other than the operator reads the rows of its own namespace, and the names
+of replicas."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
     verified = reader.sums("kind", _VERIFIED, span, since, f"kind = '{Kind.VERIFY}'")
     misses = reader.sums("tenant, model, miss", _MISSED, span, since, "miss != ''")
     costs = reader.sums("tenant, model, holdout", _BILLED, span, since, f"{_IS_BILLED} AND kind != '{Kind.SUMMARY}'")
-    summaries = reader.sums("tenant, model", {"cost": "cost_after"}, span, since, f"kind = '{Kind.SUMMARY}'")
+    summaries = [{**one, "cost": one["summaries"]} for one in models if one["summaries"]]
     best, worst = reader.extremes(since)
     return {
         "since": since,

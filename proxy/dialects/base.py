@@ -236,11 +236,13 @@ class Dialect(ABC):
             return unreadable(self.name, entry, role, count)
 
     def _contents(self, entry: Entry) -> Contents:
-        """Return what is in an entry; nothing if it cannot be read."""
+        """Return what is in an entry. One that cannot be read is shown to readers as it is, and has nothing else."""
         try:
             return self.contents(*self.opened(entry))
         except NotJson:
-            return Contents(Role.SEALED)
+            found = Contents(Role.SEALED)
+            found.other(Raw(entry))
+            return found
 
     def texts(self, entry: Entry) -> list[tuple[int | None, str]]:
         """Return the texts that may be replaced: one text without a place, or each text part with its place; and images

@@ -80,7 +80,8 @@ def opened(body: bytes) -> Members:
 
 def _check_others(number: int) -> None:
     if number > MAX_OTHERS:
-        raise Unplannable(f"more than {MAX_OTHERS} members beside messages and tools", Reason.TOO_MANY_MEMBERS)
+        said = f"more than {MAX_OTHERS} members or commas beside messages and tools"
+        raise Unplannable(said, Reason.TOO_MANY_MEMBERS)
 
 
 def model_of(members: Members) -> str:

@@ -138,7 +138,10 @@ class CallerFiles:
                 [existing] = await self._stored([self._key(name)])
                 if existing != content:  # it is damaged, as the name tells the content
                     await self._visit.discard(self._key(name))
-                    await self._put_if_free(name, content)
+                    if not await self._put_if_free(name, content):  # another request was first
+                        [existing] = await self._stored([self._key(name)])
+                        if existing != content:
+                            raise _failed("keep a file")
 
         await asyncio.gather(*(put(name, content) for name, content in files.items()))
 

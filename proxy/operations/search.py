@@ -182,7 +182,7 @@ async def read_file(call: OperationCall, given: ReadFile) -> bytes:
     def shown() -> bytes:
         text = content.decode("utf-8", "surrogatepass")
         span = pages.span(text, given.offset or 0, sys.maxsize if given.limit is None else given.limit)
-        metadata = {"path": path, "size_bytes": len(content), "lines": line_count(text)}
+        metadata = {"path": path, "size_bytes": len(content), "lines": span.lines if span else line_count(text)}
         return envelope(text[span.start : span.stop] if span else "", metadata=metadata)
 
     return await call.read(shown)

@@ -131,12 +131,17 @@ def framed(text: str, messages: int, path: str, before: str = "") -> str:
     return f"{OPEN}\n{text}\n{CLOSE}\n{before}(Original {messages} messages are stored in: {path})"
 
 
+def longest_reply(snapshot_tokens: int) -> int:
+    """Return the most tokens that the reply to a summary call may have."""
+    return snapshot_tokens + SCRATCHPAD_TOKENS
+
+
 def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
     """Return the tokens of a model's window for the history of one summary call, and for its reply. The rest of the
     window holds the task and the record so far. A small window shortens the scratchpad rather than the history, but the
     reply always has room for a scratchpad of half a record."""
     room = int(window * WINDOW_SHARE) - TASK_TOKENS - snapshot_tokens
-    reply = min(max(room // 3, snapshot_tokens * 3 // 2), snapshot_tokens + SCRATCHPAD_TOKENS)
+    reply = min(max(room // 3, snapshot_tokens * 3 // 2), longest_reply(snapshot_tokens))
     return max(room - reply, LEAST_HISTORY), reply
 
 

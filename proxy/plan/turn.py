@@ -101,7 +101,7 @@ class Reason(StrEnum):
     FIELD = "field"  # our tools do not go with one of the request's fields, which the log names as `obstacle`
     SUMMARY = "summary"  # the client has its history summarised, and the model gets all of it
     BUSY = "busy"  # it was only to be observed, and the proxy had too much to do to plan it
-    BUG = "bug"  # planning it failed, and the log says where
+    BUG = "bug"  # the proxy failed at it before the reply began, and the log says where
     REFUSED = "refused"  # upstream refused the request as we changed it
 
 

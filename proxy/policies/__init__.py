@@ -374,7 +374,7 @@ class _Files(NamedTuple):
 def _read(directory: pathlib.Path | None) -> _Files:
     """Read the policies; hidden files are editors' locks and, in a mounted ConfigMap, what the links point to."""
     if directory is None:
-        return _Files({pathlib.Path("default.yaml"): "{}"}, [])
+        return _Files({pathlib.Path("built-in", "default.yaml"): "{}"}, [])
     try:
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except OSError as error:

@@ -28,7 +28,7 @@ MESSAGES_BYTES, COMPACTED_BYTES = 64 << 20, 32 << 20
 KEY_BYTES, TEXT_BYTES = ENTRY_BYTES + 112, 40
 """Bytes of an entry and its key, and of a text beside its characters."""
 
-PAST_BYTES = 64 << 20
+PAST_BYTES = 128 << 20
 """Bytes of histories with the client's own bytes, and their messages, which are often in their own cache as well."""
 LONG = 4
 """A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""

@@ -152,7 +152,8 @@ class Captures:
         self._warn = Limited(logger)
         self._waiting: queue.SimpleQueue[tuple[Outcome, bytes] | None] = queue.SimpleQueue()
         self._came = self._left = 0
-        """Bytes of bodies that ever came, and those no longer held: each is changed by one thread."""
+        """Bytes of bodies that came, which the event loop counts, and of those no longer held, which the thread counts:
+        with one writer each, they need no lock."""
         self._thread = threading.Thread(target=self._work, name="captures", daemon=True)
         if self._root is None:
             return

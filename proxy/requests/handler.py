@@ -94,7 +94,7 @@ class _Request:
                 if self._client.status:  # the reply has begun
                     raise
                 request, name = self._client.request_id, self._tenant.name
-                logger.exception("a bug: request %s of %s could not be planned and goes as it came", request, name)
+                logger.exception("a bug: request %s of %s is sent as it came", request, name)
                 bug = self.prepared.again(planned=None, unplanned=Reason.BUG)
                 self.prepared = replace(references.as_wished(bug, bug.wish), obstacle="") if bug.wish else bug
                 await self._send_untouched(self.prepared)

@@ -218,11 +218,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def summary_model(self) -> str:
         return self.policy.offload.compress.model or self.request.model
 
-    @property
-    def summary_limit(self) -> int:
-        """The most tokens that the reply to a summary call may have."""
-        return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
-
     def refusable(self, namespace: str, addition: Addition) -> Refusable:
         """Return what a refusal of this addition is about. If it names none, it is about this conversation alone, which
         the history up to the first request that we changed identifies."""
@@ -306,10 +301,8 @@ class Rendered(msgspec.Struct, frozen=True):
         dialect, transcript = planned.dialect, planned.transcript
         plan = plan or planned.plan.shown(shown.boundary if shown else None)
         boundary, start = (shown.boundary, shown.boundary.end) if shown else (None, 0)
-        sent, compacted = (
-            sent_rounds(planned, plan, rounds),
-            reader.compactor(dialect, transcript, planned.reading.shape),
-        )
+        sent = sent_rounds(planned, plan, rounds)
+        compacted = reader.compactor(dialect, transcript, planned.reading.shape)
         altered = render.altered(dialect, transcript, plan, compacted, boundary, planned.request)
         entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent)
         altered |= {at: hidden.instead for at, hidden in sent.items() if hidden.instead is not None and at >= start}

@@ -313,8 +313,7 @@ def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
         if spent.said <= turn.rounds:
             return 0, 0, Basis.UNKNOWN
         offload, head = planned.policy.offload, planned.prompt(0)
-        sent = head + rendered.tokens + sum(use.tokens for use in prepared.uses)
-        sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
+        sent = prepared.prompt + sum(use.tokens for use in prepared.uses)
         warm = spent.cached > 0 or event_at(planned.plan) is not None
         came = cost_as_it_came(planned.history.items, offload, head, spent.largest / sent, cached=warm)
         return came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED

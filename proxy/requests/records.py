@@ -53,12 +53,12 @@ class Run(Protocol):
 
 
 class _Round(msgspec.Struct, frozen=True):
-    """`Hidden` of a reply that the client saw as `visible`; None: as anything, and it hid nothing."""
+    """The hidden rounds of a reply, and the reply as the client saw it. A record without rounds says that another reply
+    to the same history hid nothing; `visible` is None if it is not known which one."""
 
     before: list[Raw]
     instead: Raw
     after: list[Raw]
-    tokens: int
     sizes: list[int]
     visible: Visible | None
 
@@ -216,12 +216,12 @@ class Records:
         the digests of the history before it, and the reply's anchors."""
         before, after = [*map(Raw, hidden.before)], [*map(Raw, hidden.after)]
         instead = Raw(hidden.instead or b"null")
-        record = _Round(before, instead, after, hidden.tokens, [*hidden.sizes], visible)
+        record = _Round(before, instead, after, [*hidden.sizes], visible)
         [name] = _for_model([link.hex()], model)
         await asyncio.gather(self._put(name, record), *(self._keep_at(place, record, model) for place in places))
         for place in places:
             if self._visit.was_put(self._hid_nothing(place, model)):
-                await self._keep_at(place, _Round([], rawjson.NULL, [], 0, [], None), model)
+                await self._keep_at(place, _Round([], rawjson.NULL, [], [], None), model)
 
     async def contest(self, before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
         """Record a reply that hid nothing, if another one to the same history did, before it or after it.
@@ -230,7 +230,7 @@ class Records:
         """
         [first] = _for_model([_name(before)], model)
         if self._visit.was_put(self.key(KINDS[_Round], first)):
-            await self._keep_at(before, _Round([], rawjson.NULL, [], 0, [], await visible()), model)
+            await self._keep_at(before, _Round([], rawjson.NULL, [], [], await visible()), model)
         else:
             self._visit.note_put(self._hid_nothing(before, model))
 

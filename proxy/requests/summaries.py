@@ -30,7 +30,7 @@ from proxy.lru import Lru
 from proxy.plan.history import beginning
 from proxy.plan.message import moved_pieces
 from proxy.plan.plan import SummaryBoundary, live
-from proxy.plan.summary import SummaryAnswer
+from proxy.plan.summary import SummaryAnswer, longest_reply
 from proxy.policies.tenants import Tenant
 from proxy.policy import Inject, Wait
 from proxy.requests.cache import MessageCache
@@ -241,12 +241,11 @@ def job_for(
 ) -> SummaryJob:
     """Build the job, for which the whole history is looked at."""
     planned, shown = rendered.planned, rendered.shown
-    dialect, transcript, offload, room = planned.dialect, planned.transcript, planned.policy.offload, planned.room
+    dialect, transcript, offload = planned.dialect, planned.transcript, planned.policy.offload
     before, replaced = _measured(planned, boundary, shown)
-    most = planned.summary_limit
-    if room.window:
-        most = min(room.left(before) + room.reply, most)
-    rides = planned.summary_model == planned.request.model and most >= 2 * offload.compress.snapshot_tokens
+    size, left = offload.compress.snapshot_tokens, planned.reply_left(before)
+    rides = planned.summary_model == planned.request.model and (left is None or left >= 2 * size)
+    most = longest_reply(size) if left is None else min(left, longest_reply(size))
     riding = partial(summary_on_prefix, rendered, boundary, reader, most)
     several, store_dir = len(planned.plan.boundaries) > 1, offload.store_dir
 
@@ -266,7 +265,7 @@ def job_for(
         model=planned.summary_model,
         dialect=dialect.name,
         replaced_tokens=replaced,
-        window=room.window,
+        window=planned.room.window,
         riding=riding if rides else None,
         alone=partial(dialect.summary_request, model=planned.summary_model, request=planned.request),
         history=lambda: render.originals(dialect, transcript, boundary, shown.boundary if shown else None),

@@ -87,7 +87,7 @@ class SummaryJob(msgspec.Struct, frozen=True):
     def shares(self, window: int | None) -> tuple[int, int]:
         """Return the tokens of history for one call in this window, and those of its reply."""
         if window is None:
-            return UNKNOWN_WINDOW, self.snapshot_tokens + summary.SCRATCHPAD_TOKENS
+            return UNKNOWN_WINDOW, summary.longest_reply(self.snapshot_tokens)
         return summary.shares(window, self.snapshot_tokens)
 
 

@@ -79,17 +79,19 @@ Python's salted hash is kept."""
 
 
 class _PerNamespace(Generic[K, V]):
-    """What was learned for each namespace, so that none can push out what another has."""
+    """What was learned for each namespace. Nothing that one learns pushes out what another has."""
 
     def __init__(self) -> None:
         self._all: Lru[str, Lru[K, V]] = Lru(NAMESPACES)
 
     def of(self, namespace: str) -> Lru[K, V]:
-        """Return what was learned for this namespace."""
-        ours = self._all.get(namespace)
-        if ours is None:
-            self._all.put(namespace, ours := Lru(LEARNED))
-        return ours
+        """Return what was learned for this namespace, to be read. Who has learned nothing takes no place."""
+        return self._all.get(namespace) or Lru(LEARNED)
+
+    def put(self, namespace: str, key: K, value: V) -> None:
+        ours = self.of(namespace)
+        ours.put(key, value)
+        self._all.put(namespace, ours)
 
 
 class Known:
@@ -155,7 +157,7 @@ class Known:
             again, believed = max(int(SHRINK * counted), 1), measured
         if believed and again >= LEAST:
             upstream, name = policy.upstream.base_url, model[: logs.LONGEST]
-            self._shown.of(namespace).put((upstream, model), again)
+            self._shown.put(namespace, (upstream, model), again)
             self._count("refused")
             logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=again)
         return again
@@ -173,11 +175,10 @@ class Known:
 
     def refused(self, what: Refusable) -> None:
         """Note that a request was refused with the addition and taken without it."""
-        ours = self._refusals.of(what.namespace)
-        known = ours.get(what) or _Refused()
+        known = self._refusals.of(what.namespace).get(what) or _Refused()
         known.times += 1
         known.until = self._clock() + FORGOTTEN_AFTER
-        ours.put(what, known)
+        self._refusals.put(what.namespace, what, known)
         if known.times >= ENOUGH:
             logs.event(
                 log,

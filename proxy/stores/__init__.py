@@ -36,6 +36,9 @@ WAITING = 10_000
 """Most calls of one caller that may wait. If there are more, the engine cannot keep up, and they would only fill
 memory."""
 
+AT_ONCE = 1_100
+"""Most batches of one call that wait at once: all of a request's, and few beside `WAITING`."""
+
 # No part begins with a dot, so none can be `.`, `..` or a store's own working folder. 255 bytes is the longest file
 # name on ext4, XFS and APFS. Three of them and a prefix stay below the 1,024 bytes that S3 and GCS allow for a key.
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}"
@@ -155,7 +158,11 @@ class Store:
     async def _run_all(self, work: Callable[[Sequence[str]], T], keys: Sequence[str]) -> Sequence[T]:
         wanted, size = [checked(key) for key in keys], self._engine.batch
         batches = [wanted[at : at + size] for at in range(0, len(wanted), size)]
-        return await asyncio.gather(*(self._run(batch[0], partial(work, batch)) for batch in batches))
+        found = list[T]()
+        for at in range(0, len(batches), AT_ONCE):
+            some = (self._run(batch[0], partial(work, batch)) for batch in batches[at : at + AT_ONCE])
+            found += await asyncio.gather(*some)
+        return found
 
     async def _run(self, key: str, work: Callable[[], T]) -> T:
         try:

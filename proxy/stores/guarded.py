@@ -71,7 +71,7 @@ class Memory:
         self._records: Lru[str, tuple[bytes | None]] = Lru(limit_bytes)
         """None: there will never be one."""
         self._puts: Lru[str, float] = Lru(PUTS_BYTES)
-        self.unwritten: Lru[str, bytes] = Lru(UNWRITTEN_BYTES)
+        self.unwritten: Lru[str, bytes] = Lru(UNWRITTEN_BYTES, share=1)
         """Records that could not be put."""
 
     @property

@@ -89,10 +89,10 @@ class Folder:
         return [self.get(key) for key in keys]
 
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
-        """Also removes the temporary files of processes that died in the middle of a put."""
+        """A listing of everything also removes the temporary files of processes that died in the middle of a put."""
         self._prepare()
         with suppress(FileNotFoundError):
-            for entry in os.scandir(self._temporary):
+            for entry in () if prefix else os.scandir(self._temporary):
                 with suppress(OSError):
                     if time.time() - entry.stat().st_mtime > LEFTOVER_SECONDS:
                         os.unlink(entry.path)

@@ -46,7 +46,7 @@ GONE = -2
 
 
 class RedisEngine:
-    """Records as Redis strings."""
+    """Records as Redis strings. A key with a value of another type counts as absent, and stays."""
 
     name, errors, threads, batch = "Redis", Exception, 32, PAGE  # its parser can raise any class for a damaged reply
 

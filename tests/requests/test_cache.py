@@ -140,6 +140,21 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
     assert reader.caches()["histories"]()[0] == 2
 
 
+async def test_a_history_of_8_mb_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, grown = MessageCache(Counting()), list[int]()
+    raws = [raw("x" * 2_000, "assistant" if number % 2 else "user") for number in range(4_000)]
+    extended = History.extended
+
+    def counted(history: History, messages: Sequence[Message]) -> History:
+        grown.append(len(messages))
+        return extended(history, messages)
+
+    monkeypatch.setattr(History, "extended", counted)
+    for size in (3_999, 4_000):
+        await reader.history(CHAT, raws[:size], TERMS, then=same)
+    assert grown == [3_999, 1]
+
+
 @pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])
 async def test_what_is_no_message(length: int) -> None:
     with pytest.raises(Unplannable):

@@ -369,6 +369,23 @@ async def test_a_job_rides_on_the_conversation(world: World) -> None:
     assert made.replaced_tokens > made.snapshot_tokens
 
 
+@pytest.mark.parametrize(
+    ("size", "window", "rides"), [(500, 400_000, True), (9_000, 400_000, True), (9_000, 20_000, False)]
+)
+async def test_a_job_rides_where_the_window_has_room_for_its_record(
+    world: World, size: int, window: int, rides: bool
+) -> None:
+    chosen = policy()
+    upstream = replace(chosen.upstream, context_window=window)
+    compress = replace(chosen.offload.compress, snapshot_tokens=size)
+    chosen = replace(chosen, upstream=upstream, offload=replace(chosen.offload, compress=compress))
+    history, reader = await planned(CUT, chosen, window=window)
+    made = job_for(
+        Rendered.of(history.cut(), None, {}, reader), history.cut().plan.boundaries[-1], reader, TENANT, world.ask
+    )
+    assert (made.riding is not None) is rides
+
+
 async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces(world: World) -> None:
     results = [SYSTEM, USER, *step(1, 2500, 4000, 50), *step(2, 2500, 3000), *step(3, 9, 20), *step(4, 9, 20), LAST]
     always = policy()

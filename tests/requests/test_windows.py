@@ -166,6 +166,19 @@ async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) ->
     assert one.window(policy(), "m0", "mallory") is None
 
 
+async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "NAMESPACES", 10)
+    one = Process()
+    refuse(one)
+    one.known.too_long(ME, policy(), "m", 4096, 9000, measured=True)
+    for number in range(20):
+        assert one.window(policy(), "m", f"made-up-{number}") is None
+        assert not one.known.has_refusals(f"made-up-{number}")
+        one.known.accepted(Refusable(f"made-up-{number}", URL, "m", PLACE, ""))
+    assert one.known.refuses(ONE) and one.window(policy()) == 4096
+    one.threads.close()
+
+
 # -- lists of models --------------------------------------------------------------------------------------------------
 
 KEY = Headers([(b"Authorization", b"Bearer mine"), (b"Cookie", b"a=1"), (b"X-Offload", b"on")])

@@ -483,6 +483,14 @@ async def test_of_what_could_not_be_written_the_oldest_is_given_up(
     await guarded.close()
 
 
+async def test_a_record_that_takes_half_of_the_room_is_owed_as_well(store: Scripted) -> None:
+    guarded = Guarded(store, warn=lambda *_: None)
+    store.trouble = "away"
+    assert await guarded.visit().put("a-1/rounds/0", bytes(guarded_module.UNWRITTEN_BYTES // 2)) is Put.WRITTEN
+    assert guarded.visit().was_put("a-1/rounds/0")
+    await guarded.close()
+
+
 # The memory.
 
 

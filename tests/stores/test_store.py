@@ -64,6 +64,13 @@ def store(engine: Engine) -> Store:
     return Store(engine)
 
 
+async def test_more_keys_than_may_wait_are_deleted_all_the_same(engine: Engine, store: Store) -> None:
+    engine.go_on.set()
+    keys = [f"a-1/rounds/{number}" for number in range(2 * stores.WAITING + 100)]
+    await store.delete(*keys)
+    assert sorted(" ".join(engine.begun).split()) == sorted(keys)
+
+
 async def test_a_tenant_leaves_a_place_to_others_and_what_waits_in_vain_never_begins(
     engine: Engine, store: Store
 ) -> None:

@@ -36,6 +36,7 @@ BARRED = {
     "n": b"1",
     "logprobs": b"false",
 }
+"""See `Dialect.barred`."""
 
 KNOWN = frozenset(
     (

@@ -307,8 +307,10 @@ class ToolCalls:
         last = self.all[-1] if self.all else None
         if not id and not name:
             return last
-        if index is not None or id:
-            return None if index is not None else self._known.get(id)
+        if index is not None:
+            return None
+        if id:
+            return self._known.get(id)
         return None if last is None or last.named else last
 
 

@@ -341,14 +341,11 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 def could_be_call(beginning: str, names: ToolNames) -> bool:
     """Whether a text that begins like this may consist of calls of our tools."""
     rest = beginning[_after_marks(beginning, 0) :]
-    if not rest or _PART_OF_MARK.fullmatch(rest):
-        return True
-    if rest[0] not in "{[":
+    if rest and rest[0] not in "{[" and not _PART_OF_MARK.fullmatch(rest):
         return False
-    if named := _NAMED.search(rest):
-        name, complete = named.groups()
-        return not complete or bool(names.recognised(name))
-    return len(rest) <= HEAD
+    if (named := _NAMED.search(rest)) and named[2]:
+        return bool(names.recognised(named[1]))
+    return len(beginning) <= HEAD
 
 
 def calls_in(text: str, names: ToolNames) -> list[tuple[str, str]]:

@@ -109,7 +109,7 @@ BARRED = {
     "background": b"false",
     **dict.fromkeys(("previous_response_id", "conversation", "prompt", "context_management"), b"null"),
 }
-"""Part of the history, or its compaction, is upstream's."""
+"""See `Dialect.barred`. With all but `background`, part of the history, or its compaction, is upstream's."""
 
 
 class ItemKind(msgspec.Struct, frozen=True, gc=False):

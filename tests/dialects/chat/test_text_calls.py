@@ -84,8 +84,14 @@ def test_any_other_text_stays_a_text(written: str) -> None:
     assert calls_in(written, NAMES) == []
 
 
+ENDLESS = ['{"id": "', '{"name": "', '```json\n{"id": "', "<|", "\n"]
+"""Each of these may begin a call, but not one of 400 characters without a name of ours."""
+
+
 @pytest.mark.parametrize(
-    "beginning", ["I", '{"name": "Z"', "<p>", "<p c", "`x`", "```python\nx", '{"id": "' + "x" * 400, "-"]
+    "beginning",
+    ["I", '{"name": "Z"', "<p>", "<p c", "`x`", "```python\nx", "-", *(begun + "x" * 400 for begun in ENDLESS)],
+    ids=lambda beginning: beginning[:20],
 )
 def test_a_text_is_shown_as_soon_as_it_cannot_be_a_call(beginning: str) -> None:
     assert not could_be_call(beginning, NAMES)

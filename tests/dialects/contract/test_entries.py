@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import Raw
 
 from proxy.plan.message import Message, Reading
 from proxy.plan.preview import Shape
@@ -36,3 +37,10 @@ def test_a_reply_is_readable_block_by_block(api: Api) -> None:
         ("4 assistant", "So."),
         (f"4 assistant calls {tool} {id}", '{"q": "1"}'),
     ]
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+def test_readers_see_an_entry_that_cannot_be_read_as_it_is(api: Api) -> None:
+    entry = Raw(b'{"role":"user","content":7}')
+    message = api.dialect.read(entry, READING, len)
+    assert [section.text for section in api.dialect.sections(entry, 0, message, "")] == [bytes(entry).decode()]
