@@ -32,7 +32,7 @@ from proxy.server.app import App
 from proxy.server.runner import config
 from proxy.settings import Settings
 from proxy.upstream.headers import Headers
-from tests.clock import PATIENCE, Clock, hurry, wait_until
+from tests.clock import PATIENCE, Clock, wait_until
 from tests.forking import Fork
 
 Json = dict[str, Any]
@@ -48,8 +48,6 @@ ADMIN = "the operator's token of tests"
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For httpx's `verify`, because no test here uses TLS. By default httpx reads all certificates for each client, and for
 each call without one, which takes 30 ms of CPU time."""
-
-hurry(uvicorn.server)
 
 
 @dataclass

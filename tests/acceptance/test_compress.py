@@ -172,7 +172,7 @@ def test_every_process_uses_the_stored_snapshot(up: StrictUpstream, serve: Any, 
 
 
 def test_requests_do_not_depend_on_order_or_store(up: StrictUpstream, serve: Any, tmp_path: Path) -> None:
-    """O3 with `wait: always`: in order from cold, again while warm, from another's store, shuffled from cold."""
+    """With `wait: always`: in order from cold, again while warm, from another's store, shuffled from cold."""
     cold = serve({"default": policy(up, "auto")}, store=tmp_path / "one")
     histories = _requests()
     expected = _sent(up, cold, histories)

@@ -98,9 +98,9 @@ def test_tools_that_leave_no_room_for_ours_cost_one_refused_request(up: StrictUp
     """OpenAI takes 128 tools, and other APIs have no such limit."""
     tools = [{**TOOL, "function": {**TOOL["function"], "name": f"t{number}"}} for number in range(127)]
     body = json.dumps({**BASE, "messages": history(), "tools": tools}).encode()
-    assert post(client, body).status_code == 200
+    assert [post(client, body).status_code for _ in range(3)] == [200] * 3
     assert len(up.requests[0].tool_names) == 129
-    assert [request.body for request in up.requests[1:]] == [body]
+    assert [request.body for request in up.requests[1:]] == [body] * 3
 
 
 ODD = (
@@ -145,7 +145,7 @@ HOSTILE = (
     ],
 )
 def test_a_models_path_reaches_nothing_but_this_request(up: StrictUpstream, client: httpx.Client, path: str) -> None:
-    """S1, with a tool result that quotes somebody else's reference."""
+    """Even with a tool result that quotes somebody else's reference."""
     up.script(calls(("read_file", {"path": path})), text("ok"))
     assert post(client, {**BASE, "messages": history(HOSTILE + "x" * 5000)}).status_code == 200
     answer = up.chats[-1].messages[-1]["content"]

@@ -199,12 +199,9 @@ def test_in_chat_pictures_stay_when_results_move(
     assert "detailed result is stored" in sent and all(picture in sent for picture in PNG)
 
 
-@pytest.mark.parametrize("name", ["responses"])
-def test_a_picture_counts_towards_what_a_turn_may_read(
-    name: str, up: StrictUpstream, serve: Callable[..., Proxy]
-) -> None:
+def test_a_picture_counts_towards_what_a_turn_may_read(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     model = Model("image")
-    talk(up, serve("compact", max_retrieved_tokens=700), name, model, False)
+    talk(up, serve("compact", max_retrieved_tokens=700), "responses", model, False)
     answers = "\n".join(text for asked in model.seen for text in asked.texts)
     assert re.search(r"\[image, image/png, 3 kB\] takes 765 tokens, and only \d+ are left for it", answers)
     assert PNG[0] not in json.dumps([asked.history for asked in model.seen])

@@ -51,9 +51,7 @@ def api(up: StrictUpstream, request: pytest.FixtureRequest) -> MessagesApi:
 
 
 def post(proxy: Proxy, body: Json, path: str = "/v1/messages", **headers: str) -> httpx.Response:
-    with httpx.Client(trust_env=False) as http:
-        sent = {"x-api-key": "sk-test", "anthropic-version": "2023-06-01", **headers}
-        return http.post(f"{proxy.root}{path}", json=body, headers=sent)
+    return proxy.post(path, body, "", **{"x-api-key": "sk-test", "anthropic-version": "2023-06-01"}, **headers)
 
 
 def body_of(messages: list[Json], **options: Any) -> Json:

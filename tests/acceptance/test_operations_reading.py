@@ -9,13 +9,12 @@ from collections.abc import Callable
 from itertools import permutations, product
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.acceptance.operations import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import PLAIN, Proxy, tight
+from tests.serving import Proxy, tight
 
 Json = dict[str, Any]
 
@@ -198,7 +197,7 @@ def never_meet(*callers: Caller) -> None:
 @pytest.mark.parametrize("path", ALL)
 def test_file_operations_without_a_key_are_401(world: World, path: str) -> None:
     body = {"messages": [user()], "store_dir": STORE, "pattern": "x", "absolute_path": "x"}
-    response = httpx.post(world.proxy.root + path, json=body, trust_env=False, verify=PLAIN)
+    response = world.proxy.post(path, body, "")
     assert response.status_code == 401
     envelope = response.json()
     assert set(envelope) == {"success", "answer", "messages", "metadata"}

@@ -101,8 +101,9 @@ def test_a_page_says_how_to_go_on(kept: Kept) -> None:
     assert recall(kept.proxy, "read", path=kept.reference, offset=60, limit=1)["answer"].startswith(FACT)
 
 
-def test_another_key_sees_nothing(kept: Kept, key: str = "alice2") -> None:
+def test_another_key_sees_nothing(kept: Kept) -> None:
     """In the words for what never existed."""
+    key = "alice2"
     assert recall(kept.proxy, "sessions", key)["metadata"]["sessions"] == []
     assert not recall(kept.proxy, "search", key, pattern="vault")["metadata"]["matches"]
     said = [posted(kept.proxy, "read", key, path=path) for path in (kept.reference, NOBODYS)]

@@ -115,12 +115,10 @@ def test_each_call_is_logged_as_its_operation() -> None:
     with spawned({"default": tight("http://127.0.0.1:9/v1")}) as proxy:
         asyncio.run(call(proxy))
         wait_until(lambda: '"path":"/recall_search"' in proxy.log())
-        metrics = httpx.get(f"{proxy.root}/metrics", trust_env=False).text
-        assert "secret words" not in proxy.log() and 'kind="operation"' in metrics
+        assert "secret words" not in proxy.log() and proxy.metric("requests_total", 'kind="operation"')
 
 
 def test_without_the_extra_the_answer_says_what_to_install(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "proxy.operations.mcp", None)
-    headers = {"authorization": "Bearer alice"}
-    reply = httpx.post(f"{kept.proxy.root}/_offload/mcp", json={}, headers=headers, trust_env=False)
+    reply = kept.proxy.post("/_offload/mcp", {}, "alice")
     assert reply.status_code == 501 and "offload-proxy[mcp]" in reply.text

@@ -456,10 +456,9 @@ async def test_an_unreachable_upstream_is_502() -> None:
         pass
     with served({"default": {"upstream": {"base_url": wire.url}}}) as proxy:
         reply = await ask(proxy.port, post(b"{}"))
-        page = (await ask(proxy.port, get("/metrics"))).body
+        assert proxy.metric("request_errors_total", 'fault="connect"') == 1
     assert reply.status == 502
     assert error_of(reply)["code"] == "upstream_unreachable"
-    assert b'offload_request_errors_total{fault="connect",tenant="default"} 1.0' in page
 
 
 async def test_a_silent_upstream_is_504() -> None:

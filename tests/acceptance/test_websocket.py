@@ -10,7 +10,6 @@ from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
-import httpx
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -19,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 from tests.clock import wait_until
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import Pieces, StrictUpstream, endless, error, pieces, whole
-from tests.serving import PLAIN, Proxy, served, spawned, tight
+from tests.serving import Proxy, served, spawned, tight
 
 Json = dict[str, Any]
 
@@ -276,9 +275,8 @@ def test_a_bad_handshake_is_refused_and_closed(proxy: Proxy, head: bytes) -> Non
 def test_an_offer_with_a_post_is_ignored(proxy: Proxy, api: ResponsesApi) -> None:
     """As a server may (RFC 9110, 7.8): WebSocket begins with a GET."""
     api.script([say("Hello.")])
-    offer = {"connection": "Upgrade", "upgrade": "websocket", "authorization": "Bearer sk-test"}
     body = {"model": "m", "input": "hi", "store": False}
-    reply = httpx.post(f"{proxy.url}/responses", json=body, headers=offer, verify=PLAIN)
+    reply = proxy.post("/v1/responses", body, "sk-test", connection="Upgrade", upgrade="websocket")
     assert reply.json()["output"][0]["content"][0]["text"] == "Hello."
 
 

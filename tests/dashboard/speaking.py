@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tests.acceptance.test_compress import SNAPSHOT
-from tests.dashboard.traffic import RESULT, TOOL, begin, step
+from tests.dashboard.traffic import RESULT, TOOL, begin
 from tests.dialects.messages import api as messages_api
 from tests.dialects.messages import converting as messages
 from tests.dialects.messages.api import MessagesApi
@@ -18,7 +18,8 @@ from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import converting as responses
 from tests.dialects.responses.api import ResponsesApi
 from tests.fake_upstream import Recorded, Reply, calls, drop, error, text
-from tests.serving import PLAIN, Proxy
+from tests.serving import Proxy
+from tests.steps import chat
 
 Json = dict[str, Any]
 
@@ -85,10 +86,10 @@ def ask(
     proxy: Proxy, api: str, history: list[Json], *, key: str = "k", tools: list[Json] | None = None, **members: Any
 ) -> httpx.Response:
     """Send a history in this API, and return the reply."""
-    login = {"x-api-key": key, "anthropic-version": "2023-06-01"} if api == "messages" else {}
-    headers = {**({} if login else {"authorization": f"Bearer {key}"}), **login, **members.pop("headers", {})}
-    body = body_of(api, history, [TOOL] if tools is None else tools, **members)
-    return httpx.post(f"{proxy.root}{PATHS[api]}", json=body, headers=headers, verify=PLAIN)
+    headers = members.pop("headers", {})
+    if api == "messages":
+        headers, key = {"x-api-key": key, "anthropic-version": "2023-06-01", **headers}, ""
+    return proxy.post(PATHS[api], body_of(api, history, [TOOL] if tools is None else tools, **members), key, **headers)
 
 
 def play(
@@ -111,5 +112,5 @@ def play(
         model.next.clear()
         if move == READ:  # the client adopts the reply, so that what it hid is put back
             history += [{"role": "assistant", "content": SAID}, {"role": "user", "content": "Go on."}]
-        history += step(number, result.format(turn=number))
+        history += chat(f"call_{number}", result.format(turn=number), "lookup")
     return replies

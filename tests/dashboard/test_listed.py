@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 from tests.clock import wait_until
-from tests.dashboard.speaking import APIS, BOTH, READ, Model, ask, body_of, play, step
+from tests.dashboard.speaking import APIS, BOTH, READ, Model, ask, body_of, play
 from tests.dashboard.traffic import RESULT, TOOL, begin, dashboard
 from tests.fake_upstream import Recorded, StrictUpstream
-from tests.serving import PLAIN, Proxy, served, tight
+from tests.serving import Proxy, served, tight
+from tests.steps import chat
 
 Row = dict[str, Any]
 
@@ -118,10 +118,9 @@ def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
     for number in range(6):
         body = body_of("messages", history, [TOOL], model="marked")
         body["messages"][-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
-        headers = {"x-api-key": "paying", "anthropic-version": "2023-06-01"}
-        reply = httpx.post(f"{proxy.root}/v1/messages", json=body, headers=headers, verify=PLAIN)
+        reply = proxy.post("/v1/messages", body, "", **{"x-api-key": "paying", "anthropic-version": "2023-06-01"})
         assert reply.status_code == 200, reply.text
-        history += step(number, RESULT.format(turn=number) * 8)
+        history += chat(f"call_{number}", RESULT.format(turn=number) * 8, "lookup")
     marked = [
         one for row in requests_of(proxy, "marked", 6) for one in row["detail"]["messages"] if one["rule"] == "marked"
     ]
@@ -133,7 +132,7 @@ def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, mode
     history = begin("Look at both.")
     for number in range(4):
         ask(proxy, "chat", history, model="both")
-        history += step(number, RESULT.format(turn=number))
+        history += chat(f"call_{number}", RESULT.format(turn=number), "lookup")
     model.next.append(BOTH)
     reply = ask(proxy, "chat", history, model="both").json()["choices"][0]["message"]
     [call] = reply["tool_calls"]

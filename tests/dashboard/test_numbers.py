@@ -52,7 +52,7 @@ def all_kinds(proxy: Proxy, model: Model, api: str) -> None:
     play(proxy, model, api, 6, task="Summarised.", key="summed-key")
     play(proxy, model, api, 7, task="Tools are refused.", moves={4: NO_TOOLS, 5: FAIL, 6: HANG_UP})
     ask(proxy, api, begin("Left alone."), headers={"x-offload": "off"})
-    httpx.post(f"{proxy.root}{PATHS[api]}", content=b"no json", verify=PLAIN)
+    proxy.post(PATHS[api], b"no json")
 
 
 def all_recorded(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> tuple[list[Outcome], list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from proxy.telemetry.outcome import Kind, Outcome
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import ADMIN, PLAIN, Proxy
+from tests.steps import chat
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
 RESULT = "A line about the topic number {turn} that an agent has looked up.\n" * 12
@@ -29,21 +30,12 @@ def begin(task: str = "Look everything up.") -> list[dict[str, Any]]:
     return [{"role": "system", "content": "You look things up."}, {"role": "user", "content": task}]
 
 
-def step(number: int, result: str) -> list[dict[str, Any]]:
-    """Return the model's call of a tool, and the result."""
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
-    return [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": result},
-    ]
-
-
 def turn(proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str = "", **request: Any) -> httpx.Response:
     """Ask once, and add the model's call and its result to the messages."""
-    headers = {**key(request.pop("key", "k")), **request.pop("headers", {})}
+    caller, headers = request.pop("key", "k"), request.pop("headers", {})
     body = {"model": "gpt-4.1-mini", "messages": messages, "tools": [TOOL], **request}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, verify=PLAIN)
-    messages += step(number, result or RESULT.format(turn=number))
+    reply = proxy.post("/v1/chat/completions", body, caller, **headers)
+    messages += chat(f"call_{number}", result or RESULT.format(turn=number), "lookup")
     return reply
 
 

@@ -23,14 +23,12 @@ def proxy() -> Iterator[Proxy]:
         yield proxy
 
 
-def result(number: int, lines: int = 60) -> dict[str, Any]:
-    content = "\n".join(f"{number}-{line} the pump ran at {line * 7 % 93} percent" for line in range(lines))
-    return {"role": "tool", "tool_call_id": f"call_{number}", "content": content}
-
-
 def history(turns: int) -> list[dict[str, Any]]:
-    steps = [message for number in range(turns) for message in chat(f"call_{number}", result(number)["content"])]
-    return [{"role": "user", "content": "Read the logs."}, *steps]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read the logs."}]
+    for number in range(turns):
+        lines = (f"{number}-{line} the pump ran at {line * 7 % 93} percent" for line in range(60))
+        messages += chat(f"call_{number}", "\n".join(lines))
+    return messages
 
 
 def asked(proxy: Proxy, messages: Any, key: str = "gateway", **more: Any) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def test_moved_results_can_be_read_by_their_references(proxy: Proxy) -> None:
 
 
 def test_results_without_their_calls_count_as_answered(proxy: Proxy) -> None:
-    messages = [result(number) for number in range(100, 108)]  # as LiteLLM sends them
+    messages = history(8)[2::2]  # as LiteLLM sends them
     got = asked(proxy, messages)
     assert [one["role"] for one in got["messages"]] == ["tool"] * len(messages)
     assert got["ccr_hashes"]

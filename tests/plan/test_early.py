@@ -188,7 +188,7 @@ def test_early_moves_pay_within_seven_requests(items: list[Item], offload: Offlo
 
 @given(histories(), paying, st.sets(st.integers(0, 40)))
 def test_requests_only_grow_between_two_events(items: list[Item], offload: Offload, expired: set[int]) -> None:
-    """O4, in sizes; also where the cache had expired at some points."""
+    """In sizes; also where the cache had expired at some points."""
     earlier: list[tuple[int, int]] = []
     events, state = 0, Fold(offload, Room())
     asked = set(points(items))

@@ -345,7 +345,7 @@ rooms = st.builds(Room, st.sampled_from([None, 500, 3000]), st.sampled_from([0, 
 
 @given(histories(), offloads, rooms)
 def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) -> None:
-    """O3, O5: at every earlier request the same was decided, and nothing of it is ever taken back."""
+    """At every earlier request the same was decided, and nothing of it is ever taken back."""
     whole = fold(items, offload, room)
     for point in points(items):
         earlier = fold(items[:point], offload, room)
@@ -390,7 +390,6 @@ def test_planned_live_tokens_add_up(items: list[Item], offload: Offload, room: R
 
 @given(histories(), offloads)
 def test_unseen_results_are_sent_whole(items: list[Item], offload: Offload) -> None:
-    """O7."""
     plan = fold(items, offload, Room(window=500))
     for index in range(len(items) - 1, -1, -1):
         if items[index].role is Role.ASSISTANT:
@@ -414,7 +413,6 @@ def test_asking_a_fold_for_its_plan_does_not_change_it(
 
 @given(histories(), offloads, rooms)
 def test_a_message_is_moved_only_if_it_gets_smaller(items: list[Item], offload: Offload, room: Room) -> None:
-    """O6, for the plan's part."""
     for index, move in fold(items, offload, room).moves.items():
         assert items[index].role in (Role.TOOL, Role.USER)
         assert (items[index].preview if move.event else items[index].first_preview) < items[index].tokens

@@ -202,7 +202,7 @@ def test_two_texts_never_share_a_name_and_equal_texts_share_a_file() -> None:
 
 @pytest.mark.parametrize("cut", range(5))
 def test_names_do_not_depend_on_where_a_history_is_continued(cut: int) -> None:
-    """O3: a name depends on what came before it, however many requests it took."""
+    """A name depends on what came before it, however many requests it took."""
     history = [asking(x=A, y=A), answered("x", FIRST), answered("y", TWIN), asking(x=A), answered("x", OTHER)]
     begun, naming = Naming().named(history[:cut])
     rest, _ = naming.named(history[cut:])

@@ -35,6 +35,7 @@ from proxy.threads import Background, WorkPool
 from tests import written
 from tests.asgi import Headers, ScriptedClient
 from tests.dialects.chat.turns import ANSWER, called, calls, events, read, text, usage, whole
+from tests.requests.planning import Counting
 from tests.requests.scripted import JSON, STREAM, ScriptedReply, ScriptedUpstream
 
 POLICY = Policy(
@@ -52,13 +53,6 @@ POLICY = Policy(
 OVERFLOW = b'{"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}'
 NO_TOOLS = b'{"error": {"message": "this model does not support tools"}}'
 HELLO = whole({"content": "It is 42."}, usage=usage(100, 10))
-
-
-class Characters:
-    """Counts every character as a token."""
-
-    def count(self, text: str, model: str = "") -> int:
-        return len(text)
 
 
 class MemoryStore:
@@ -107,7 +101,7 @@ class World:
 
     def _services(self, settings: Settings) -> Services:
         threads = WorkPool("test")
-        reader = MessageCache(Characters(), threads)
+        reader = MessageCache(Counting(), threads)
 
         upstream: Any = self.upstream
         store = Guarded(self.store, warn=lambda kind, text: None)

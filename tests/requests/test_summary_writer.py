@@ -130,17 +130,15 @@ async def test_a_fault_of_upstream_is_not_tried_again(answers: list[Any], fault:
     assert len(world.asked) == len(answers) and world.fault == fault
 
 
-async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Compress, "max_calls", 9)
-    answers = [TOO_LONG, *(SummaryAnswer(200, f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
-    world = World(*answers)
-    history = [Section(f"{number} user", f"word{number} " * 1000) for number in range(4)]
+async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
+    world = World(TOO_LONG, *(of(f"part {number}") for number in range(3)))
+    history = [Section(f"{number} user", f"word{number} " * 1000) for number in range(3)]
     made = await world.made(riding=None, group=2500, history=lambda: history, earlier="the one before")
     contents = [body["alone"] for body in world.asked]
     assert made and made.text == f"part {len(contents) - 2}"
     assert "the one before" in contents[0] and "the one before" in contents[1]
     assert all(f"part {number}" in content for number, content in enumerate(contents[2:]))
-    assert [sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(4)] == [1000] * 4
+    assert [sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(3)] == [1000] * 3
 
 
 async def test_what_is_too_long_whatever_we_do_fails() -> None:
@@ -150,19 +148,15 @@ async def test_what_is_too_long_whatever_we_do_fails() -> None:
     assert "too long" in world.fault
 
 
-@pytest.mark.parametrize("max_calls", [1, 2, 3, pytest.param(4, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("rides", [True, False])
-async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(
-    max_calls: int, rides: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Compress, "max_calls", max_calls)
+async def test_a_snapshot_costs_at_most_four_calls_whatever_upstream_answers(rides: bool) -> None:
     history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
     changes: dict[str, Any] = {"group": 1500, "history": lambda: history}
     changes |= {} if rides else {"riding": None}
-    for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=max_calls):
+    for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=Compress.max_calls):
         world = World(*answers)
         made = await world.made(**changes)
-        assert 1 <= len(world.asked) <= max_calls
+        assert 1 <= len(world.asked) <= Compress.max_calls
         assert made or world.fault
         assert not made or len(world.asked) > len(answers) or GOOD in answers
 

@@ -126,9 +126,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def chat(proxy: Proxy, headers: dict[str, str]) -> int:
-    return httpx.post(
-        f"{proxy.url}/chat/completions", json=CHAT, headers=headers, trust_env=False, verify=PLAIN
-    ).status_code
+    return proxy.post("/v1/chat/completions", CHAT, "", **headers).status_code
 
 
 @pytest.fixture

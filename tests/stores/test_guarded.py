@@ -199,7 +199,7 @@ async def test_a_record_is_refreshed_before_its_retention_is_over(store: Scripte
 # Faults.
 
 
-async def test_a_fault_is_told_from_absence_counted_and_reported(
+async def test_a_fault_reads_as_absence_and_is_counted_and_reported(
     visit: Visit, store: Scripted, warned: list[tuple[str, str]]
 ) -> None:
     store.trouble = "disk full"

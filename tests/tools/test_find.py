@@ -173,7 +173,6 @@ def test_what_was_not_moved_is_not_found(path: str) -> None:
 
 @given(st.text(), st.dictionaries(st.text(min_size=1), st.lists(st.text(), max_size=3), max_size=5))
 def test_any_path_leads_only_to_files_of_the_request(path: str, said: dict[str, list[str]]) -> None:
-    """S1."""
     files: Mapping[str, Label] = {f"{STORE}/{name}": Label("s", "o", "a", tuple(words)) for name, words in said.items()}
     index = Index(files, files, STORE)
     for asked in (path, f"{STORE}/{path}", *said, *(word for words in said.values() for word in words)):

@@ -141,7 +141,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
 
 @given(st.text(max_size=400), st.text(max_size=80))
 def test_any_text_and_any_id(text: str, id: str) -> None:
-    """O6, and hostile ids: a name never leaves its directory and is the same for the same text."""
+    """Also hostile ids: a name never leaves its directory and is the same for the same text."""
     raw = tool(text * 7, id)
     [known] = named(CHAT.read(raw, READING, words))
     for piece in known.pieces:
