@@ -15,20 +15,13 @@ import msgspec
 
 from proxy.plan.turn import Request
 
-PROMPTS = {
-    "summary of the conversation so far": "Claude Code 2.1; cline, src/core/prompts/contextManagement.ts",
-    "summary of the recent portion of the conversation": "Claude Code 2.1",
-    "context checkpoint compaction": "openai/codex, codex-rs/core/templates/compact/prompt.md",
-    "prompt for continuing our conversation above": "opencode, packages/opencode/src/session/compaction.ts",
-    "anchored summary": "opencode, the same file since 2026",
-    "generate the <state_snapshot>": "Gemini CLI and Qwen Code, packages/core/src/services/chatCompressionService.ts",
-    "summarize the conversation history so far": "microsoft/vscode-copilot-chat, summarizedConversationHistory.tsx",
-    "summary of our conversation above": "charmbracelet/crush, internal/agent/agent.go",
-    "task to compact this conversation context": "kimi-cli 1.52, kimi_cli/prompts/compact.md",
-    "compact replacement checkpoint for this session": "nanobot-ai 0.3.5, templates/agent/consolidator_archive.md",
-    "summary of our entire conversation": "mistralai/mistral-vibe, vibe/core/prompts/compact.md",
-}
-"""What such a prompt has in lower case, and where it is from."""
+_ASKING = re.compile(
+    r"\b(?:summar\w+|recap|condense|compact|handoff)\b[^.?!]{0,60}?"
+    r"\b(?:conversation|dialog(?:ue)?|(?:this|our|fresh|new) (?:session|thread|chat))\b"
+    r"|context checkpoint compaction|handoff summary|continuing our conversation|generate the <state_snapshot>"
+)
+"""How clients ask for a summary, in lower case. `tests/plan/test_compacting.py` has their prompts and where they are
+from."""
 
 READ_CHARS = 4_000  # characters of a text in which that is looked for. Prompts have it in their first 1,000.
 MOST = 16  # the most references of a request that are looked up. A history has one.
@@ -41,8 +34,7 @@ _REFERENCE = re.compile(rf"{re.escape(MARK.decode())}([0-9a-f]{{64}})")
 
 def asks_for_summary(texts: Iterable[str]) -> bool:
     """Whether the user's last message, which has these texts, asks for a summary of the conversation."""
-    beginnings = (" ".join(text[:READ_CHARS].lower().split()) for text in texts)
-    return any(phrase in text for text in beginnings for phrase in PROMPTS)
+    return any(_ASKING.search(" ".join(text[:READ_CHARS].lower().split())) for text in texts)
 
 
 def hint(read: str) -> str:
