@@ -84,23 +84,30 @@ class _Request:
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
             self.prepared = self.prepared.again(body=body)
-            try:
-                await self._planned(body)
-            except OffloadError:
-                raise
-            except Exception:
-                # A bug costs the plan and not the reply: what fails at one request of a conversation would fail at all
-                # later ones.
-                if self._client.status:  # the reply has begun
-                    raise
-                request, name = self._client.request_id, self._tenant.name
-                logger.exception("a bug: request %s of %s is sent as it came", request, name)
-                bug = self.prepared.again(planned=None, unplanned=Reason.BUG)
-                self.prepared = replace(references.as_wished(bug, bug.wish), obstacle="") if bug.wish else bug
-                await self._send_untouched(self.prepared)
+            if await self._planned(body):
+                return
+            bug = self.prepared.again(planned=None, unplanned=Reason.BUG, form=Form())
+            self.prepared = replace(references.as_wished(bug, bug.wish) if bug.wish else bug, obstacle="")
+            await self._send_untouched(self.prepared)
 
-    async def _planned(self, body: bytes) -> None:
-        """Reply to the client, by way of the stages."""
+    async def _planned(self, body: bytes) -> bool:
+        """Reply to the client, by way of the stages. Returns False after a bug of ours before the reply: it costs the
+        plan and not the reply, because what fails at one request of a conversation would fail at all later ones."""
+        try:
+            await self._staged(body)
+        except OffloadError:
+            raise
+        except Exception:
+            client, task = self._client, asyncio.current_task()
+            as_it_came = client.sent and self.prepared.planned is None  # it would only be sent again
+            if client.status or client.gone or as_it_came or (task and task.cancelling()):
+                raise
+            request, name = client.request_id, self._tenant.name
+            logger.exception("a bug: request %s of %s is sent as it came", request, name)
+            return False
+        return True
+
+    async def _staged(self, body: bytes) -> None:
         self.prepared = await self._parse(body)
         self.prepared = await self._plan(self.prepared)
         if self.prepared.wish is not None and await self._compacted(self.prepared, self.prepared.wish):
@@ -407,18 +414,19 @@ class _Request:
 
     async def _was_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
-        prepared, rendered = self.prepared, self.prepared.rendered
-        if not self._accepted:
-            self._accepted = True
-            self._ladder.accepted()
-            tenant = replace(prepared.tenant, namespace=self._owner.namespace)
-            self.prepared = prepared = replace(prepared, tenant=tenant)
-            if not prepared.unplanned and not prepared.observed:
-                self._services.known.ask(tenant, self._client.headers)
-            if rendered is not None and rendered.planned.plan.boundaries:
-                await self._summarised(prepared, rendered, waits=False)
-        if rendered is not None:
-            self._keep_originals(rendered)
+        with logs.beside(logger, f"leaving behind what request {self._client.request_id} needs"):
+            prepared, rendered = self.prepared, self.prepared.rendered
+            if not self._accepted:
+                self._accepted = True
+                self._ladder.accepted()
+                tenant = replace(prepared.tenant, namespace=self._owner.namespace)
+                self.prepared = prepared = replace(prepared, tenant=tenant)
+                if not prepared.unplanned and not prepared.observed:
+                    self._services.known.ask(tenant, self._client.headers)
+                if rendered is not None and rendered.planned.plan.boundaries:
+                    await self._summarised(prepared, rendered, waits=False)
+            if rendered is not None:
+                self._keep_originals(rendered)
 
     def _keep_originals(self, rendered: Rendered) -> None:
         """Store the moved texts in the background, for the caller's next conversations and for people."""

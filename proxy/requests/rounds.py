@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from proxy import regex
 from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
-from proxy.errors import OffloadError
 from proxy.plan.history import extend
 from proxy.plan.message import ToolCall
 from proxy.plan.recognise import Visible
@@ -42,6 +41,7 @@ from proxy.requests.upstream_caches import Pauses
 from proxy.requests.windows import Known
 from proxy.settings import Settings
 from proxy.stores.guarded import Guarded
+from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome, ToolUse
 from proxy.threads import NEW, Background, WorkPool
 from proxy.tools import answer as tools
@@ -138,9 +138,9 @@ class Rounds:
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
         client, prepared, first = self._client, self._prepared, self._client.sent is None
-        client.sent = client.sent or time.perf_counter()
         changed, without = self._services.relay.changed, prepared.form.without
         request = changed(client, prepared.tenant, body, self._planned.dialect, without, first=first)
+        client.sent = client.sent or time.perf_counter()
         return await self._services.upstream.send(request)
 
     def headers(self, turn: Turn) -> Sequence[Header]:
@@ -156,15 +156,10 @@ class Rounds:
 
     async def remember(self, turn: Turn) -> None:
         """Record what the finished turn hid, under the digest of the history that ends with the visible reply. The
-        client's reply ends only afterwards. A reply that no history could hold is not recorded, and a bug in recording
-        one does not cost it."""
-        try:
-            with suppress(NotJson, Unplannable):
-                await self._remember(turn)
-        except OffloadError:
-            raise
-        except Exception:
-            logger.exception("a bug: what request %s hid is not recorded", self._client.request_id)
+        client's reply ends only afterwards. A reply that no history could hold is not recorded."""
+        doing = f"recording what request {self._client.request_id} hid"
+        with logs.beside(logger, doing), suppress(NotJson, Unplannable):
+            await self._remember(turn)
 
     async def _remember(self, turn: Turn) -> None:
         if continuation := turn.continuation:

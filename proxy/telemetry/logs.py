@@ -18,7 +18,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
 from typing import Any, Literal, TextIO
@@ -26,6 +27,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 from msgspec.structs import asdict, replace
 
+from proxy.errors import OffloadError
 from proxy.telemetry.outcome import Outcome
 
 Format = Literal["json", "text"]
@@ -58,6 +60,17 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("proxy", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+@contextmanager
+def beside(log: logging.Logger, doing: str) -> Iterator[None]:
+    """Run what is done beside a reply, such as keeping records. If it fails, the log says so and the reply goes on."""
+    try:
+        yield
+    except OffloadError as error:
+        log.warning("%s failed: %s", doing, error)
+    except Exception:
+        log.exception("a bug, in %s", doing)
 
 
 class Lines(QueueHandler):

@@ -15,6 +15,7 @@ from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.history import History
+from proxy.plan.turn import Addition, Form
 from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy
 from proxy.policy import Tools as ToolsPolicy
@@ -51,6 +52,7 @@ POLICY = Policy(
     ),
 )
 OVERFLOW = b'{"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}'
+CHUNKED = (b"transfer-encoding", b"chunked")
 NO_TOOLS = b'{"error": {"message": "this model does not support tools"}}'
 HELLO = whole({"content": "It is 42."}, usage=usage(100, 10))
 
@@ -355,16 +357,52 @@ async def test_a_bug_within_a_reply_is_the_proxys_fault_and_not_swallowed(
     assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 200, "proxy")
 
 
-async def test_a_bug_in_recording_a_hidden_round_does_not_cost_the_reply(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("broken", ["rounds.Rounds._remember", "handler._Request._keep_originals"])
+async def test_a_bug_in_what_is_kept_does_not_cost_the_reply(
+    world: World, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("proxy.requests.rounds.Rounds._remember", fail)
+    monkeypatch.setattr(f"proxy.requests.{broken}", fail)
     _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
     assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 200, "")
-    assert "is not recorded" in caplog.text
+    assert "a bug, in " in caplog.text and len(world.sent) == 1
+
+
+async def test_a_bug_in_sending_what_came_is_not_met_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.requests.handler.pass_on", fail)
+    world.policy = replace(POLICY, offload=replace(POLICY.offload, mode=Mode.OFF))
+    with pytest.raises(ZeroDivisionError):
+        await world.ask(LONG, ScriptedReply(HELLO), ScriptedReply(HELLO))
+    assert world.sent == [LONG]
+
+
+async def test_after_a_bug_nobody_is_asked_for_a_client_that_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(_: Any, client: Any, *__: Any) -> None:
+        client.gone = True
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("proxy.requests.handler.converse", leave)
+    with pytest.raises(ZeroDivisionError):
+        await world.ask(LONG, ScriptedReply(HELLO))
+    assert world.sent == []
+
+
+async def test_after_a_bug_the_request_goes_up_with_all_that_came(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug is met in a form that changes what came, and in making a round's request."""
+    monkeypatch.setattr("proxy.requests.handler.Ladder.first", lambda *_: Form(without=frozenset([Addition.THINKING])))
+    monkeypatch.setattr("proxy.requests.relay.Relay.changed", fail)
+    came = [(b"idempotency-key", b"k"), (b"accept-encoding", b"gzip")]
+    _, outcome = await world.ask(LONG, ScriptedReply(HELLO), headers=[CHUNKED, *came])
+    [request] = world.upstream.requests
+    assert (outcome.reason, outcome.fault, request.content) == ("bug", "", LONG)
+    assert [request.headers.get(name) for name, _ in came] == [b"k", b"gzip"]
+
+
+def fail(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("nobody has thought of this")
 
 
 # -- the event loop ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from proxy.policy import Mode
 from tests.requests.scripted import JSON, ScriptedReply
-from tests.requests.test_handler import LONG, POLICY, World, chat
+from tests.requests.test_handler import LONG, POLICY, World, chat, fail
 
 ME, OTHER = "acme-1", "globex-2"
 
@@ -143,9 +143,6 @@ NEXT = (
 async def test_a_bug_of_ours_costs_the_plan_and_not_the_reply(
     broken: str, mode: Mode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("nobody has thought of this")
-
     world = Poisoned(lambda sent: None)
     world.policy = replace(POLICY, offload=replace(POLICY.offload, mode=mode))
     with monkeypatch.context() as patched:
