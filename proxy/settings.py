@@ -145,7 +145,7 @@ def strange_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
             yield name, next(iter(get_close_matches(name, known, 1, 0.75)), "")
 
 
-_OTHERS = re.compile(r"^OFFLOAD_(API_KEY$|PROXY_)|_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
+_OTHERS = re.compile(r"^OFFLOAD_(API_KEY|PROXY_PORT)$|_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
 """Those of Kubernetes, and that of `offload-proxy recall`."""
 
 

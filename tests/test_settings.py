@@ -146,12 +146,14 @@ def test_half_of_the_buffers_must_hold_one_body() -> None:
     [
         ("OFFLOAD_UPSTREEM", "OFFLOAD_UPSTREAM"),
         ("OFFLOAD_BODYLIMIT", "OFFLOAD_BODY_LIMIT"),
+        ("OFFLOAD_PROXY_STORE", "OFFLOAD_STORE"),
         ("OFFLOAD_WHATEVER", ""),
     ],
 )
 def test_variables_that_are_no_settings_are_found(name: str, meant: str) -> None:
-    kubernetes = ("OFFLOAD_PROXY_PORT", "OFFLOAD_SERVICE_HOST", "OFFLOAD_PORT_8787_TCP_ADDR")
-    environment = dict.fromkeys((name, "OFFLOAD_PORT", "OFFLOAD_ADMIN_TOKEN", "HOME", *kubernetes), "1")
+    kubernetes = ("PROXY_PORT", "PROXY_SERVICE_PORT_HTTP", "PROXY_PORT_80_TCP_ADDR", "SERVICE_HOST", "PORT_8787_TCP")
+    others = [f"OFFLOAD_{one}" for one in ("PORT", "ADMIN_TOKEN", "API_KEY", *kubernetes)]
+    environment = dict.fromkeys((name, "HOME", *others), "1")
     assert list(strange_variables(environment)) == [(name, meant)]
 
 
