@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxy.regex import MAX_LENGTH, Budget, compile, literal
 from proxy.threads import SLICE, WorkPool
 from proxy.tools.answer import Material, ToolAnswer, answer
-from proxy.tools.definitions import Asked
+from proxy.tools.definitions import Arguments
 from proxy.tools.find import Index
 from proxy.tools.search import Find, TooSlow, in_data
 from tests.doubling import assert_linear, cpu
@@ -122,7 +122,7 @@ def test_a_pattern_never_reads_beyond_its_line() -> None:
     files = {"/s/f": "e and no more\n" * 200_000}
 
     def search(pattern: str) -> None:
-        told = answer(Asked("grep", pattern), material(files))
+        told = answer(Arguments("grep", pattern), material(files))
         assert told.text.startswith("Found 1000+ matches")
 
     assert cpu(lambda _: search("(?s)e.*q|e"), 0) < 10 * cpu(lambda _: search("e"), 0)
@@ -133,7 +133,7 @@ def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) 
     expected = [number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
     if text == "" or text.endswith("\n"):
         expected = [number for number in expected if number <= text.count("\n")]
-    told = answer(Asked("grep", pattern, limit=999), material({"/s/f": text}, 10**6))
+    told = answer(Arguments("grep", pattern, limit=999), material({"/s/f": text}, 10**6))
     assert re.findall(r"^(\d+): ", told.text, re.M) == [str(number - 1) for number in expected]
 
 
@@ -182,7 +182,7 @@ def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
 
 
 def test_the_model_is_told_how_to_go_on_where_a_line_is_too_long() -> None:
-    told = answer(Asked("grep", "x{9}|y"), material({"/s/f": "a" * 20_000_000}))
+    told = answer(Arguments("grep", "x{9}|y"), material({"/s/f": "a" * 20_000_000}))
     assert told.result == "refused"
     assert told.text.endswith("make it shorter, or read the file in parts: read_file takes offset and column.")
 
@@ -222,7 +222,7 @@ def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
 async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]) -> ToolAnswer:
     files = {"/s/f": LINES.decode()}
     made = material(files, matcher=lambda it: compile(it, budget))
-    answered = await pool.run(caller, lambda: answer(Asked("grep", pattern), made))
+    answered = await pool.run(caller, lambda: answer(Arguments("grep", pattern), made))
     order.append(caller)
     return answered
 

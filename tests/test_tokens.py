@@ -22,7 +22,7 @@ from proxy import regex, tokens
 from proxy.errors import ProxyError
 from proxy.tokens import PIECE, SEAM, Tokens, counter, pieces, table
 from proxy.tools.answer import Material, answer
-from proxy.tools.definitions import Asked
+from proxy.tools.definitions import Arguments
 from proxy.tools.find import Index
 from tests import transcripts
 from tests.doubling import assert_linear
@@ -206,7 +206,7 @@ def test_another_process_counts_the_same_without_a_network(tmp_path: Path) -> No
 def test_a_page_of_a_minified_file_fills_its_budget() -> None:
     files = {"/s/f": json.dumps([{"id": number, "text": "naïve 中文"} for number in range(50_000)])}
     material = Material(files, Index(files, {}, "/s"), 6_000, TOKENS.count, regex.compile)
-    told = answer(Asked("read_file", path="f", column=1000), material)
+    told = answer(Arguments("read_file", path="f", column=1000), material)
     assert told.result == "ok"
     assert 5_700 < told.tokens <= 6_000
     assert told.tokens == REFERENCE(told.text)

@@ -17,7 +17,7 @@ import msgspec
 from proxy.plan import summary
 from proxy.plan.preview import EARLIER, line_count
 from proxy.tools import pages, search
-from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, Asked, Names, brief
+from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, Arguments, Names, brief
 from proxy.tools.find import LISTED, Index, line_of
 from proxy.tools.search import Files, Find, LineMatch, TooSlow
 
@@ -100,33 +100,33 @@ class Material(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, budget=self.budget - self.count(text)) if text else self
 
 
-def answer(asked: Asked, material: Material) -> ToolAnswer:
+def answer(given: Arguments, material: Material) -> ToolAnswer:
     """Answer a call. Never raises because of anything that a model or a file's text may contain."""
     wordings: Iterable[str]
     result: Result = "ok"
     media: Media | None = None
     try:
-        if asked.fault:
-            raise _Short(asked.fault)
-        material = material.less(asked.note)
-        if asked.tool == "grep":
-            wordings = _grep(asked, material)
+        if given.fault:
+            raise _Short(given.fault)
+        material = material.less(given.note)
+        if given.tool == "grep":
+            wordings = _grep(given, material)
         else:
-            wordings, media = _read(asked, material)
+            wordings, media = _read(given, material)
     except _Short as short:
         wordings, result = short.wordings, short.result
     text = next(filter(material.fits, wordings), None)
     if text is None:
         return ToolAnswer.of(BUDGET_USED_UP, "budget", material.count)
-    answer = ToolAnswer.of(asked.note + text, result, material.count)
+    answer = ToolAnswer.of(given.note + text, result, material.count)
     if media:
         return msgspec.structs.replace(answer, tokens=answer.tokens + media.tokens, part=media.part)
     return answer
 
 
-def meaning(asked: Asked, index: Index) -> tuple[object, ...]:
+def meaning(given: Arguments, index: Index) -> tuple[object, ...]:
     """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
-    return msgspec.structs.replace(asked, path="", note=""), *(index.find(asked.path) or [asked.path])
+    return msgspec.structs.replace(given, path="", note=""), *(index.find(given.path) or [given.path])
 
 
 def elsewhere(names: Sequence[str], store_dir: str) -> str:
@@ -147,13 +147,13 @@ class _Scope(msgspec.Struct, frozen=True):
     missing: str = ""
 
 
-def _grep(asked: Asked, material: Material) -> Iterable[str]:
+def _grep(given: Arguments, material: Material) -> Iterable[str]:
     files, index = material.files, material.index
     try:
-        find = _compiled(asked.pattern, material)
+        find = _compiled(given.pattern, material)
         if not index.paths:
             raise _Short(NOTHING_MOVED, result="empty")
-        scope = _scope(asked, material)
+        scope = _scope(given, material)
         found = _found(files, scope.first, find)
         wider = not found and bool(scope.rest)
         if wider:
@@ -165,13 +165,13 @@ def _grep(asked: Asked, material: Material) -> Iterable[str]:
     named = scope.first[0] if len(scope.first) == 1 and not scope.missing else ""
     short = search.short(files, index, named) if named and (wider or not found) else ""
     if found:
-        return _report(_heads(asked.pattern, scope, found, wider, short, material), found, asked.limit, material)
+        return _report(_heads(given.pattern, scope, found, wider, short, material), found, given.limit, material)
     if scope.missing:
-        none = f'Nothing that was moved out of this conversation has a match for pattern "{asked.pattern}".'
+        none = f'Nothing that was moved out of this conversation has a match for pattern "{given.pattern}".'
         none = f"{none} {scope.missing}"
     else:
         nor = ", nor in anything else that was moved" if scope.rest else ""
-        none = f'No matches for pattern "{asked.pattern}" {scope.where}{nor}.'
+        none = f'No matches for pattern "{given.pattern}" {scope.where}{nor}.'
     shown = [f"{none}\n{short}\n---"] if short else []
     raise _Short(*shown, *index.listings(none, index.paths), result="empty")
 
@@ -190,10 +190,10 @@ def _compiled(pattern: str, material: Material) -> Find:
         ) from error
 
 
-def _scope(asked: Asked, material: Material) -> _Scope:
+def _scope(given: Arguments, material: Material) -> _Scope:
     """Return where these arguments of grep look."""
-    index, glob = material.index, asked.glob
-    path = asked.path or index.store_dir
+    index, glob = material.index, given.glob
+    path = given.path or index.store_dir
     paths = index.find(path)
     if not paths:
         return _Scope(index.paths, missing=MISSING.format(path=brief(path)))
@@ -249,8 +249,8 @@ def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, materi
 # -- read_file ---------------------------------------------------------------------------------------------------------
 
 
-def _read(asked: Asked, material: Material) -> tuple[list[str], Media | None]:
-    path, head = _existing(asked.path, material)
+def _read(given: Arguments, material: Material) -> tuple[list[str], Media | None]:
+    path, head = _existing(given.path, material)
     if media := material.media(path):
         left = max(material.budget, material.left) - material.count(head)
         if not media.part:
@@ -261,12 +261,12 @@ def _read(asked: Asked, material: Material) -> tuple[list[str], Media | None]:
             raise _Short(reason, result="budget")
         return [f"{head}[{media.about}]"], media
     text = material.files[path]
-    line = _pointed_at(asked.path, text, bool(head)) if asked.offset is None else asked.offset
-    span = pages.span(text, line, asked.limit or sys.maxsize, asked.column)
+    line = _pointed_at(given.path, text, bool(head)) if given.offset is None else given.offset
+    span = pages.span(text, line, given.limit or sys.maxsize, given.column)
     if span is None:
-        raise _Short(head + _past_end(text, line, asked.column), result="empty")
+        raise _Short(head + _past_end(text, line, given.column), result="empty")
     # A call for a few lines gets more.
-    more = pages.span(text, line, LEAST_LINES, asked.column)
+    more = pages.span(text, line, LEAST_LINES, given.column)
     stop = min(more.stop, span.start + LEAST_CHARS) if more else span.stop
     if stop < len(text):
         stop = text.rfind("\n", span.start, stop) + 1
@@ -295,15 +295,15 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
     return file, "" if known else f"[this is {file}{about and f': {about}'}]\n"
 
 
-def _pointed_at(asked: str, text: str, inside: bool) -> int:
+def _pointed_at(path: str, text: str, inside: bool) -> int:
     """Return the line, counted from 0, where reading begins: the one that a path such as `settings.py:120` names, if
     the text has it. `inside`: the path is not the file's own; if originals have calls with it, the last of them."""
-    if line := line_of(asked):
+    if line := line_of(path):
         return line if line < line_count(text) else 0
     sections = f"\n{text}".split(summary.HEADER) if inside else []
     for place in range(len(sections) - 1, 0, -1):
         title, _, said = sections[place].partition("\n")
-        if " calls " in title and f'"{asked.strip()}"' in said:
+        if " calls " in title and f'"{path.strip()}"' in said:
             return summary.HEADER.join(sections[:place]).count("\n")
     return 0
 

@@ -93,8 +93,8 @@ class Useless(ValueError):
     """The arguments cannot be used. The text says what to send instead."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What a call asks for. Of several paths, each stands on a line of its own."""
+class Arguments(msgspec.Struct, frozen=True):
+    """A call's arguments, as they are meant. Of several paths, each stands on a line of its own."""
 
     tool: Tool
     pattern: str = ""
@@ -107,15 +107,15 @@ class Asked(msgspec.Struct, frozen=True):
     fault: str = ""  # why the arguments cannot be used, and what to send instead
 
 
-def parsed(tool: Tool, arguments: str | bytes, names: Names = NAMES) -> Asked:
+def parsed(tool: Tool, arguments: str | bytes, names: Names = NAMES) -> Arguments:
     """Return what these arguments mean."""
     try:
         return _parsed(tool, arguments, names)
     except Useless as useless:
-        return Asked(tool, fault=str(useless))
+        return Arguments(tool, fault=str(useless))
 
 
-def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:
+def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Arguments:
     """Raises Useless."""
     takes = _ARGUMENTS[tool]
     usage = f"{names[NAMES.index(tool)]} takes one JSON object with {', '.join(takes)}"
@@ -149,7 +149,7 @@ def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Asked:
         return min(max(whole, 0), sys.maxsize)
 
     given["path"] = _paths(given.get("path"))
-    return Asked(
+    return Arguments(
         tool,
         pattern=string("pattern"),
         path=string("path"),

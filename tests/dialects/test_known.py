@@ -30,7 +30,7 @@ from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses import request as responses
 from proxy.policy import Compress, Mode
 from proxy.tools.answer import Material, answer
-from proxy.tools.definitions import Asked
+from proxy.tools.definitions import Arguments
 from tests import written
 from tests.dialects import sdk_types
 from tests.dialects.rendering import history, rendered, snapshot
@@ -154,7 +154,7 @@ def sent(api: Api, entries: list[Json], mode: Mode, **policy: Any) -> Sent:
 def read_back(files: Files, path: str) -> str:
     """What `read_file` answers: the text, and the image or the file behind it."""
     material = Material(files, files.index, 10**9, len, regex.compile, media=files.media)
-    found = answer(Asked("read_file", path=path), material)
+    found = answer(Arguments("read_file", path=path), material)
     return f"{found.text}\n{found.part}\n"
 
 
