@@ -24,7 +24,7 @@ from proxy.policy import Offload
 from proxy.requests.planned import Planned
 from proxy.requests.prepared import Prepared
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import Miss, Outcome
+from proxy.telemetry.outcome import CacheMiss, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -63,32 +63,32 @@ class Pauses:
         pause = int(self._clock() - last.at)
         return pause if pause > lifetime else 0
 
-    def ended(self, namespace: str, prepared: Prepared) -> tuple[Miss, int]:
+    def ended(self, namespace: str, prepared: Prepared) -> tuple[CacheMiss, int]:
         """Take in a request that upstream has answered. Returns why its cache lacked what was not new, and how many
         tokens that was."""
         planned, spent = prepared.planned, prepared.spent
         if planned is None or planned.tokens < LEAST or not planned.last_asked:
-            return Miss.NONE, 0
+            return CacheMiss.NONE, 0
         key, now = _key(namespace, planned), self._clock()
         last = self._last.get(key)
         self._last.put(key, _Last(now, planned.last_asked[-1], _sent(prepared, len(planned.history)), spent.largest))
         if not spent.cache_told or (last is not None and not last.prompt):
-            return Miss.NONE, 0
+            return CacheMiss.NONE, 0
         new = max(spent.largest - last.prompt, 0) if last else 0
         missed = spent.prompt - spent.cached - new
-        return (self._cause(last, prepared, planned, now), missed) if missed >= LEAST else (Miss.NONE, 0)
+        return (self._cause(last, prepared, planned, now), missed) if missed >= LEAST else (CacheMiss.NONE, 0)
 
-    def _cause(self, last: _Last | None, prepared: Prepared, planned: Planned, now: float) -> Miss:
+    def _cause(self, last: _Last | None, prepared: Prepared, planned: Planned, now: float) -> CacheMiss:
         if last is None:
-            return Miss.FIRST
+            return CacheMiss.FIRST
         if last.asked not in planned.last_asked:
-            return Miss.CLIENT
+            return CacheMiss.CLIENT
         lifetime, pause = planned.cache_lifetime, now - last.at
         if lifetime is not None and pause > lifetime:
-            return Miss.EXPIRED
+            return CacheMiss.EXPIRED
         if last.sent != _sent(prepared, planned.plan.used) or prepared.pointed:
-            return Miss.EVENT
-        return Miss.EXPIRED if lifetime is None and pause > SHORTEST else Miss.OTHER
+            return CacheMiss.EVENT
+        return CacheMiss.EXPIRED if lifetime is None and pause > SHORTEST else CacheMiss.OTHER
 
 
 def _key(namespace: str, planned: Planned) -> tuple[str, str, str, bytes]:

@@ -26,7 +26,7 @@ from uuid import uuid4
 from proxy.errors import StoreBusy, StoreFault
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.stores import Entry, Retention, Store, namespace_of
-from proxy.telemetry.outcome import StoreMiss, StoreOperation
+from proxy.telemetry.outcome import NoAnswer, StoreOperation
 from proxy.threads import nobody_waits
 
 T = TypeVar("T")
@@ -379,9 +379,9 @@ class Visit:
         writes = operation in (StoreOperation.PUT, StoreOperation.DELETE)
         breaker = guarded.writing if writes else guarded.reading
         if self._left <= 0:
-            miss = StoreMiss.BUDGET
+            why = NoAnswer.BUDGET
         elif not breaker.admit():
-            miss = StoreMiss.OPEN
+            why = NoAnswer.OPEN
         else:
             began = guarded.clock()
             try:
@@ -390,18 +390,18 @@ class Visit:
                 breaker.succeeded()
                 return answer
             except TimeoutError:
-                miss, reason = StoreMiss.TIMEOUT, "no answer in time"
+                why, reason = NoAnswer.TIMEOUT, "no answer in time"
                 if breaker.answered > began:  # the engine works, and this waited for others
                     reason += ": much is asked for at once"
                 else:
                     breaker.failed()
                 guarded.tell(operation, reason)
             except StoreFault as fault:
-                miss = StoreMiss.FAILED
+                why = NoAnswer.FAILED
                 if not isinstance(fault, StoreBusy):
                     breaker.failed()
                 guarded.tell(operation, fault.message)
             finally:
                 self._left -= guarded.clock() - began
-        self._errors[f"{operation}:{miss}"] += 1
+        self._errors[f"{operation}:{why}"] += 1
         return None

@@ -52,7 +52,7 @@ class Basis(StrEnum):
     """It did not, or not of all rounds: everything that the request before this one had counts as cached."""
 
 
-class Miss(StrEnum):
+class CacheMiss(StrEnum):
     """Why upstream's cache lacked what it could have had of a prompt."""
 
     NONE = ""
@@ -75,7 +75,7 @@ class StoreOperation(StrEnum):
     DELETE = "delete"
 
 
-class StoreMiss(StrEnum):
+class NoAnswer(StrEnum):
     """Why a store operation gave no answer."""
 
     FAILED = "failed"
@@ -150,7 +150,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0
     written_tokens: int = 0
-    miss: Miss = Miss.NONE
+    miss: CacheMiss = CacheMiss.NONE
     """Why upstream's cache lacked a part of the prompt that was not new."""
     missed_tokens: int = 0
     """That part, as upstream counted it."""
@@ -166,7 +166,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refused: tuple[Addition, ...] = ()
     """What upstream refused of our additions and took the request without."""
     store_errors: Mapping[str, int] = {}
-    """How often each store operation had no answer, as `StoreOperation:StoreMiss`."""
+    """How often each store operation had no answer, as `StoreOperation:NoAnswer`."""
     seconds: float = 0.0
     added_seconds: float = 0.0
     """Time within `seconds` for the proxy's own work before the first round was sent."""

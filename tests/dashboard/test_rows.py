@@ -18,7 +18,7 @@ from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, REMEMBERED, SUMS, Recorded, Rows
 from proxy.dashboard.savings import savings
 from proxy.errors import DashboardFault
-from proxy.telemetry.outcome import Holdout, Kind, Miss, ToolUse
+from proxy.telemetry.outcome import CacheMiss, Holdout, Kind, ToolUse
 from tests.dashboard.traffic import ended, outcome, sums
 
 SIZE = 1 << 20
@@ -230,7 +230,7 @@ def test_the_log_of_a_file_that_was_removed_is_not_taken_for_that_of_a_new_one(r
 
 
 def test_viewers_get_what_they_would_in_a_file_of_their_own(rows: Rows, reader: Reader, path: Path) -> None:
-    costs = {"holdout": Holdout.PLANNED, "miss": Miss.FIRST, "cost_before": 9}
+    costs = {"holdout": Holdout.PLANNED, "miss": CacheMiss.FIRST, "cost_before": 9}
     mine, theirs = (
         [Recorded(NOW + n, outcome(n, of, cost_after=n, **costs), n // 10) for n in range(start, start + 15)]
         for start, of in ((0, "mine-1"), (20, "theirs-1"))

@@ -17,7 +17,7 @@ from proxy.plan.prices import cache_lifetime
 from proxy.policy import Mode, Offload, Policy, Upstream
 from proxy.requests.handler import Chat
 from proxy.requests.upstream_caches import ENOUGH, LARGE, LATER, MOST, Adviser, Pauses, Seen, advice
-from proxy.telemetry.outcome import Kind, Miss, Outcome
+from proxy.telemetry.outcome import CacheMiss, Kind, Outcome
 from tests import written
 from tests.dialects.chat.turns import called, whole
 from tests.requests.scripted import ScriptedReply
@@ -181,7 +181,7 @@ async def test_a_request_that_is_only_observed_leaves_no_record(replicas: list[R
 # -- misses -----------------------------------------------------------------------------------------------------------
 
 
-async def misses(one: Replica, *requests: tuple[list[Json], int | None]) -> list[tuple[Miss, int]]:
+async def misses(one: Replica, *requests: tuple[list[Json], int | None]) -> list[tuple[CacheMiss, int]]:
     found = [await one.turn(messages, cached) for messages, cached in requests]
     return [(outcome.miss, outcome.missed_tokens) for outcome in found]
 
@@ -189,15 +189,15 @@ async def misses(one: Replica, *requests: tuple[list[Json], int | None]) -> list
 async def test_what_was_missing_in_the_cache_has_a_cause(replicas: list[Replica], clock: Time) -> None:
     one = replicas[0]
     sizes = [size(asked(step)) for step in range(9)]
-    assert await misses(one, (asked(1), 0)) == [(Miss.FIRST, sizes[1])]
-    assert await misses(one, (asked(2), sizes[1])) == [(Miss.NONE, 0)]
-    assert await misses(one, (asked(3), 0)) == [(Miss.OTHER, sizes[2])]
+    assert await misses(one, (asked(1), 0)) == [(CacheMiss.FIRST, sizes[1])]
+    assert await misses(one, (asked(2), sizes[1])) == [(CacheMiss.NONE, 0)]
+    assert await misses(one, (asked(3), 0)) == [(CacheMiss.OTHER, sizes[2])]
     changed = [{**asked(4)[0], "content": "Where is it?"}, *asked(4)[1:]]
     changed[4] = {"role": "user", "content": "And nothing?"}
-    assert (await misses(one, (changed, 0)))[0][0] is Miss.CLIENT
+    assert (await misses(one, (changed, 0)))[0][0] is CacheMiss.CLIENT
     clock.now += 720
     [(cause, tokens)] = await misses(one, (changed + asked(5)[-2:], 0))
-    assert (cause, tokens) == (Miss.EXPIRED, size(changed))
+    assert (cause, tokens) == (CacheMiss.EXPIRED, size(changed))
 
 
 async def test_what_we_moved_is_our_own_miss(replicas: list[Replica]) -> None:
@@ -208,7 +208,7 @@ async def test_what_we_moved_is_our_own_miss(replicas: list[Replica]) -> None:
         upstream=POLICY.upstream,
         offload=written.offload(mode=Mode.COMPACT, max_total_tokens=2_000, max_tool_message_tokens=50),
     )
-    assert (await one.turn(asked(2), 0)).miss is Miss.EVENT
+    assert (await one.turn(asked(2), 0)).miss is CacheMiss.EVENT
     assert one.moved
 
 
@@ -216,7 +216,7 @@ async def test_what_we_moved_is_our_own_miss(replicas: list[Replica]) -> None:
 async def test_an_upstream_that_does_not_say_or_has_all_has_no_misses(
     replicas: list[Replica], cached: int | None
 ) -> None:
-    assert {*await misses(replicas[0], (asked(1), cached), (asked(2), cached))} == {(Miss.NONE, 0)}
+    assert {*await misses(replicas[0], (asked(1), cached), (asked(2), cached))} == {(CacheMiss.NONE, 0)}
 
 
 LIFETIMES = [
