@@ -158,7 +158,7 @@ class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that match a regular expression (RE2, ignoring case) in the files below a directory."""
+    """Lines, counted from 1, that match a regular expression (RE2, ignoring case) in the files below a directory."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
     path: Annotated[Path | None, Meta(description="directory; null: all of your files")] = None
@@ -170,7 +170,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of one file that contain a text, ignoring case."""
+    """Lines of one file, counted from 1, that contain a text, ignoring case."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="the text itself")]
     file_path: Annotated[Path, Meta(description="the file")]
