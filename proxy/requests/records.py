@@ -285,8 +285,8 @@ class Records:
         keys. Returns whether all are there.
 
         `of` names all of this together, because every later request of the conversation has it again. A long history
-        has thousands of texts and no request waits for them, so each write may take as long as a whole visit. `run`
-        runs the reading of one text, which can take long.
+        has thousands of texts and no request waits for them, so each write has a visit of its own. `run` runs the
+        reading of one text, which can take long.
         """
         made = {self.key("originals", name): partial(_encoded, name, text) for name, text in texts.items()}
         made |= {key: partial(sealed, key, record) for key, record in index.items()}

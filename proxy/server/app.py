@@ -377,12 +377,15 @@ class App:
 
     async def _finish(self) -> None:
         """Wait for background tasks to end, for all of them within the same time."""
-        since = self._ending_since
-        left = self._drain if since is None else max(self._drain - (time.monotonic() - since), LEAST_GRACE)
+        left = max(self._drain_left(), LEAST_GRACE)
         await asyncio.gather(self._summaries.close(left), self._background.close(left))
 
     async def _close_store(self) -> None:
-        self.hangs = not await self._store.close()
+        self.hangs = not await self._store.close(max(self._drain_left(), 0.0))
+
+    def _drain_left(self) -> float:
+        """Seconds that are left of the drain timeout."""
+        return self._drain if self._ending_since is None else self._drain - (time.monotonic() - self._ending_since)
 
 
 def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None:

@@ -91,7 +91,7 @@ class Engine(Protocol):
     errors: type[Exception]
     """What its methods raise if it fails."""
     threads: int
-    """Most calls at once."""
+    """Most reads, and most writes, at once."""
     batch: int
     """Most keys of one call."""
 
@@ -118,12 +118,14 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._threads = WorkPool("store", engine.threads, WAITING)
+        self._reading = WorkPool("reading the store", engine.threads, WAITING)
+        self._writing = WorkPool("writing to the store", engine.threads, WAITING)
 
     async def put(self, key: str, value: bytes) -> bool:
         """Store the value if the key is absent, durably if anybody waits for it. Returns False if it exists; then it is
         marked as used."""
-        return await self._run(key, partial(self._engine.put, checked(key), value, sync=not comes_later()))
+        work = partial(self._engine.put, checked(key), value, sync=not comes_later())
+        return await self._run(self._writing, key, work)
 
     async def get(self, key: str) -> bytes | None:
         """Return the value, or None if there is none or if something other than a record is in its place."""
@@ -132,7 +134,7 @@ class Store:
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`, with None for absent ones."""
-        return [value for values in await self._run_all(self._engine.get_many, keys) for value in values]
+        return [value for values in await self._run_all(self._reading, self._engine.get_many, keys) for value in values]
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix` once, in the engine's order.
@@ -141,32 +143,33 @@ class Store:
         skipped. Close the generator if you stop early.
         """
         pages = self._engine.pages(prefix)
-        while (page := await self._run(prefix, lambda: next(pages, None))) is not None:
+        while (page := await self._run(self._reading, prefix, lambda: next(pages, None))) is not None:
             for entry in page:
                 yield entry
 
     async def delete(self, *keys: str) -> None:
         """Delete these records. A missing key is not an error."""
-        await self._run_all(self._engine.delete, keys)
+        await self._run_all(self._writing, self._engine.delete, keys)
 
     async def close(self) -> None:
         """Finish running operations. Do not use the store afterwards. Raises StoreFault if some take longer than
         `CLOSE_SECONDS`."""
-        if hanging := await self._threads.ended(CLOSE_SECONDS):
+        pools = self._reading, self._writing
+        if hanging := sum(await asyncio.gather(*(pool.ended(CLOSE_SECONDS) for pool in pools))):
             raise StoreFault(f"{self._engine.name} hangs: {hanging} operations have not ended")
 
-    async def _run_all(self, work: Callable[[Sequence[str]], T], keys: Sequence[str]) -> Sequence[T]:
+    async def _run_all(self, pool: WorkPool, work: Callable[[Sequence[str]], T], keys: Sequence[str]) -> Sequence[T]:
         wanted, size = [checked(key) for key in keys], self._engine.batch
         batches = [wanted[at : at + size] for at in range(0, len(wanted), size)]
         found = list[T]()
         for at in range(0, len(batches), AT_ONCE):
-            some = (self._run(batch[0], partial(work, batch)) for batch in batches[at : at + AT_ONCE])
+            some = (self._run(pool, batch[0], partial(work, batch)) for batch in batches[at : at + AT_ONCE])
             found += await asyncio.gather(*some)
         return found
 
-    async def _run(self, key: str, work: Callable[[], T]) -> T:
+    async def _run(self, pool: WorkPool, key: str, work: Callable[[], T]) -> T:
         try:
-            return await self._threads.run(namespace_of(key), work)
+            return await pool.run(namespace_of(key), work)
         except Overloaded as full:
             raise StoreBusy(full.message) from full
         except self._engine.errors as error:

@@ -32,7 +32,10 @@ from proxy.threads import nobody_waits
 T = TypeVar("T")
 
 CLOSING = 1.75
-"""Seconds that the store gets to close when the process ends."""
+"""Seconds that the store gets at least to close when the process ends."""
+
+LATER_SECONDS, LATER_AT_ONCE = 5.0, 8
+"""Seconds for a put for which no request waits, and how many of them are tried at once."""
 
 FAILURES = 5
 """Failures in a row that open a breaker."""
@@ -241,17 +244,19 @@ class Guarded:
             with nobody_waits():
                 self._putting = asyncio.create_task(self._put_again())
 
-    async def close(self) -> bool:
-        """Put what could not be put so far, and close the store, within `CLOSING`. Returns False if an operation hangs,
-        which the log then names."""
+    async def close(self, grace: float = 0.0) -> bool:
+        """Put what could not be put so far, and close the store, within `grace` and `CLOSING` seconds. Returns False if
+        an operation hangs, which the log then names."""
+        seconds = grace + CLOSING
         try:
-            async with asyncio.timeout(CLOSING):
+            async with asyncio.timeout(seconds):
                 if self._putting is not None:
                     self._putting.cancel()
+                    self.writing = Breaker(self.clock)  # a last chance
                     await self._put_unwritten()
                 await self.store.close()
         except (TimeoutError, StoreFault) as fault:
-            self.tell("close", fault.message if isinstance(fault, StoreFault) else f"not within {CLOSING:g} s")
+            self.tell("close", fault.message if isinstance(fault, StoreFault) else f"not within {seconds:.3g} s")
             return False
         finally:
             if left := len(self.memory.unwritten):
@@ -266,13 +271,18 @@ class Guarded:
 
     async def _put_unwritten(self) -> bool:
         """Put what could not be put so far, until the breaker opens. Returns whether any record was."""
-        done = False
-        for key, value in self.memory.unwritten.items():
-            if await self.visit(CLOSING).put(key, value, keep=False, sure=True) is not Put.FAILED:
-                self.memory.keep(key, value)
-                self.memory.unwritten.discard(key)
-                done = True
-            elif self.writing.state == "open":
+
+        async def put(key: str, value: bytes) -> bool:
+            if await self.visit(LATER_SECONDS).put(key, value, keep=False, sure=True) is Put.FAILED:
+                return False
+            self.memory.keep(key, value)
+            self.memory.unwritten.discard(key)
+            return True
+
+        done, owed = False, list(self.memory.unwritten.items())
+        for at in range(0, len(owed), LATER_AT_ONCE):
+            done |= any(await asyncio.gather(*(put(*one) for one in owed[at : at + LATER_AT_ONCE])))
+            if self.writing.state == "open":
                 break
         return done
 
@@ -282,7 +292,7 @@ class Visit:
 
     def __init__(self, guarded: Guarded, budget_seconds: float) -> None:
         self._guarded, self._store, self._memory = guarded, guarded.store, guarded.memory
-        self._budget = self._left = budget_seconds
+        self._left = budget_seconds
         self._errors: Counter[str] = Counter()
 
     @property
@@ -291,8 +301,8 @@ class Visit:
         return dict(self._errors)
 
     def anew(self) -> Visit:
-        """Return a new visit with a full budget."""
-        return Visit(self._guarded, self._budget)
+        """Return a new visit for which no request waits."""
+        return Visit(self._guarded, LATER_SECONDS)
 
     async def get_many(
         self,

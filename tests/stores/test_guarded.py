@@ -44,6 +44,7 @@ class Scripted:
         self.trouble: str | None = None
         self.fault: type[StoreFault] = StoreFault
         self.hangs = False
+        self.seconds = 0.0  # that each call takes
         self.closed = False
 
     async def put(self, key: str, value: bytes) -> bool:
@@ -73,6 +74,8 @@ class Scripted:
         self.asked.append(what)
         if self.hangs:
             await asyncio.Event().wait()
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
         if self.trouble:
             raise self.fault(self.trouble)
 
@@ -464,6 +467,29 @@ async def test_what_could_not_be_written_is_put_at_the_end(store: Scripted, warn
     assert await guarded.visit().put(OTHER, b"1") is Put.WRITTEN
     await guarded.close()
     assert warned[-1][1] == "store: 1 records were never written"
+
+
+@pytest.mark.parametrize("grace", [0.0, 10.0])
+async def test_a_slow_store_gets_the_rest_of_the_drain_timeout_at_the_end(
+    grace: float, store: Scripted, monkeypatch: pytest.MonkeyPatch, warned: list[tuple[str, str]]
+) -> None:
+    """The breaker is open by then. The log says how many records are lost."""
+    monkeypatch.setattr(guarded_module, "CLOSING", 0.1)
+    guarded = Guarded(store, warn=lambda *what: warned.append(what))
+    store.trouble = "away"
+    for number in range(40):
+        await guarded.visit().put(f"a-1/rounds/{number}", b"1")
+    store.trouble, store.seconds = None, 0.06
+    assert await guarded.close(grace) == (len(store.records) == 40) == (grace > 0)
+    assert (warned[-1][1] == f"store: {40 - len(store.records)} records were never written") == (not grace)
+
+
+async def test_what_no_request_waits_for_gets_more_time(store: Scripted) -> None:
+    guarded = Guarded(store, warn=lambda *_: None, budget_seconds=0.01)
+    store.seconds = 0.1
+    assert await guarded.visit().put(KEY, b"1", keep=False) is Put.FAILED
+    assert await guarded.visit().anew().put(KEY, b"1", keep=False) is Put.WRITTEN
+    await guarded.close()
 
 
 async def test_of_what_could_not_be_written_the_oldest_is_given_up(

@@ -88,6 +88,15 @@ async def test_a_tenant_leaves_a_place_to_others_and_what_waits_in_vain_never_be
     assert len(engine.begun) == 4
 
 
+async def test_slow_writes_keep_no_read_waiting(engine: Engine, store: Store) -> None:
+    writes = [asyncio.create_task(store.put(f"a-1/rounds/{number}", b"")) for number in range(20)]
+    await until(lambda: len(engine.begun) == 3)
+    engine.get_many = lambda keys: [b"1" for _ in keys]  # type: ignore[method-assign]
+    assert await asyncio.wait_for(store.get("a-1/rounds/k"), 10) == b"1"
+    engine.go_on.set()
+    await asyncio.gather(*writes)
+
+
 async def test_of_one_caller_only_so_much_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "WAITING", 5)
     store = Store(engine)
