@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.fake_upstream import Rules, StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, served, tight
@@ -61,17 +60,6 @@ def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Iterator[Ask]:
         yield asking
 
 
-def reasoning(reply: httpx.Response) -> str:
-    """What a client is shown of the model's thoughts, streamed or not."""
-    if "event-stream" not in reply.headers["content-type"]:
-        return str(reply.json()["choices"][0]["message"]["reasoning_content"])
-    decoder = sse.EventDecoder()
-    *found, done = [event.data for event in decoder.feed(reply.content) if event.data is not None]
-    assert done == b"[DONE]"
-    deltas = [choice["delta"] for data in found for choice in json.loads(data)["choices"]]
-    return "".join(delta.get("reasoning_content") or "" for delta in deltas)
-
-
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
@@ -86,31 +74,6 @@ def test_nothing_moves_that_fits_if_the_model_may_not_call_our_tools(up: StrictU
     assert request.json["tool_choice"] == choice
     assert request.tool_names == ["fetch"]
     assert len(references(request)) == 0
-
-
-def test_the_clients_tools_keep_their_bytes(up: StrictUpstream, ask: Ask) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "number", "maximum": 1e300}}, "ß": "\u2028"}
-    function = {"name": "fetch", "parameters": schema, "strict": True}
-    tools = [{"type": "function", "function": function}, {"type": "custom", "custom": {"name": "shell"}}]
-    up.script(calls(GREP), text("Yes."))
-    ask(tools=tools)
-    for request in up.chats:
-        for tool in tools:
-            assert json.dumps(tool, separators=(" , ", " : ")).encode() in request.body
-        assert request.tool_names == ["fetch", "shell", *OURS]
-        assert not any("strict" in tool["function"] for tool in request.json["tools"][2:])
-
-
-# -- usage and ends ---------------------------------------------------------------------------------------------------
-
-
-# -- what models think ------------------------------------------------------------------------------------------------
-
-
-def test_reasoning_is_shown_and_kept_in_hidden_rounds(up: StrictUpstream, ask: Ask) -> None:
-    up.script(calls(GREP, reasoning="I should look."), text("Yes.", reasoning="It is there."))
-    assert reasoning(ask()) == "I should look.\n\nIt is there."
-    assert up.chats[1].messages[-2]["reasoning_content"] == "I should look."
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import ScriptedClient
 from tests.clock import PATIENCE, soon, until
-from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, hang, text
+from tests.fake_upstream import HANG, Cut, Reply, Rules, StrictUpstream, calls, hang, text
 from tests.serving import Proxy, tight, write_policies
 
 Json = dict[str, Any]
@@ -49,41 +48,6 @@ def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve:
         assert [post(proxy, max_tokens=1_000_000).status_code for _ in range(12)] == [200] * 12
         assert len(up.refusals) == 1, "which names the window; from then on the reply is limited to its room"
         assert ours(post(proxy))["x-offload-compacted"] == "0"
-
-
-# -- a reply without bounds -------------------------------------------------------------------------------------------
-
-
-def event(*made: Json) -> bytes:
-    choice = {"index": 0, "delta": {"tool_calls": list(made)}, "finish_reason": None}
-    return b"data: " + json.dumps({"id": "x", "choices": [choice]}).encode() + b"\n\n"
-
-
-def call(number: int, arguments: str) -> Json:
-    function = {"name": "grep", "arguments": arguments}
-    return {"index": number, "id": f"c{number}", "type": "function", "function": function}
-
-
-WITHOUT_END: dict[str, Callable[[], Pieces]] = {
-    "an event": lambda: endless(b"data: " + b"x" * (1 << 20)),
-    "arguments": lambda: endless(event(call(0, "x" * 100_000))),
-    "calls": lambda: Pieces(
-        itertools.chain.from_iterable(
-            (event(*(call(number, "{}") for number in range(start, start + 500))), 0.0)
-            for start in itertools.count(0, 500)
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", WITHOUT_END)
-def test_endless_replies_are_ended(up: StrictUpstream, serve: Callable[..., Proxy], kind: str) -> None:
-    proxy = serve({"default": tight(up.url)})
-    up.script(WITHOUT_END[kind]())
-    reply = post(proxy, stream=True)
-    last = json.loads(reply.content.rstrip().rpartition(b"data: ")[2])
-    assert last["error"]["code"] == "upstream_broken"
-    assert up.chats[0].left.wait(5)
 
 
 # -- a client that leaves ---------------------------------------------------------------------------------------------

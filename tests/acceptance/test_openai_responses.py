@@ -5,7 +5,6 @@ The policy is tight enough that compaction, hidden rounds and mixed turns happen
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ Json = dict[str, Any]
 
 TOOL = {"type": "function", "name": "fetch", "parameters": {"type": "object"}, "strict": False}
 BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
-REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/\S+?)[;)]")
 
 
 @pytest.fixture(scope="module")
@@ -99,43 +97,6 @@ def begun(ask: Callable[..., Any], api: ResponsesApi, **options: Any) -> list[Js
         said = replayed(ask(items, **options))
         items += [*said, *outputs(said, text)]
     return items
-
-
-def test_a_moved_result_is_read_back_in_a_hidden_round(ask: Callable[..., Any], api: ResponsesApi) -> None:
-    items = begun(ask, api)
-    api.script(
-        [reasoning("I must look."), say("Let me look."), call("grep", {"pattern": "code is"})],
-        [reasoning("There."), say("It is heliotrope-7291.")],
-    )
-    response = ask(items)
-    assert response.output_text == "Let me look.It is heliotrope-7291."
-    assert [item.type for item in response.output] == ["reasoning", "message", "reasoning", "message"]
-    assert response.status == "completed"
-    [moved] = [item for item in api.asked[-1]["input"] if REFERENCE.search(str(item.get("output")))]
-    assert len(moved["output"]) < len(BIG)
-    assert "heliotrope-7291" in api.asked[-1]["input"][-1]["output"]
-    assert [tool["name"] for tool in api.asked[-1]["tools"]] == ["fetch", "grep", "read_file"]
-    assert [tool.name for tool in response.tools] == ["fetch"]
-
-    api.script([say("You are welcome.")])
-    later = [*items, *replayed(response), {"role": "user", "content": "Thanks"}]
-    before = api.asked[-1]["input"]
-    assert ask(later).output_text == "You are welcome."
-    assert api.asked[-1]["input"][: len(before)] == before
-    assert api.refused == []
-
-
-def test_a_mixed_turn_answers_ours_and_leaves_theirs(ask: Callable[..., Any], api: ResponsesApi) -> None:
-    items = begun(ask, api)
-    api.script([reasoning("Both."), call("grep", {"pattern": "code is"}), call("fetch", {"url": "more"})])
-    response = ask(items)
-    assert [item.name for item in response.output if item.type == "function_call"] == ["fetch"]
-    said = replayed(response)
-    api.script([say("Done.")])
-    assert ask([*items, *said, *outputs(said, "more")]).output_text == "Done."
-    tail = api.asked[-1]["input"][-5:]
-    assert [item["type"] for item in tail] == ["reasoning", *["function_call"] * 2, *["function_call_output"] * 2]
-    assert api.refused == []
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -228,38 +189,6 @@ def test_nothing_stored_means_no_ids_of_what_is_put_back(ask: Callable[..., Any]
     put_back = [item for item in api.asked[-1]["input"] if item.get("name") == "grep"]
     assert put_back
     assert "id" not in put_back[0]
-    assert api.refused == []
-
-
-RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"
-SNAPSHOT = f"<scratchpad>so</scratchpad><state_snapshot>{RECORD}</state_snapshot>"
-WORDS = "so many words that nobody needs to read them twice " * 18
-
-
-def test_old_history_becomes_a_snapshot(up: StrictUpstream, api: ResponsesApi, serve: Callable[..., Proxy]) -> None:
-    compress = {"wait": "always", "snapshot_tokens": 100}
-    proxy = serve(
-        {
-            "default": tight(
-                up.url,
-                offload={"mode": "compress", "max_total_tokens": 700, "pin_user_tokens": 60, "compress": compress},
-            )
-        }
-    )
-    items: list[Json] = [{"role": "user", "content": "Fix the deploy script."}]
-    options = {"model": "m", "instructions": "Be brief.", "prompt_cache_key": "k", "tools": [TOOL]}
-    api.respond(lambda body: [say(SNAPSHOT)] if "scratchpad" in str(body["input"]) else [reasoning(), say(WORDS)])
-    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=60) as client:
-        for turn in range(6):
-            items += replayed(client.responses.create(input=items, **options))
-            items.append({"role": "user", "content": f"Go on, {turn}."})
-    [made, *_] = [body for body in api.asked if "private scratchpad" in str(body["input"])]
-    assert made["store"] is True, "its history has reasoning that only a stored call may refer to"
-    assert made.get("instructions") == "Be brief."
-    last = api.asked[-1]["input"]
-    assert last[0]["role"] == "developer"
-    assert "heliotrope-7291" in last[0]["content"]
-    assert len(last) < len(items)
     assert api.refused == []
 
 

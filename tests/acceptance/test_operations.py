@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from itertools import count
 from typing import Any
 
 import pytest
@@ -71,47 +70,6 @@ def test_a_recorded_run_in_auto_mode(caller: Caller, name: str) -> None:
     )
 
 
-# -- find a stored result by grep, read it with read_file --------------------------------------------------------------
-
-
-def test_a_stored_result_is_found_and_read(caller: Caller) -> None:
-    results = [page(f"page {number}", 3_000) for number in range(8)]
-    results[5] += "\nThe answer is heliotrope-7291.\n"
-    steps = (message for number, text in enumerate(results) for message in step(f"c{number}", text))
-    history = [user(), *steps, user()]
-    store = "./cache_file/"
-    caller.offload(history, context_manage_mode="compact", store_dir=store)
-    found = caller.grep("heliotrope-[0-9]+", path=store, glob="*.txt", limit=100)
-    [name] = re.findall(r"^File: (.*)$", found.answer, re.MULTILINE)
-    assert caller.read(store + name).answer == results[5]
-    [match] = found.metadata["matches"]
-    assert caller.read(match["path"]).answer == results[5]
-    assert results[5].split("\n")[match["line"] - 1] == match["text"] == "The answer is heliotrope-7291."
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        page("log", 9_000) + "\n",
-        page("log", 4_000),
-        "\r\n".join(f"line {number}" for number in range(950)),
-        "no newline " * 3_000,
-        "\n" * 1_234 + "\u2028 and \x0b\x0c\x85 end no line\n" * 333,
-        "".join(f"Zeile {number} - Ärger ☃ 🌍\n" for number in range(401)),
-    ],
-    ids=["lines", "no last newline", "CRLF", "one line", "separators that are none", "not ASCII"],
-)
-def test_paging_by_100_lines_gives_the_file_byte_for_byte(caller: Caller, text: str) -> None:
-    [path] = caller.compact([user(), *step("c", text), user()]).files
-    pages = []
-    for offset in count(0, 100):
-        pages.append(caller.read(path, offset=offset, limit=100).answer)
-        if not pages[-1]:
-            break
-    assert "".join(pages).encode() == text.encode()
-    assert all(one.count("\n") == 100 for one in pages[:-2])
-
-
 # -- reload a session by its chat_id -----------------------------------------------------------------------------------
 
 
@@ -149,18 +107,6 @@ def test_feeding_the_result_back_ten_times_changes_nothing(caller: Caller, mode:
         messages = caller.offload(messages, **given).messages
         assert without_systems(caller.restored(messages)) == without_systems(history)
     assert messages == caller.offload(messages, **given).messages, "it comes to rest"
-
-
-def test_feeding_back_ten_times_with_the_tightest_parameters_loses_nothing(caller: Caller) -> None:
-    """Thresholds so low that references and snapshots are themselves above them."""
-    history = [system(), user(), *step("a", page("a", 900)), *step("b", page("b", 800), page("b2", 700)), user("And?")]
-    messages, chat = history, "tight"
-    for turn in range(10):
-        tight = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 1, "preview_char_length": 10}
-        messages = caller.offload(messages, model=MODEL, chat_id=chat, compact_ratio_threshold=0, **tight).messages
-        assert without_systems(caller.restored(messages)) == without_systems(history)
-        more = step(f"new{turn}", page(f"new {turn}", 400))
-        history, messages = [*history, *more], [*messages, *more]
 
 
 # -- the older names ---------------------------------------------------------------------------------------------------

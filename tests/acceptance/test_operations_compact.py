@@ -99,12 +99,6 @@ def test_each_text_part_is_a_file_of_its_own_and_other_parts_stay(caller: Caller
     assert [caller.text(found[2]) for found in paths if found] == [page("one", 500), page("two", 600)]
 
 
-def test_the_same_id_with_other_content_is_another_file(caller: Caller) -> None:
-    one, two = (caller.compact([user(), *step("same", page(name, 300)), user()]) for name in ("one", "two"))
-    assert not set(one.files) & set(two.files)
-    assert [caller.text(path) for path in (*one.files, *two.files)] == [page("one", 300), page("two", 300)]
-
-
 # -- borders -----------------------------------------------------------------------------------------------------------
 
 

@@ -451,16 +451,6 @@ async def test_a_client_is_heard_to_go_although_much_of_its_body_came_at_once() 
         await soon(link.wire.left.wait())
 
 
-async def test_an_unreachable_upstream_is_502() -> None:
-    async with upstream(replying(OK)) as wire:
-        pass
-    with served({"default": {"upstream": {"base_url": wire.url}}}) as proxy:
-        reply = await ask(proxy.port, post(b"{}"))
-        assert proxy.metric("request_errors_total", 'fault="connect"') == 1
-    assert reply.status == 502
-    assert error_of(reply)["code"] == "upstream_unreachable"
-
-
 async def test_a_silent_upstream_is_504() -> None:
     clock = Clock(goes=True)
     async with relay(mute, first_byte_timeout=60, clock=clock) as link:
@@ -534,14 +524,6 @@ async def test_paths_of_the_proxy_are_never_relayed(shared: Shared) -> None:
             assert reply.status == status
         assert json.loads(reply.body)["error"]["type"] == "invalid_request_error"
         assert (await link.ask(post(b"", target="/health"))).status == 405
-    assert not link.wire.requests
-
-
-async def test_paths_with_dot_segments_are_refused(shared: Shared) -> None:
-    async with shared.relay(replying(OK)) as link:
-        for target in ("/v1/../admin", "/v1/%2e%2e/admin", "/v1/./x"):
-            reply = await link.ask(get(target))
-            assert (reply.status, error_of(reply)["code"]) == (403, "path_not_allowed")
     assert not link.wire.requests
 
 

@@ -10,10 +10,8 @@ import pytest
 from bench import needed
 from bench.needed import MOVED, PREVIEW, SENT, Tally, facts_in, last_results, of_message, proxied, summary_only, table
 from proxy.policy import Profile
-from proxy.tokens import Tokens
 from tests.transcripts import Json, Run
 
-TOKENS = Tokens()
 FACT = "the vault of bay seven opens with 774123 only"
 FILLER = "\n".join(f"nothing happened in hall {number}, as ever, and nobody was there" for number in range(400))
 

@@ -10,7 +10,6 @@ import pytest
 
 from bench import profiles, savings
 from bench.caches import BREAKPOINTS, FREE_READS, GPT_5_6, MODELS, NO_CACHE, PRICED, THIRD_MARK, Prompt
-from bench.outcomes import figures
 from bench.replay import (
     OUTPUT_PRICE,
     READ_CALL,
@@ -27,7 +26,7 @@ from bench.replay import (
     cost,
     plainly,
 )
-from bench.strategies import PLACEHOLDER, redeciding, window
+from bench.strategies import PLACEHOLDER, window
 from proxy.plan.plan import Item, Role
 from proxy.policy import Compress, Inject, Mode, Offload, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
@@ -241,37 +240,11 @@ def test_a_window_of_results_slides_at_every_request() -> None:
     assert breaks(window(1)(run(steps))) == 2
 
 
-def test_deciding_at_every_request_pays_for_every_summary() -> None:
-    strategy = redeciding(offload(Mode.AUTO))
-    found = list(strategy(run(WORDY)))
-    assert [call.kind.name for call in found] == ["CLIENT", "CLIENT", "SUMMARY", "CLIENT", "SUMMARY", "CLIENT"]
-    assert [call.prompt.tokens for call in found[-2:]] == [2030 + 50 + TASK, 10 + SUMMARY + 60]
-
-
-def test_deciding_at_every_request_compacts_large_old_results() -> None:
-    found = list(redeciding(offload(Mode.AUTO))(run(STEPS)))
-    assert [call.prompt.tokens for call in found] == [20, 1530, 1570 - 1500 + BRIEF]
-
-
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
 def test_expected_cost_of_reading_back_lies_between_never_and_always() -> None:
     assert savings.read_back(0.2, [0.5, 0.8], [1.0, 0.8]) == [pytest.approx(0.6), 0.8]
-
-
-def test_shares_and_percentiles() -> None:
-    values = [0.2, 1.0, 1.1, 0.5, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9]
-    assert savings.share(values) == 0.9
-    assert savings.percentile(values, 0.9) == 1.0
-    assert savings.percentile([3.0], 0.9) == 3.0
-
-
-def test_figures_of_a_run() -> None:
-    found = figures(list(Proxied(offload(Mode.COMPRESS))(run(WORDY))))
-    assert (found.summaries, found.breaks) == (1, 1)
-    assert found.costs[NO_CACHE] == found.sent + OUTPUT_PRICE * SUMMARY_OUTPUT
-    assert found.last == SHOWN + 110
 
 
 def test_the_sweep_covers_every_pair_and_tightening_sends_less() -> None:
@@ -293,14 +266,6 @@ def test_missed_goals_are_named() -> None:
         f"{savings.OURS} reads 0.1 1.000, not 0.66",
         f"{savings.OURS} {THIRD_MARK} 1.000, not 0.69",
     ]
-
-
-def test_savings_without_transcripts_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["savings", "--transcripts", str(tmp_path)])
-    assert savings.main() == 0
-    assert capsys.readouterr().out == f"no recorded runs in {tmp_path} (set OFFLOAD_TRANSCRIPTS)\n"
 
 
 # -- the recorded runs ------------------------------------------------------------------------------------------------

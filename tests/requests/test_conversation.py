@@ -526,34 +526,3 @@ async def test_half_an_event_at_the_end_of_a_hidden_round_is_discarded(last: byt
     out = await bench.run()
     assert text(folded(out)) == "Let me look.\n\nIt is 42."
     assert all(isinstance(event, dict) or event == DONE for event in events(out))
-
-
-# -- the client leaves ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["first round", "a tool", "later round", "remembering", "reading out"])
-async def test_client_that_leaves_leaves_no_reply_or_task_open(where: str) -> None:
-    forever = asyncio.Event()
-    first = ScriptedReply(ROLE_ONLY, forever) if where == "first round" else ScriptedReply(OURS)
-    second = (
-        ScriptedReply(ANSWER[:100], forever)
-        if where == "later round"
-        else ScriptedReply(ANSWER, forever if where == "reading out" else b"\n")
-    )
-    bench = Bench(first, second)
-    if where == "a tool":
-        bench.partner.answering = forever.wait
-    if where == "remembering":
-        bench.partner.remembering = forever.wait
-    before = asyncio.all_tasks()
-    task = asyncio.create_task(bench.run())
-    await turns()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert all(reply.closed for reply in bench.partner.read)
-    assert asyncio.all_tasks() == before
-    assert not bench.browser.complete and bench.browser.body
-
-
-ROLE_ONLY = stream(ROLE)

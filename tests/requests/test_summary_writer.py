@@ -150,8 +150,8 @@ async def test_what_is_too_long_whatever_we_do_fails() -> None:
 
 @pytest.mark.parametrize("rides", [True, False])
 async def test_a_snapshot_costs_at_most_four_calls_whatever_upstream_answers(rides: bool) -> None:
-    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
-    changes: dict[str, Any] = {"group": 1500, "history": lambda: history}
+    history = [Section(f"{number} tool", f"word{number} " * 400, Role.TOOL) for number in range(8)]
+    changes: dict[str, Any] = {"group": 600, "history": lambda: history}
     changes |= {} if rides else {"riding": None}
     for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=Compress.max_calls):
         world = World(*answers)

@@ -117,33 +117,6 @@ def upstreams() -> list[Upstream]:
     return [
         # The strict upstream itself: platform.openai.com/docs/api-reference/chat
         Upstream("OpenAI"),
-        # github.com/pipecat-ai/pipecat/issues/4043
-        Upstream(
-            "OpenAI, reasoning",
-            _where(
-                _tools,
-                error(
-                    "Function tools with reasoning_effort are not supported for gpt-5.4 in /v1/chat/completions. "
-                    "Please use /v1/responses instead.",
-                    param="reasoning_effort",
-                ),
-            ),
-            native=False,
-            members={"reasoning_effort": "high"},
-        ),
-        # github.com/jamesrochabrun/SwiftOpenAI/issues/67
-        Upstream(
-            "Azure, older version",
-            _where(_usage, error("Unknown parameter: 'stream_options'.", code="unknown_parameter")),
-        ),
-        # github.com/FoundationAgents/OpenManus/issues/331
-        Upstream(
-            "vLLM without a tool parser",
-            _where(
-                _tools, vllm('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
-            ),
-            native=False,
-        ),
         # github.com/sgl-project/sglang/pull/10184
         Upstream(
             "SGLang without a tool parser",
@@ -169,26 +142,6 @@ def upstreams() -> list[Upstream]:
         Upstream(
             "llama.cpp with jinja",
             _where(_repeats, (500, {"error": {"code": 500, "message": ALTERNATE, "type": "server_error"}})),
-        ),
-        # github.com/containers/ramalama/issues/988
-        Upstream(
-            "llama.cpp without jinja",
-            _where(
-                _tools,
-                (500, {"error": {"code": 500, "message": "tools param requires --jinja flag", "type": "server_error"}}),
-            ),
-            native=False,
-        ),
-        # github.com/FoundationAgents/OpenManus/issues/220
-        Upstream(
-            "Ollama",
-            _where(_tools, error("registry.ollama.ai/library/qwen:4b does not support tools", type="api_error")),
-            native=False,
-        ),
-        # github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1586, with the words of another template
-        Upstream(
-            "LM Studio",
-            _where(_repeats, (400, {"error": f'Error rendering prompt with jinja template: "{ALTERNATE}".'})),
         ),
         # github.com/huggingface/smolagents/issues/1119
         Upstream(
@@ -216,22 +169,6 @@ def upstreams() -> list[Upstream]:
                 _where(_usage, (422, {"object": "error", "message": {"detail": [{**MISTRAL_FIELD, "input": {}}]}})),
                 _where(_user_after_tool, (400, MISTRAL_ORDER)),
             ),
-        ),
-        # github.com/Simpleyyt/ai-manus/issues/101
-        Upstream(
-            "Gemini's endpoint",
-            _where(
-                _json_mode,
-                (400, [error("Function calling with a response mime type: 'application/json' is unsupported")[1]]),
-            ),
-            native=False,
-            members={"response_format": {"type": "json_object"}},
-        ),
-        # github.com/evalstate/fast-agent/issues/122
-        Upstream(
-            "OpenRouter",
-            _where(_tools, (404, {"error": {"message": "No endpoints found that support tool use.", "code": 404}})),
-            native=False,
         ),
         # openrouter.ai/docs/api-reference/errors: after the stream has begun, an error is an event
         Upstream(
@@ -275,22 +212,5 @@ def upstreams() -> list[Upstream]:
                 ),
             ),
             native=False,
-        ),
-        # github.com/tensorzero/tensorzero/pull/2952: words that say nothing
-        Upstream("Together", _where(_tools, error("Invalid request")), native=False),
-        # github.com/huggingface/text-generation-inference/issues/3198
-        Upstream(
-            "a strict alternating template",
-            _where(_repeats, (422, {"error": f"Template error: {ALTERNATE}", "error_type": "template_error"})),
-            native=False,
-        ),
-        # github.com/vllm-project/vllm/pull/2964
-        Upstream("no system role", _where(_system, vllm("System role not supported")), system=False),
-        # github.com/sbintuitions/flexeval/pull/242
-        Upstream("no tools", _where(_tools, error("tools is not supported in this model.")), native=False),
-        # github.com/vercel/ai/pull/1578
-        Upstream(
-            "no stream_options",
-            _where(_usage, error("property 'stream_options' is unsupported, did you mean 'stream'?")),
         ),
     ]

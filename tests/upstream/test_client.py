@@ -86,22 +86,6 @@ async def test_a_query_may_stand_behind_the_authority(pool: UpstreamClient) -> N
     assert wire.connections == 1
 
 
-async def test_headers_are_sent_in_their_order_and_none_are_added(pool: UpstreamClient) -> None:
-    """Spellings of a repeated header are one name."""
-    headers = [
-        (b"X-Odd", b"1"),
-        (b"lower", b"1"),
-        (b"x-odd", b"2"),
-        (b"x-utf8", "naïve ☃".encode()),
-        (b"x-empty", b""),
-        (b"x-tab", b"a\tb"),
-    ]
-    async with upstream(replying(OK)) as wire:
-        await body(pool, wire.url, method="GET", headers=headers)
-        host = (b"Host", b"127.0.0.1:%d" % wire.port)
-    assert wire.requests[0].headers == [host, (b"x-odd", b"1"), *headers[1:]]
-
-
 @pytest.mark.parametrize("header", [(b"X", b"\xff\xfe"), (b"X", b"a\x01b"), (b"X", b"a\r\nY: b")])
 async def test_headers_that_cannot_be_sent_are_refused(pool: UpstreamClient, header: tuple[bytes, bytes]) -> None:
     async with upstream(replying(OK)) as wire:
@@ -155,24 +139,6 @@ async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: Upstr
 
 
 # What comes back
-
-
-async def test_reply_is_as_it_came(pool: UpstreamClient) -> None:
-    packed = gzip.compress(b"hello")
-    head = b"HTTP/1.1 418 Teapot\r\nSet-Cookie: a=1\r\nX-ODD: \xe9\r\nset-cookie: b=2\r\nContent-Encoding: gzip\r\n"
-    async with (
-        upstream(replying(head + b"Content-Length: %d\r\n\r\n" % len(packed) + packed)) as wire,
-        sent(pool, wire.url) as reply,
-    ):
-        assert reply.status == 418
-        assert reply.headers == [
-            (b"Set-Cookie", b"a=1"),
-            (b"X-ODD", b"\xe9"),
-            (b"set-cookie", b"b=2"),
-            (b"Content-Encoding", b"gzip"),
-            (b"Content-Length", b"%d" % len(packed)),
-        ]
-        assert b"".join([piece async for piece in reply]) == packed
 
 
 async def test_nothing_is_kept_but_the_connection(pool: UpstreamClient) -> None:
@@ -417,17 +383,10 @@ async def test_a_slow_client_is_not_upstreams_fault(pool: UpstreamClient, clock:
         assert await body(pool, wire.url, content=slow(), **limits) == b"ok"
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"",
-        b"HTTP/1.1 200",
-        b"HTTP/1.1 200 OK\r\nContent-Le",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
-        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
-    ],
-)
+SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+
+
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200 OK\r\nContent-Le", SWITCHING])
 async def test_not_a_reply(pool: UpstreamClient, reply: bytes) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
