@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Url | None, says("an address such as http://10.0.0.7:8787, for links to this replica's dashboard")
     ] = None
     log_format: Annotated[Literal["json", "text"], says("json or text; text on a terminal")] = "json"
-    admin_token: str | None = None
+    admin_token: Annotated[str, Meta(pattern=r"^[ -~]+\Z")] | None = None
     """What the operator logs in with, and what metrics and deep health ask for."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
@@ -90,8 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
     """Settings from flags, and from the environment where a flag is None. The default environment is the process's.
 
-    Empty variables do not count: compose files set them. Raises UserMistake, which names the flag or variable and what
-    was expected.
+    Empty variables do not count: compose files set them. Secrets made of files end with a line feed, which does not
+    count either. Raises UserMistake, which names the flag or variable and what was expected.
     """
     environment = dict(os.environ if environment is None else environment)
     home = environment.get("HOME")
@@ -102,7 +102,9 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
         given["store"] = os.path.join(state, "offload-proxy")
     for field in msgspec.structs.fields(Settings):
         name = field.name
-        sources = {_flag(name): flags.get(name)} | {one: environment.get(one) or None for one in _variables(name)}
+        sources = {_flag(name): flags.get(name)} | {
+            one: environment.get(one, "").strip() or None for one in _variables(name)
+        }
         source, text = next(((source, text) for source, text in sources.items() if text is not None), ("", None))
         if text is None:
             continue
@@ -110,7 +112,8 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
             plain = _PLAIN.get(name, str)(text)
             given[name] = msgspec.convert(plain, field.type, strict=False, dec_hook=lambda kind, value: kind(value))
         except (ValueError, msgspec.ValidationError) as error:
-            raise UserMistake(f"{source}: expected {_expected(field)}") from error
+            expected = _expected(field) or "printable ASCII"  # of the token, which is no flag
+            raise UserMistake(f"{source}: expected {expected}") from error
     settings = Settings(**given)
     if settings.buffered_limit < 2 * settings.body_limit:
         raise UserMistake(

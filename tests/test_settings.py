@@ -129,10 +129,21 @@ def test_a_mistake_names_its_flag_or_variable(name: str, text: str, expected: st
     with pytest.raises(UserMistake) as flag:
         read({name: text}, {})
     assert str(flag.value).startswith(f"--{name.replace('_', '-')}: expected {expected}")
-    if text:
+    if text.strip():
         with pytest.raises(UserMistake) as variable:
             read({}, {f"OFFLOAD_{name.upper()}": text})
         assert str(variable.value).startswith(f"OFFLOAD_{name.upper()}: expected {expected}")
+
+
+def test_secrets_from_files_end_with_a_line_feed() -> None:
+    settings = read({}, {"OFFLOAD_ADMIN_TOKEN": "token\n", "OFFLOAD_STORE": "redis://r/0\n", "OFFLOAD_PORT": "9\r\n"})
+    assert (settings.admin_token, settings.store, settings.port) == ("token", "redis://r/0", 9)
+
+
+@pytest.mark.parametrize("token", ["tökén", "to\nken", "\udcff"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(UserMistake, match="OFFLOAD_ADMIN_TOKEN: expected printable ASCII"):
+        read({}, {"OFFLOAD_ADMIN_TOKEN": token})
 
 
 def test_half_of_the_buffers_must_hold_one_body() -> None:

@@ -121,7 +121,7 @@ class Dashboard:
     async def exchange(self, store: Store, warn: Callable[[str, str], None]) -> None:
         """Exchange sums with the other replicas that use this store, until cancelled."""
         settings, path = self._settings, self._settings.dashboard
-        if path is not None:
+        if path is not None and not self.state()["off"]:
             host = settings.host if settings.host not in EVERYWHERE else socket.gethostname()
             url = settings.replica_url or f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
             await Fleet(lambda: Rows(path, settings.dashboard_limit), store, self.replica, url, warn).run()
@@ -233,6 +233,12 @@ class Access:
         """Return 32 bytes; none if there is nothing to sign with."""
         secret = self.token.encode() or self._secret()
         return hmac.digest(secret, b"dashboard " + said, "sha256") if secret else b""
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """Return the token that a request carries, or ""."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def new_link(settings: Settings, address: str) -> str | None:

@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer
+from proxy.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer, bearer
 from proxy.dashboard.describe import KINDS
 from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import Row
@@ -137,7 +137,7 @@ class _Pages:
         """Return who asks, by a valid cookie or else by bearer token. Raises ProxyError."""
         if viewer := self._access.viewer(request.cookies.get(COOKIE, "")):
             return viewer
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        token = bearer(request.headers)
         if self._access.is_admin(token):
             return Viewer()
         if not token:

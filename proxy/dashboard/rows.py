@@ -378,6 +378,7 @@ def _create(path: Path) -> None:
     """
     try:
         if not os.path.lexists(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(0o600)
         if path.is_symlink() or not path.is_file():
             raise DashboardFault(f"{path} is no regular file: name another")

@@ -11,7 +11,6 @@ deadline, and one sweep a second checks them all, so a request that arrives whol
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
+from proxy.dashboard import Access, bearer
 from proxy.errors import Forbidden, ForeignSite, Overloaded, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.policy import Policy
@@ -104,14 +104,13 @@ def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[s
 
 
 def require_monitor(
-    request: Request, token: str | None, networks: Sequence[IPv4Network | IPv6Network], check_origin: CheckOrigin
+    request: Request, access: Access, networks: Sequence[IPv4Network | IPv6Network], check_origin: CheckOrigin
 ) -> None:
     """Raises Forbidden for all but callers with the admin token, and callers in networks that the operator named.
 
     Being on this machine is no reason: a reverse proxy on it is there as well. Who forwards a request is in no network.
     """
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if token and hmac.compare_digest(given.encode(), token.encode()):
+    if access.is_admin(bearer(request.headers)):
         return
     names = request.headers.keys()
     forwarded = any(name.encode() in FORWARDED or name.startswith("x-forwarded-") for name in names)

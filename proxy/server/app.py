@@ -46,7 +46,7 @@ from proxy.requests.summaries import Summaries
 from proxy.requests.upstream_caches import Adviser
 from proxy.requests.windows import Known
 from proxy.server import websocket
-from proxy.server.access import COME_BACK, Inflow, check_origin, deep_health, require_monitor
+from proxy.server.access import COME_BACK, SECONDS, Inflow, check_origin, deep_health, require_monitor
 from proxy.settings import Settings
 from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
@@ -71,6 +71,9 @@ BACKGROUND = 1_000
 
 UPLOADS_SHARE = 4
 """A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
+
+STORE_SECONDS = 15.0
+"""Seconds between two checks of the store, as between two readings of the metrics."""
 
 LEAST_GRACE = 1.0
 """Seconds that background tasks get to end when the requests have used up the drain timeout."""
@@ -146,7 +149,7 @@ class App:
 
     def _routes(self, settings: Settings) -> Starlette:
         """Return the application of our own routes."""
-        networks = [*map(ip_network, settings.monitor_networks)]
+        networks, access = [*map(ip_network, settings.monitor_networks)], self._dashboard.access
 
         async def open_dashboard(request: Request) -> Response:
             return RedirectResponse("/_offload/")
@@ -154,12 +157,12 @@ class App:
         async def health(request: Request) -> Response:
             if request.query_params.get("deep", "0") in ("", "0", "false"):
                 return JSONResponse({"status": "healthy"})
-            require_monitor(request, settings.admin_token, networks, self._check_origin)
+            require_monitor(request, access, networks, self._check_origin)
             healthy, page = await deep_health(self._store, self._upstream, self._book.current.all())
             return JSONResponse(page, 200 if healthy else 503)
 
         async def show_metrics(request: Request) -> Response:
-            require_monitor(request, settings.admin_token, networks, self._check_origin)
+            require_monitor(request, access, networks, self._check_origin)
             self._ledger.flush()
             kind, page = await asyncio.to_thread(self._metrics.render)
             return Response(page, media_type=kind)
@@ -361,6 +364,7 @@ class App:
                 await held.enter_async_context(running(self._otel.run()))
             held.callback(self._ledger.flush)
             held.push_async_callback(self._close_store)
+            await held.enter_async_context(running(self._watch_store()))
             held.callback(self._threads.close)
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._finish)
@@ -379,6 +383,12 @@ class App:
         """Wait for background tasks to end, for all of them within the same time."""
         left = max(self._drain_left(), LEAST_GRACE)
         await asyncio.gather(self._summaries.close(left), self._background.close(left))
+
+    async def _watch_store(self) -> None:
+        """Ask the store now and then: few requests do, and metrics and alerts must not wait for those."""
+        while True:
+            await asyncio.sleep(STORE_SECONDS)
+            await self._store.check(SECONDS)
 
     async def _close_store(self) -> None:
         self.hangs = not await self._store.close(max(self._drain_left(), 0.0))

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from msgspec.structs import replace
 
 from proxy.policy import Policy, Upstream
+from proxy.server import app
 from proxy.server.access import deep_health
 from proxy.settings import Settings
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.upstream.client import UpstreamClient
+from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, whole
 from tests.serving import PLAIN, Proxy
 from tests.stores.engines import free_ports, redis_server
@@ -47,11 +50,25 @@ def test_deep_health_checks_store_and_breaker(up: StrictUpstream, serve: Callabl
         assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
 
 
+def test_metrics_say_that_the_store_is_gone_and_back_without_any_request(
+    serve: Callable[..., Proxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "STORE_SECONDS", 0.02)
+    with redis_server(tmp_path) as redis:
+        proxy = serve(store=f"redis://127.0.0.1:{redis.port}/0")
+        redis.stop()
+        wait_until(lambda: proxy.metric("store_up") == 0)
+        redis.start()
+        wait_until(lambda: proxy.metric("store_up") == 1)
+
+
 def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     up.respond(lambda _: whole({}))
     proxy = serve({"default": {"upstream": {"base_url": up.url}}}, admin_token="secret")
     assert deep(proxy, **FORWARDED)[0] == 403
-    assert deep(proxy, **FORWARDED, authorization="Bearer secret")[0] == 200
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert deep(proxy, **FORWARDED, authorization=f"{scheme} secret")[0] == 200
+    assert deep(proxy, **FORWARDED, authorization="Basic secret")[0] == 403
     assert not up.refusals
     shallow = httpx.get(f"{proxy.root}/health?deep=0", headers=FORWARDED, verify=PLAIN)
     assert shallow.json() == {"status": "healthy"}
