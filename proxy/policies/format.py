@@ -123,7 +123,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Annotated[str, Meta(pattern=r"^[0-9A-Fa-f]{64}$")] | None,
         says("64 hexadecimal digits: the SHA-256 of the key that the client sends"),
     ] = None
-    env: Annotated[str | None, says("the environment variable that holds the key")] = None
+    env: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)")] | None,
+        says("the name of the environment variable that holds the key"),
+    ] = None
 
 
 class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

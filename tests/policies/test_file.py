@@ -415,6 +415,7 @@ def test_bad_durations(text: str) -> None:
         ("api_keys:\n- env: CLIENT\n- {}", "acme.yaml:3: api_keys[1]: expected either `sha256` or `env`"),
         (f"api_keys: [{{sha256: {DIGEST}, env: CLIENT}}]", "api_keys[0]: expected either `sha256` or `env`"),
         ("api_keys: [{env: UNSET}]", "api_keys[0].env: the environment variable UNSET is not set"),
+        ("api_keys: [{env: sk-proj-1}]", "api_keys[0].env: expected the name of the environment variable"),
         ("api_keys: [{env: EMPTY}]", "the environment variable EMPTY is empty or has white space at its ends"),
         (
             KEYED + "offload: {results: [aider]}",
