@@ -30,10 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser()
     chosen, unknown = made.parse_known_args(arguments)
     if unknown:
-        flag = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
-        meant = get_close_matches(flag, [f"--{name.replace('_', '-')}" for name in vars(chosen)], 1) if flag else []
+        named = [one.partition("=")[0] for one in unknown if one.startswith("-")]  # their values may be secret
+        known = [f"--{name.replace('_', '-')}" for name in vars(chosen)]
+        meant = get_close_matches(named[0], known, 1) if named else []
         cure = f" (did you mean {meant[0]}?)" if meant else ""
-        made.error(f"unrecognized arguments: {' '.join(unknown)}{cure}")
+        made.error(f"unrecognized arguments: {' '.join(named or unknown)}{cure}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
         sys.stdout.reconfigure(errors="backslashreplace")
     return _run(chosen)

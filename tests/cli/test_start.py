@@ -74,6 +74,7 @@ def test_a_variable_that_a_policy_names_is_known(tmp_path: Path, capsys: pytest.
         (["serve", "--body_limit=5"], "(did you mean --body-limit?)"),
         (["replay", "--polcy", "a.yaml"], "(did you mean --policy?)"),
         (["serve", "--zzz"], "unrecognized arguments: --zzz\n"),
+        (["serve", "--admin-token", "secret", "--key=secret"], "unrecognized arguments: --admin-token --key\n"),
     ],
 )
 def test_a_flag_with_a_typo_is_told_the_right_one(
