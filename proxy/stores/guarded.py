@@ -46,6 +46,9 @@ PAUSE, LONGEST = 0.5, 30.0
 PROBE = "health/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
 
+PROBE_BYTES = 16 << 10
+"""Bytes of a record that is written to check this, as large as usual ones: a full disk takes an empty file."""
+
 ENTRY_WEIGHT = ENTRY_BYTES + 100
 """Bytes that a remembered record takes beside its key and value: their heads, and what alignment adds."""
 
@@ -217,7 +220,7 @@ class Guarded:
                 await self.store.get(PROBE)
                 breaker.succeeded()
                 operation, breaker = StoreOperation.PUT, self.writing
-                await self.store.put(record, b"")
+                await self.store.put(record, bytes(PROBE_BYTES))
                 await self.store.delete(record)
                 breaker.succeeded()
         except (TimeoutError, StoreFault) as fault:
