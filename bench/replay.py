@@ -19,8 +19,7 @@ from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Terms
-from proxy.plan.message import Message, Reading
-from proxy.plan.plan import Item, Plan, Role, Room, SummaryBoundary, live
+from proxy.plan.plan import Item, Message, Plan, Reading, Role, Room, SummaryBoundary, live
 from proxy.plan.planner import Fold
 from proxy.policy import Inject, Offload, Tools, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS

@@ -13,8 +13,7 @@ import msgspec
 
 from proxy.dialects import render
 from proxy.plan.history import beginning
-from proxy.plan.message import digest
-from proxy.plan.plan import Role, live
+from proxy.plan.plan import Role, digest, live
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned
 from proxy.requests.prepared import Prepared
 

@@ -38,8 +38,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
 from proxy.plan.compacting import Compacting
-from proxy.plan.message import Count, Message, Reading, ToolCall
-from proxy.plan.plan import Role
+from proxy.plan.plan import Count, Message, Reading, Role, ToolCall
 from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable

@@ -16,8 +16,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import attachments
 from proxy.plan import preview, texts
-from proxy.plan.message import Count, Message, Piece, Reading, ToolCall, digest
-from proxy.plan.plan import Role
+from proxy.plan.plan import Count, Message, Piece, Reading, Role, ToolCall, digest
 from proxy.plan.preview import Shape
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error

@@ -16,8 +16,7 @@ from proxy.dialects import Dialect, Entry, attachments
 from proxy.dialects.entries import MARKS, OPENAI, Mark, marks_in
 from proxy.plan import preview, summary
 from proxy.plan.history import Transcript
-from proxy.plan.message import Message, Piece, moved_pieces
-from proxy.plan.plan import Plan, Role, SummaryBoundary
+from proxy.plan.plan import Message, Piece, Plan, Role, SummaryBoundary, moved_pieces
 from proxy.plan.preview import EARLIER, ORIGINALS, Label, Shape
 from proxy.plan.summary import Section
 from proxy.plan.turn import Hidden, Request

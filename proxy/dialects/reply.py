@@ -28,7 +28,7 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.request import RoundRequest, decoded
 from proxy.dialects.usage import UsageLedger
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Broken
 from proxy.rawjson import Members
 

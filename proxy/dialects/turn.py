@@ -24,7 +24,7 @@ from proxy.dialects.reply import Call, ClientReply, Part, Round, ToolNames, chec
 from proxy.dialects.request import RoundRequest
 from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Broken, Continuation, Hidden, State, WrongState
 from proxy.rawjson import Members, NotJson
 from proxy.tools.answer import REPEATED

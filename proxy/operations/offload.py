@@ -31,8 +31,7 @@ from proxy.operations.call import OperationCall, canonical, envelope, joined
 from proxy.operations.schema import CompactParameters
 from proxy.plan import preview, summary
 from proxy.plan.history import Naming
-from proxy.plan.message import Message, Reading, moved_pieces
-from proxy.plan.plan import Role
+from proxy.plan.plan import Message, Reading, Role, moved_pieces
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import Mode, Policy, SnapshotRole
 from proxy.requests import relay, summary_writer

@@ -28,8 +28,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.plan import preview
-from proxy.plan.message import Message, Piece
-from proxy.plan.plan import Item, Plan, Role, Room
+from proxy.plan.plan import Item, Message, Piece, Plan, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.preview import Label
 from proxy.plan.texts import Carries

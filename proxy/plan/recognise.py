@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.rawjson import encodable
 
 THINKING = ("think", "thinking", "thought", "reasoning")  # tags around reasoning that some servers leave in the text

@@ -19,8 +19,7 @@ from proxy import rawjson
 from proxy.errors import StoreFault
 from proxy.plan import summary
 from proxy.plan.history import beginning
-from proxy.plan.message import moved_pieces
-from proxy.plan.plan import Role
+from proxy.plan.plan import Role, moved_pieces
 from proxy.plan.preview import ORIGINALS, digest_in
 from proxy.requests.planned import Rendered
 from proxy.requests.records import Records, Run, intact, original_of

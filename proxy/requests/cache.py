@@ -15,7 +15,7 @@ from proxy.dialects import Dialect
 from proxy.dialects.render import Compacted, compact
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.plan.history import History, Terms, Transcript
-from proxy.plan.message import Message, Reading, digest
+from proxy.plan.plan import Message, Reading, digest
 from proxy.plan.preview import Shape
 from proxy.plan.turn import ENTRY
 from proxy.threads import NEW, WorkPool

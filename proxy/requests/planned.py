@@ -16,8 +16,7 @@ from proxy.dialects.turn import Turn
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
 from proxy.plan.history import History, Terms, Transcript, beginning
-from proxy.plan.message import Reading
-from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Role, Room, SummaryBoundary, live
+from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Reading, Role, Room, SummaryBoundary, live
 from proxy.plan.preview import names_in
 from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible

@@ -23,7 +23,7 @@ from proxy import regex
 from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
 from proxy.plan.history import extend
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.recognise import Visible
 from proxy.plan.turn import Unplannable, Verdict
 from proxy.policy import ArchiveUse

@@ -28,8 +28,7 @@ from proxy.dialects.render import ActiveSnapshot
 from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.plan.history import beginning
-from proxy.plan.message import moved_pieces
-from proxy.plan.plan import SummaryBoundary, live
+from proxy.plan.plan import SummaryBoundary, live, moved_pieces
 from proxy.plan.summary import SummaryAnswer, longest_reply
 from proxy.policies.tenants import Tenant
 from proxy.policy import Inject, Wait

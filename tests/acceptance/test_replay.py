@@ -16,8 +16,7 @@ import pytest
 
 from proxy.dialects.chat import CHAT
 from proxy.plan.history import History, Terms
-from proxy.plan.message import Reading
-from proxy.plan.plan import Plan, Room
+from proxy.plan.plan import Plan, Reading, Room
 from proxy.policy import Offload
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens

@@ -11,8 +11,7 @@ from proxy.dialects import Dialect, render
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan import summary
 from proxy.plan.history import History, Terms, Transcript
-from proxy.plan.message import Reading
-from proxy.plan.plan import Plan, Room
+from proxy.plan.plan import Plan, Reading, Room
 from proxy.policy import Offload
 
 

@@ -12,7 +12,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import MARKS, OPENAI, Mark, marks_in
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.message import Reading
+from proxy.plan.plan import Reading
 from proxy.plan.preview import Shape
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import moved_files
 from proxy.plan.history import History, Terms
-from proxy.plan.message import Reading
-from proxy.plan.plan import Plan, Role, Room
+from proxy.plan.plan import Plan, Reading, Role, Room
 from proxy.policy import Compress, Mode, Offload, SnapshotRole
 from tests import written
 from tests.dialects.rendering import rendered, snapshot

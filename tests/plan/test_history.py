@@ -9,8 +9,7 @@ import pytest
 
 from proxy.dialects.chat import CHAT
 from proxy.plan.history import History, Terms
-from proxy.plan.message import Message, Reading
-from proxy.plan.plan import Role, Room
+from proxy.plan.plan import Message, Reading, Role, Room
 from proxy.plan.texts import After, ResultPreset, ResultRole, ResultRule
 from proxy.policy import Offload
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from proxy.plan import preview
 from proxy.plan.history import Naming
-from proxy.plan.message import Message, Piece
-from proxy.plan.plan import Role
+from proxy.plan.plan import Message, Piece, Role
 from proxy.plan.preview import CHUNK, GLIMPSE_CHARS, Label, Shape
 from proxy.stores import is_part
 from proxy.tools import pages

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.recognise import Visible, plain, resembles
 
 RANDOM = "call_Zk3f9TqLm2Xw8RbV"

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import Dialect
 from proxy.plan import texts
-from proxy.plan.message import Reading
+from proxy.plan.plan import Reading
 from proxy.plan.preview import Shape, replacement
 from proxy.plan.texts import PRESETS, Carries, ResultPreset, reports_error
 from proxy.policy import Mode

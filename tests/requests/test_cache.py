@@ -16,8 +16,7 @@ from msgspec import Raw
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.plan.history import History, Naming, Terms, Transcript
-from proxy.plan.message import Message, Reading
-from proxy.plan.plan import Room
+from proxy.plan.plan import Message, Reading, Room
 from proxy.plan.preview import Shape
 from proxy.plan.turn import Unplannable
 from proxy.requests.cache import KEY_BYTES, TEXT_BYTES, MessageCache

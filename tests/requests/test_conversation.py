@@ -15,7 +15,7 @@ import pytest
 from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.requests import conversation, relay
 from proxy.requests.relay import Refusal
 from proxy.threads import SMALL

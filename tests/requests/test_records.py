@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Hidden
 from proxy.requests.records import PLACES, Records, sealed

@@ -17,8 +17,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.chat.reply import LIMITS, ChatRoundRequest, ChatTurn
 from proxy.dialects.entries import Contents, Entry
 from proxy.dialects.request import bounded
-from proxy.plan.message import ToolCall
-from proxy.plan.plan import Role
+from proxy.plan.plan import Role, ToolCall
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Reason
 from proxy.policy import SnapshotRole

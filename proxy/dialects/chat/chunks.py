@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.reply import Call, is_object
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, members_of, object_of, place, string, text_of
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")

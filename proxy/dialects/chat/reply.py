@@ -29,7 +29,7 @@ from proxy.dialects.request import ALLOWED, RoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.turn import State
 from proxy.rawjson import NULL, Members, object_of, on_one_line, string, text_of
 

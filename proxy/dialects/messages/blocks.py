@@ -19,8 +19,7 @@ from proxy.dialects.messages.request import (
     is_text,
     parts_of,
 )
-from proxy.plan.message import ToolCall
-from proxy.plan.plan import Role
+from proxy.plan.plan import Role, ToolCall
 from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, text_of
 
 THINKING = ("thinking", "redacted_thinking")

@@ -21,7 +21,7 @@ from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, T
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import merged
 from proxy.errors import ProxyError
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.rawjson import EMPTY, NULL, Members, elements_of, join, object_of, on_one_line, place, string, text_of
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"

@@ -25,8 +25,7 @@ from proxy.dialects.responses.request import (
     kind,
     members_of,
 )
-from proxy.plan.message import ToolCall
-from proxy.plan.plan import Role
+from proxy.plan.plan import Role, ToolCall
 from proxy.rawjson import NULL, Members, NotJson, object_of, string, text_of
 
 SHELL, SCREEN = "shell_call_output", "computer_call_output"

@@ -21,7 +21,7 @@ from proxy.dialects.responses.items import call_of, is_answered, output, spoken,
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
-from proxy.plan.message import ToolCall
+from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Continuation, State
 from proxy.rawjson import NULL, Members, elements_of, object_of, on_one_line, place, string, text_of, whole
 

@@ -16,8 +16,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS
 from proxy.dialects.render import compact
 from proxy.plan.history import History, Naming, Terms
-from proxy.plan.message import Message, Reading, ToolCall
-from proxy.plan.plan import Role, Room
+from proxy.plan.plan import Message, Reading, Role, Room, ToolCall
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.turn import Unplannable
 from proxy.policy import Offload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw
 
-from proxy.plan.message import Message, Reading
+from proxy.plan.plan import Message, Reading
 from proxy.plan.preview import Shape
 from tests.dialects.contract.apis import APIS, Api, Block, Round, text, theirs, think
 

@@ -9,8 +9,7 @@ import pytest
 
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.render import compact
-from proxy.plan.message import Message, Reading
-from proxy.plan.plan import Role
+from proxy.plan.plan import Message, Reading, Role
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.texts import Carries
 from proxy.policy import SnapshotRole

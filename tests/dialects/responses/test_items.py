@@ -10,8 +10,7 @@ import pytest
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Terms
-from proxy.plan.message import Message, Reading
-from proxy.plan.plan import Role, Room
+from proxy.plan.plan import Message, Reading, Role, Room
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.turn import Hidden
 from proxy.policy import Offload, SnapshotRole
