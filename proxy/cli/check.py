@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from proxy.cli.words import duration, several
+from proxy.cli import duration, several
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamFault
 from proxy.plan.forecast import CAUSES, waiting

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from proxy.cli.words import harmless
+from proxy.cli import harmless
 from proxy.errors import ProxyError, UserMistake
 from proxy.operations.schema import Envelope
 from proxy.plan.prices import is_loopback

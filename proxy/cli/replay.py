@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from proxy.cli import harmless, several, table
 from proxy.cli.formats import ADDRESSED, HAR
 from proxy.cli.recordings import BODY, named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
-from proxy.cli.words import harmless, several, table
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
 from proxy.policies import defaults, load_alone

@@ -13,8 +13,8 @@ from hashlib import sha256
 from html import escape
 
 from proxy import __version__
+from proxy.cli import harmless
 from proxy.cli.tally import Tally
-from proxy.cli.words import harmless
 
 POINTS = 600
 """Most points of one line in a chart."""

@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 from proxy import policies, regex
-from proxy.cli.words import duration, harmless, in_units, several, table
+from proxy.cli import duration, harmless, in_units, several, table
 from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
