@@ -279,7 +279,7 @@ def number(raw: Raw) -> int | float | None:
     return found if found < 1e18 else None
 
 
-def whole(raw: Raw | None) -> int:
+def integer(raw: Raw | None) -> int:
     """Return a number of tokens, or 0 for anything else."""
     text = b"" if raw is None else bytes(raw)
     return int(text) if text.isdigit() and len(text) < 12 else 0

@@ -43,7 +43,7 @@ from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable
 from proxy.policy import SnapshotRole
-from proxy.rawjson import NULL, Members, NotJson, elements_of, string, whole
+from proxy.rawjson import NULL, Members, NotJson, elements_of, integer, string
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 LEFT_OUT = "(this answer was shown before and is left out now; to have it again call {} with {})"
@@ -118,7 +118,7 @@ class Dialect(ABC):
             model=model_of(members),
             stream=bytes(members.get("stream", b"")) == b"true",
             tools=tools,
-            reply_tokens=max(whole(members.get(limit)) for limit in self.requests.limits),
+            reply_tokens=max(integer(members.get(limit)) for limit in self.requests.limits),
             names=names,
             theirs=theirs,
             bound=is_bound(members.get("tool_choice")),
@@ -150,7 +150,7 @@ class Dialect(ABC):
 
         It is not below a thinking budget, nor so low that the reply would be of no use.
         """
-        return min(map(whole, lowered(asked.members, self.requests.limits, left).values()), default=None)
+        return min(map(integer, lowered(asked.members, self.requests.limits, left).values()), default=None)
 
     def with_lower_limit(self, asked: Request, left: int) -> bytes:
         """Return the body of the request with that limit and no other change."""

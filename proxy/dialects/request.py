@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.plan.turn import Reason, Request, Unplannable
-from proxy.rawjson import NULL, Members, TooManyElements, elements_of, object_of, text_of, whole
+from proxy.rawjson import NULL, Members, TooManyElements, elements_of, integer, object_of, text_of
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -274,8 +274,8 @@ def lowered(members: Members, limits: Iterable[str], left: int | None, added: Se
     if left is None:
         return {}
     room = max(left - sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES, LEAST_REPLY)
-    room = max(room, *(whole(_within(members, path).get(name)) + 1 for *path, name in THINKING))
-    return {limit: Raw(b"%d" % room) for limit in limits if whole(members.get(limit)) > room}
+    room = max(room, *(integer(_within(members, path).get(name)) + 1 for *path, name in THINKING))
+    return {limit: Raw(b"%d" % room) for limit in limits if integer(members.get(limit)) > room}
 
 
 def _within(members: Members, path: Iterable[str]) -> Members:

@@ -19,7 +19,7 @@ from proxy.dialects.messages.request import thinking_edits
 from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
-from proxy.rawjson import Members, elements_of, object_of, string, text_of, whole
+from proxy.rawjson import Members, elements_of, integer, object_of, string, text_of
 
 PATH = rb"(?:(?:/[^/]+)*/v1|)/messages"
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
@@ -100,7 +100,7 @@ class MessagesDialect(Dialect):
     @staticmethod
     def with_limit(members: Members, most: int) -> Members:
         """What the model thinks counts as part of a reply."""
-        thinking = whole(object_of(members.get("thinking")).get("budget_tokens"))
+        thinking = integer(object_of(members.get("thinking")).get("budget_tokens"))
         return members | {request.LIMITS[0]: Raw(b"%d" % ((most or DEFAULT_LIMIT) + thinking))}
 
     @staticmethod

@@ -23,7 +23,7 @@ from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Continuation, State
-from proxy.rawjson import NULL, Members, elements_of, object_of, on_one_line, place, string, text_of, whole
+from proxy.rawjson import NULL, Members, elements_of, integer, object_of, on_one_line, place, string, text_of
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
@@ -236,7 +236,7 @@ class ResponsesReply(ClientReply):
         if not rawjson.is_null(head.response) and (others := self._response(event.type, response)):
             changed["response"] = Raw(rawjson.encode(response | others))
         if not rawjson.is_null(head.sequence_number):
-            said = whole(head.sequence_number)
+            said = integer(head.sequence_number)
             number = self.next_number if self.hides else max(said, self.next_number)
             self.next_number = number + 1
             if number != said or not event.raw:
