@@ -166,7 +166,7 @@ def _texts(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> dict[
             changed = prepared.rendered.altered.get(fate.index)
         elif fate.rule in (FIRST_SIGHT, EVENT):
             message, first = transcript.messages[fate.index], fate.rule == FIRST_SIGHT
-            changed = render.compact(planned.dialect, raw, message, shape, first_preview=first)
+            changed = render.with_previews(planned.dialect, raw, message, shape, first_preview=first)
         came, sent = _text(raw), None if changed is None else _text(changed)
         room -= len(came) + len(sent or "")
         if room < 0:

@@ -47,7 +47,7 @@ MOST_MARKS = 4
 """The most breakpoints of one request that upstream takes or writes. OpenAI drops the first ones above that. It sets
 one itself, unless the request says `prompt_cache_options: {mode: explicit}` (openai 3.54.0)."""
 
-Compacted = Callable[[int, bool], bytes]
+Previews = Callable[[int, bool], bytes]
 """Takes an entry's index, and whether the model has not seen it yet; returns the entry with previews and references."""
 
 
@@ -55,14 +55,14 @@ def altered(
     dialect: Dialect,
     transcript: Transcript,
     plan: Plan,
-    compacted: Compacted,
+    previews: Previews,
     shown: SummaryBoundary | None = None,
     marking: Request | None = None,
 ) -> dict[int, Entry]:
     """Return the entries that are sent otherwise than they came, by their indexes: those that moved, and those with a
     cache breakpoint of ours. `marking` is the request whose breakpoints ours join."""
     moves = {index: move for index, move in plan.moves.items() if stays(transcript, shown, index)}
-    made: dict[int, Entry] = {index: compacted(index, move.event == 0) for index, move in moves.items()}
+    made: dict[int, Entry] = {index: previews(index, move.event == 0) for index, move in moves.items()}
     if marking is not None and (places := _to_mark(transcript, plan, shown)):
         made |= _marked(dialect, marking, {index: made.get(index, transcript.raws[index]) for index in places})
     return made
@@ -157,7 +157,7 @@ def sent_rounds(
     return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in kept.items()}
 
 
-def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
+def with_previews(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
     """Return a message with previews and references in place of the texts that become shorter by it."""
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}

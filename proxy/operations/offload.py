@@ -25,7 +25,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT, is_system
-from proxy.dialects.render import compact
+from proxy.dialects.render import with_previews
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
 from proxy.operations.call import OperationCall, canonical, envelope, joined
 from proxy.operations.schema import CompactParameters
@@ -154,7 +154,7 @@ def _decided(raws: Sequence[Raw], options: CompactParameters, count: Count) -> O
     kept: list[bytes | Raw] = [*raws]
     tokens = [message.tokens for message in messages]
     for index, message in moved.items():
-        kept[index] = compact(CHAT, raws[index], message, options.shape, first_preview=False)
+        kept[index] = with_previews(CHAT, raws[index], message, options.shape, first_preview=False)
         # Measured, not summed from parts: callers compare their threshold with the ratio that the reply states.
         tokens[index] = measured(kept[index], options, count).tokens
     compresses = options.mode is Mode.COMPRESS

@@ -106,12 +106,12 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def preview(self) -> int:
-        """Its tokens after compaction at an event."""
+        """Its tokens once it moved at an event."""
         return self.tokens - sum([piece.tokens - piece.preview for piece in self.pieces])
 
     @property
     def first_preview(self) -> int:
-        """Its tokens after compaction at first sight."""
+        """Its tokens once it moved at first sight."""
         return self.tokens - sum([piece.tokens - piece.first_preview for piece in self.pieces])
 
     @property
@@ -161,8 +161,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
     role: Role  # the part that it plays: TOOL for every message that carries a result, whatever its role in the API
     tokens: int  # as the client sent it
-    first_preview: int  # after compaction at first sight; `tokens` where that would not make it smaller
-    preview: int  # after compaction at an event; `tokens` where that would not make it smaller
+    first_preview: int  # once it moved at first sight; `tokens` where that would not make it smaller
+    preview: int  # once it moved at an event; `tokens` where that would not make it smaller
     fixed: int = 0  # tokens of images and audio, which cannot cause an event
     stays: bool = False
     """A cut leaves it in its place, because a call or a result near it fits into no pair; see `Pairing`."""

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import Dialect
-from proxy.dialects.render import Compacted, compact
+from proxy.dialects.render import Previews, with_previews
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.plan.history import History, Terms, Transcript
 from proxy.plan.plan import Message, Reading, digest
@@ -24,7 +24,7 @@ BATCH_BYTES = 512 << 10
 """Bytes of messages that a thread reads at a time, about 50 milliseconds. A larger message ends its batch."""
 MESSAGE = 700
 """Bytes that reading a small message counts as towards a batch: it takes time even if it is empty."""
-MESSAGES_BYTES, COMPACTED_BYTES = 64 << 20, 32 << 20
+MESSAGES_BYTES, PREVIEWS_BYTES = 64 << 20, 32 << 20
 KEY_BYTES, TEXT_BYTES = ENTRY_BYTES + 112, 40
 """Bytes of an entry and its key, and of a text beside its characters."""
 
@@ -53,7 +53,7 @@ class MessageCache:
         self._tokens = tokens
         self.pool = pool or WorkPool("reading")
         self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
-        self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
+        self._previews: Lru[Key, bytes] = Lru(PREVIEWS_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
 
@@ -61,7 +61,7 @@ class MessageCache:
         """Functions that return the number of entries and bytes of each cache, for the metrics."""
         return {
             "messages": lambda: (len(self._messages), self._messages.weight),
-            "compacted": lambda: (len(self._compacted), self._compacted.weight),
+            "previews": lambda: (len(self._previews), self._previews.weight),
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
 
@@ -141,17 +141,17 @@ class MessageCache:
             messages += await self.pool.run(caller, partial(read, raws[at:end]), size)
         return messages
 
-    def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:
+    def previews(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Previews:
         """Return a function that returns messages with previews and references, from the cache if possible."""
         variants = {first_preview: _variant(dialect.name, shape, first_preview) for first_preview in (False, True)}
 
         def make(index: int, first_preview: bool) -> bytes:
             message = transcript.messages[index]
             key = message.key + variants[first_preview]
-            found = self._compacted.get(key)
+            found = self._previews.get(key)
             if found is None:
-                found = compact(dialect, transcript.raws[index], message, shape, first_preview)
-                self._compacted.put(key, found, KEY_BYTES + TEXT_BYTES + len(found))
+                found = with_previews(dialect, transcript.raws[index], message, shape, first_preview)
+                self._previews.put(key, found, KEY_BYTES + TEXT_BYTES + len(found))
             return found
 
         return make

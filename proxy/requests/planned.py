@@ -301,8 +301,8 @@ class Rendered(msgspec.Struct, frozen=True):
         plan = plan or planned.plan.shown(shown.boundary if shown else None)
         boundary, start = (shown.boundary, shown.boundary.end) if shown else (None, 0)
         sent = sent_rounds(planned, plan, rounds)
-        compacted = reader.compactor(dialect, transcript, planned.reading.shape)
-        altered = render.altered(dialect, transcript, plan, compacted, boundary, planned.request)
+        previews = reader.previews(dialect, transcript, planned.reading.shape)
+        altered = render.altered(dialect, transcript, plan, previews, boundary, planned.request)
         entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent)
         altered |= {at: hidden.instead for at, hidden in sent.items() if hidden.instead is not None and at >= start}
         asked = planned.summary_asked

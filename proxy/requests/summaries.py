@@ -286,8 +286,8 @@ def summary_on_prefix(
     """
     planned, before = rendered.planned, rendered.planned.plan.before(boundary.event)
     dialect, transcript, shown = planned.dialect, planned.transcript, rendered.shown
-    compacted = reader.compactor(dialect, transcript, planned.reading.shape)
-    altered = render.altered(dialect, transcript, before, compacted, shown.boundary if shown else None)
+    previews = reader.previews(dialect, transcript, planned.reading.shape)
+    altered = render.altered(dialect, transcript, before, previews, shown.boundary if shown else None)
     sent = sent_rounds(planned, before, rendered.found)
     entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent, end=boundary.end)
     offered = not before.empty or planned.policy.tools.inject is Inject.ALWAYS

@@ -39,8 +39,8 @@ def rendered(
     """What is sent, as `render` says `how`."""
     shape = Reading.of(offload).shape
 
-    def compacted(index: int, first: bool) -> bytes:
-        return render.compact(dialect, transcript.raws[index], transcript.messages[index], shape, first)
+    def previews(index: int, first: bool) -> bytes:
+        return render.with_previews(dialect, transcript.raws[index], transcript.messages[index], shape, first)
 
-    altered = render.altered(dialect, transcript, plan, compacted, shown.boundary if shown else None)
+    altered = render.altered(dialect, transcript, plan, previews, shown.boundary if shown else None)
     return [bytes(one) for one in render.render(dialect, transcript, altered, shown=shown, **how)]

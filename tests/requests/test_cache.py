@@ -165,11 +165,11 @@ async def test_a_compacted_message_is_made_once() -> None:
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
     call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
     [asked, message], _ = Naming().named(await reader.read(CHAT, [call, tool], READING, "m"))
-    make = reader.compactor(CHAT, Transcript([call, tool], [asked, message], ["", "f"]), READING.shape)
+    make = reader.previews(CHAT, Transcript([call, tool], [asked, message], ["", "f"]), READING.shape)
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f-")
     assert make(1, False) is made
-    assert reader.caches()["compacted"]() == (1, KEY_BYTES + TEXT_BYTES + len(made))
+    assert reader.caches()["previews"]() == (1, KEY_BYTES + TEXT_BYTES + len(made))
     assert make(1, True) != made
 
 

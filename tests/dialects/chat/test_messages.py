@@ -14,7 +14,7 @@ from proxy import rawjson
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS
-from proxy.dialects.render import compact
+from proxy.dialects.render import with_previews
 from proxy.plan.history import History, Naming, Terms
 from proxy.plan.plan import Message, Reading, Role, Room, ToolCall
 from proxy.plan.preview import MARK, Shape
@@ -115,7 +115,7 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
     raw = b'{ "role":"tool","cache_control" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
     [known] = named(CHAT.read(raw, READING, words))
     [piece] = known.pieces
-    moved = compact(CHAT, raw, known, SHAPE, first_preview=False)
+    moved = with_previews(CHAT, raw, known, SHAPE, first_preview=False)
     [(_, shown)] = CHAT.texts(moved)
     assert shown.startswith(text[:100] + "... " + MARK + "/context_store/" + piece.name + ";")
     assert "500 lines" in shown
@@ -130,7 +130,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
     raw = tool([large[0], image, small, large[1]])
     [known] = named(CHAT.read(raw, READING, words))
-    parts = json.loads(compact(CHAT, raw, known, SHAPE, first_preview=False))["content"]
+    parts = json.loads(with_previews(CHAT, raw, known, SHAPE, first_preview=False))["content"]
     assert parts[1:3] == [image, small]
     assert parts[0]["cache_control"] == large[0]["cache_control"]
     names = [piece.name for piece in known.pieces if piece.preview < piece.tokens]
@@ -146,7 +146,7 @@ def test_any_text_and_any_id(text: str, id: str) -> None:
     for piece in known.pieces:
         assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
         assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
-    assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
+    assert len(with_previews(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
 # -- the history's digest ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.messages import MESSAGES
-from proxy.dialects.render import compact
+from proxy.dialects.render import with_previews
 from proxy.plan.plan import Message, Reading, Role
 from proxy.plan.preview import MARK, Shape
 from proxy.plan.texts import Carries
@@ -103,7 +103,7 @@ def test_texts_and_images_of_results_move_and_nothing_else_changes(content: Any)
     block = result(content=content, is_error=False, cache_control={"type": "ephemeral"})
     [raw] = entries(block, REMINDER)
     message = read(raw)
-    moved, reminder = json.loads(b"[%b]" % compact(MESSAGES, raw, message, SHAPE, first_preview=False))
+    moved, reminder = json.loads(b"[%b]" % with_previews(MESSAGES, raw, message, SHAPE, first_preview=False))
     texts = 1 if isinstance(content, str) else len(content)
     assert json.dumps(moved).count(MARK) == texts == len(message.pieces)
     assert reminder == REMINDER
@@ -116,10 +116,10 @@ def test_texts_and_images_of_results_move_and_nothing_else_changes(content: Any)
 
 def test_texts_of_user_messages_move() -> None:
     for raw in ({"role": "user", "content": LONG}, {"role": "user", "content": [IMAGE, say(LONG)]}):
-        made = json.loads(compact(MESSAGES, json.dumps(raw).encode(), read(raw), SHAPE, first_preview=False))
+        made = json.loads(with_previews(MESSAGES, json.dumps(raw).encode(), read(raw), SHAPE, first_preview=False))
         assert json.dumps(made).count(MARK) == 1
     [_, said] = entries(result(), say(LONG), IMAGE)
-    made = json.loads(b"[%b]" % compact(MESSAGES, said, read(said), SHAPE, first_preview=False))
+    made = json.loads(b"[%b]" % with_previews(MESSAGES, said, read(said), SHAPE, first_preview=False))
     assert MARK in made[0]["text"]
     assert made[1] == IMAGE
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.render import compact
+from proxy.dialects.render import with_previews
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Terms
 from proxy.plan.plan import Message, Reading, Role, Room
@@ -166,7 +166,7 @@ def test_texts_of_results_move_and_nothing_else_changes(item: Json, texts: int) 
     raw = json.dumps(item).encode()
     message = read(item)
     assert message.role is Role.TOOL
-    moved = json.loads(compact(RESPONSES, raw, message, SHAPE, first_preview=False))
+    moved = json.loads(with_previews(RESPONSES, raw, message, SHAPE, first_preview=False))
     assert json.dumps(moved).count(MARK) == texts
     assert moved.keys() == item.keys()
     assert {key: moved[key] for key in item if key != "output"} == {key: item[key] for key in item if key != "output"}
