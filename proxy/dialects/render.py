@@ -38,6 +38,7 @@ class ActiveSnapshot(msgspec.Struct, frozen=True):
     """The boundary before it."""
     earlier: tuple[str, ...] = ()
     """Where the originals of the boundaries before it are, oldest first."""
+    role: SnapshotRole = SnapshotRole.AUTO
 
 
 REACH = 20
@@ -74,7 +75,6 @@ def render(
     altered: Mapping[int, Entry],
     *,
     shown: ActiveSnapshot | None = None,
-    role: SnapshotRole = SnapshotRole.AUTO,
     rounds: Mapping[int, Hidden] = {},
     end: int | None = None,
 ) -> list[Entry]:
@@ -101,7 +101,7 @@ def render(
         entries += dialect.joined([entry for index in kept[first:last] for entry in sent(index)])
     entries += [entry for index in range(start + 1, stop) for entry in sent(index)]
     block = shown_block(transcript, shown)
-    return dialect.with_snapshot(entries, transcript.leading, block, role) if block else entries
+    return dialect.with_snapshot(entries, transcript.leading, block, shown.role) if block else entries
 
 
 def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) -> tuple[int, ...]:

@@ -303,7 +303,7 @@ class Rendered(msgspec.Struct, frozen=True):
         sent = sent_rounds(planned, plan, rounds)
         previews = reader.previews(dialect, transcript, planned.reading.shape)
         altered = render.altered(dialect, transcript, plan, previews, boundary, planned.request)
-        entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent)
+        entries = render.render(dialect, transcript, altered, shown=shown, rounds=sent)
         altered |= {at: hidden.instead for at, hidden in sent.items() if hidden.instead is not None and at >= start}
         asked = planned.summary_asked
         if asked is not None and asked >= start and planned.policy.tools.inject is not Inject.NEVER:

@@ -129,9 +129,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         rendered, turn = self.rendered, self.turn
         if rendered is None or turn is None:
             return frozenset()
-        auto, leading = rendered.planned.role is SnapshotRole.AUTO, rendered.planned.transcript.leading
+        shown, leading = rendered.shown, rendered.planned.transcript.leading
         usage = [Addition.USAGE] if turn.asks_usage else []
-        place = [Addition.PLACE] if rendered.shown is not None and auto and leading > 0 else []
+        place = [Addition.PLACE] if shown and leading and shown.role is SnapshotRole.AUTO else []
         return frozenset([Addition.ANY, *usage, *place])
 
     @property

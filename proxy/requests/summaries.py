@@ -289,7 +289,7 @@ def summary_on_prefix(
     previews = reader.previews(dialect, transcript, planned.reading.shape)
     altered = render.altered(dialect, transcript, before, previews, shown.boundary if shown else None)
     sent = sent_rounds(planned, before, rendered.found)
-    entries = render.render(dialect, transcript, altered, shown=shown, role=planned.role, rounds=sent, end=boundary.end)
+    entries = render.render(dialect, transcript, altered, shown=shown, rounds=sent, end=boundary.end)
     offered = not before.empty or planned.policy.tools.inject is Inject.ALWAYS
     definitions = our_definitions(planned) if offered else []
     return dialect.summary_on_prefix(task, planned.request, entries, definitions, most, boundary.end)
@@ -319,5 +319,5 @@ def _shown(planned: Planned, boundary: SummaryBoundary, snapshot: Snapshot) -> A
     before = [one for one in planned.plan.boundaries if one.end < boundary.end]
     earlier = tuple(planned.originals_path(one) for one in before)
     return ActiveSnapshot(
-        boundary, snapshot.text, planned.originals_path(boundary), before[-1] if before else None, earlier
+        boundary, snapshot.text, planned.originals_path(boundary), before[-1] if before else None, earlier, planned.role
     )

@@ -12,7 +12,7 @@ from proxy.dialects.render import ActiveSnapshot
 from proxy.plan import summary
 from proxy.plan.history import History, Terms, Transcript
 from proxy.plan.plan import Plan, Reading, Room
-from proxy.policy import Offload
+from proxy.policy import Offload, SnapshotRole
 
 
 def history(dialect: Dialect, raws: Sequence[bytes | Raw], offload: Offload) -> History:
@@ -20,12 +20,14 @@ def history(dialect: Dialect, raws: Sequence[bytes | Raw], offload: Offload) -> 
     return History(Terms("m", offload, Room(), 0)).extended(read)
 
 
-def snapshot(past: History, plan: Plan, text: str = "the record") -> ActiveSnapshot | None:
+def snapshot(
+    past: History, plan: Plan, text: str = "the record", role: SnapshotRole = SnapshotRole.AUTO
+) -> ActiveSnapshot | None:
     """The snapshot of the plan's last cut, if it has one."""
     if not plan.boundaries:
         return None
     last = plan.boundaries[-1]
-    return ActiveSnapshot(last, text, f"/store/{summary.file_name(past.links[last.end])}")
+    return ActiveSnapshot(last, text, f"/store/{summary.file_name(past.links[last.end])}", role=role)
 
 
 def rendered(

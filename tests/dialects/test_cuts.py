@@ -55,8 +55,8 @@ class Conversation:
         self.raws += new
         self.past = self.past.extended([CHAT.read(raw, Reading.of(self.offload), len) for raw in new])
         plan, transcript = self.past.plan(), self.past.transcript(self.raws)
-        shown = snapshot(self.past, plan, f"record {len(plan.boundaries)}")
-        sent = rendered(CHAT, transcript, plan, self.offload, shown, role=self.role)
+        shown = snapshot(self.past, plan, f"record {len(plan.boundaries)}", self.role)
+        sent = rendered(CHAT, transcript, plan, self.offload, shown)
         files = moved_files(CHAT, transcript, plan, "/store", shown.boundary if shown else None, self.past.links)
         assert {name for one in sent for name in REFERENCE.findall(one)} <= {path.encode() for path in files}
         return plan, sent

@@ -43,8 +43,8 @@ class Case:
         self.transcript = self.history.transcript(raws)
         self.plan = self.history.plan()
 
-    def shown(self) -> ActiveSnapshot:
-        found = snapshot(self.history, self.plan)
+    def shown(self, role: SnapshotRole = SnapshotRole.AUTO) -> ActiveSnapshot:
+        found = snapshot(self.history, self.plan, role=role)
         assert found is not None
         return found
 
@@ -91,7 +91,7 @@ def test_where_a_snapshot_goes(system: list[bytes], expected: str) -> None:
 )
 def test_where_a_snapshot_goes_without_a_system_message(role: SnapshotRole, sent: list[tuple[str, str]]) -> None:
     case = Case(raw("user", "rules", name="ann"), *CUT.raws[2:])
-    found = [json.loads(one) for one in case.render(shown=case.shown(), role=role)]
+    found = [json.loads(one) for one in case.render(shown=case.shown(role))]
     block = render.shown_block(case.transcript, case.shown())
     assert [(one["role"], one["content"]) for one in found[: len(sent)]] == [
         (role, text.format(block=block)) for role, text in sent
