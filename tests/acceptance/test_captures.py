@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,14 +55,3 @@ def test_requests_are_captured_without_a_credential_and_replayed(
     assert main(["replay", "--json", str(folder)]) == OK
     [found] = json.loads(capsys.readouterr().out)["policies"]
     assert (found["planned"], found["billed"], found["sessions"]) == (2, 1, 1)
-
-
-def test_a_folder_that_breaks_touches_no_request(
-    capturing: tuple[Proxy, Path], up: StrictUpstream, caplog: pytest.LogCaptureFixture
-) -> None:
-    proxy, folder = capturing
-    shutil.rmtree(folder)
-    folder.write_text("a file is in its place")
-    up.script(text("Yes."))
-    assert ask(proxy).status_code == 200
-    wait_until(lambda: "requests are not captured: " in caplog.text)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import brotli
-import httpx
 import pytest
 import zstandard
 
@@ -33,8 +30,6 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zstd": ("zstd", zstandard.compress),
     "zstd stream": ("zstd", _stream),
     "gzip": ("gzip", gzip.compress),
-    "deflate": ("deflate", zlib.compress),
-    "br": ("br", brotli.compress),
 }
 
 
@@ -68,14 +63,13 @@ def proxy(up: StrictUpstream) -> Iterator[Proxy]:
 )
 def test_compressed_requests(proxy: Proxy, up: StrictUpstream, path: str, name: str) -> None:
     coding, compress = CODINGS[name]
-    headers = {"x-api-key": "k", "content-type": "application/json", "content-encoding": coding}
-    with httpx.Client(trust_env=False) as http:
-        for result, moved in (("short", False), (BIG, True)):
-            body = compress(json.dumps(made(path.split("/")[1], result)).encode())
-            assert http.post(f"{proxy.url}{path}", content=body, headers=headers).status_code == 200
-            sent = up.requests[-1]
-            if moved:
-                assert sent.header("content-encoding") is None
-                assert "(detailed result is stored in" in sent.body.decode()
-            else:
-                assert (sent.header("content-encoding"), sent.body) == (coding, body)
+    for result, moved in (("short", False), (BIG, True)):
+        body = compress(json.dumps(made(path.split("/")[1], result)).encode())
+        headers = {"x-api-key": "k", "content-encoding": coding}
+        assert proxy.post(f"/v1{path}", body, "", **headers).status_code == 200
+        sent = up.requests[-1]
+        if moved:
+            assert sent.header("content-encoding") is None
+            assert "(detailed result is stored in" in sent.body.decode()
+        else:
+            assert (sent.header("content-encoding"), sent.body) == (coding, body)

@@ -13,7 +13,7 @@ import pytest
 from proxy.policy import Tools
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, calls, text
-from tests.serving import PLAIN, Proxy, served, tight
+from tests.serving import Proxy, served, tight
 from tests.steps import chat
 
 Json = dict[str, Any]
@@ -49,35 +49,23 @@ def up(upstream: StrictUpstream) -> Iterator[StrictUpstream]:
     upstream.begin_anew()
 
 
-@pytest.fixture
-def client(proxy: Proxy) -> Iterator[httpx.Client]:
-    with asking(proxy) as one:
-        yield one
+def post(proxy: Proxy, body: bytes | Json, **headers: str) -> httpx.Response:
+    return proxy.post("/v1/chat/completions", body, **headers)
 
 
-def asking(proxy: Proxy) -> httpx.Client:
-    headers = {"authorization": "Bearer k", "content-type": "application/json"}
-    return httpx.Client(base_url=proxy.url, headers=headers, trust_env=False, verify=PLAIN)
-
-
-def post(client: httpx.Client, body: bytes | Json, **headers: str) -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return client.post("/chat/completions", content=content, headers=headers)
-
-
-def test_the_common_history_of_these_tests_is_moved(up: StrictUpstream, client: httpx.Client) -> None:
+def test_the_common_history_of_these_tests_is_moved(up: StrictUpstream, proxy: Proxy) -> None:
     """Otherwise the tests below would prove nothing."""
-    reply = post(client, {**BASE, "messages": history()})
+    reply = post(proxy, {**BASE, "messages": history()})
     assert int(reply.headers["x-offload-compacted"]) > 0
     assert up.requests[-1].tool_names == ["fetch", "grep", "read_file"]
 
 
-def test_tools_that_leave_no_room_for_ours_cost_two_refused_requests(up: StrictUpstream, client: httpx.Client) -> None:
+def test_tools_that_leave_no_room_for_ours_cost_two_refused_requests(up: StrictUpstream, proxy: Proxy) -> None:
     """OpenAI takes 128 tools, and other APIs have no such limit. Two refusals are believed of this conversation."""
     tools = [{**TOOL, "function": {**TOOL["function"], "name": f"t{number}"}} for number in range(127)]
     messages = [*history()[:1], {"role": "user", "content": "with many tools"}, *history()[2:]]
     body = json.dumps({**BASE, "messages": messages, "tools": tools}).encode()
-    assert [post(client, body).status_code for _ in range(3)] == [200] * 3
+    assert [post(proxy, body).status_code for _ in range(3)] == [200] * 3
     assert [len(request.tool_names) for request in up.requests] == [129, 127, 129, 127, 127]
     assert {request.body for request in up.requests if len(request.tool_names) == 127} == {body}
 
@@ -89,23 +77,23 @@ ODD = (
 
 
 @pytest.mark.parametrize("body", [ODD, b"", b"[]", b"not json", b'{"messages":[]}', b"\xff\xfe"])
-def test_odd_bodies_are_the_clients_own_bytes(up: StrictUpstream, client: httpx.Client, body: bytes) -> None:
-    post(client, body)
+def test_odd_bodies_are_the_clients_own_bytes(up: StrictUpstream, proxy: Proxy, body: bytes) -> None:
+    post(proxy, body)
     assert up.requests[-1].body == body
 
 
-def test_the_header_x_offload_off_switches_the_proxy_off(up: StrictUpstream, client: httpx.Client) -> None:
+def test_the_header_x_offload_off_switches_the_proxy_off(up: StrictUpstream, proxy: Proxy) -> None:
     body = json.dumps({**BASE, "messages": history()}).encode()
-    reply = post(client, body, **{"x-offload": "off"})
+    reply = post(proxy, body, **{"x-offload": "off"})
     assert up.requests[-1].body == body
     assert up.requests[-1].header("x-offload") is None
     assert reply.headers["x-offload-mode"] == "off"
 
 
-def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, client: httpx.Client) -> None:
+def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, proxy: Proxy) -> None:
     """A follow-up round is a different request, and with the same key it would get the first one's reply."""
     up.script(calls(("grep", {"pattern": "needle"})), text("found"))
-    post(client, {**BASE, "messages": history()}, **{"Idempotency-Key": "one"})
+    post(proxy, {**BASE, "messages": history()}, **{"Idempotency-Key": "one"})
     assert [request.header("idempotency-key") for request in up.chats] == ["one", None]
 
 
@@ -114,9 +102,9 @@ def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, monkeypatch
     monkeypatch.setattr(Tools, "max_search_seconds", 0.3)
     nasty = ("grep", {"pattern": "(?:.{0,99}m){9}zq"})
     up.script(calls(*[nasty] * 30), text("ok"))
-    with served({"default": tight(up.url)}) as proxy, asking(proxy) as client:
+    with served({"default": tight(up.url)}) as proxy:
         begun = time.process_time()
-        assert post(client, {**BASE, "messages": history(("m" * 2_000 + "\n") * 300)}).status_code == 200
+        assert post(proxy, {**BASE, "messages": history(("m" * 2_000 + "\n") * 300)}).status_code == 200
         assert time.process_time() - begun < 5, "seconds of processor time; without the budget it is a minute"
     answers = [message["content"] for message in up.chats[1].messages[-30:]]
     assert all("searching took more than 0.3 seconds" in answer for answer in answers[:16])
@@ -124,9 +112,9 @@ def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, monkeypatch
 
 
 @pytest.mark.parametrize("call_id", ["../../x", "a/b\\c", "\u202e" * 9, "x" * 5000, "nul\x00"])
-def test_hostile_call_ids_stay_within_the_store(proxy: Proxy, client: httpx.Client, call_id: str) -> None:
+def test_hostile_call_ids_stay_within_the_store(proxy: Proxy, call_id: str) -> None:
     messages = json.loads(json.dumps(history()).replace('"call_0"', json.dumps(call_id)))
-    reply = post(client, {**BASE, "messages": messages})
+    reply = post(proxy, {**BASE, "messages": messages})
     assert int(reply.headers["x-offload-compacted"]) > 0
     wait_until(lambda: any("originals" in path.parts for path in proxy.stored()))  # the reply does not wait for it
     names = [path.name for path in proxy.stored() if "originals" in path.parts]

@@ -170,25 +170,3 @@ def test_a_window_that_a_forged_request_seems_to_teach_is_its_own(tmp_path: Path
         assert post(proxy, "chat", 8, "Look.", "forged", **{"x-account": ACCOUNT}).status_code == 400
         post(proxy, "chat", 8, "Look.", "good-2", **{"x-account": ACCOUNT})
         assert asked(up)[-1] == before
-
-
-def test_a_listed_key_tells_its_users_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GATEWAY", "good-gateway")
-    with StrictUpstream() as up:
-        listed = {**tight(up.url), "api_keys": [{"env": "GATEWAY"}], "identity": {"header": "x-user"}}
-        with served({"team": listed}, store=tmp_path, environment={"GATEWAY": "good-gateway"}) as proxy:
-            up.respond(checked := Checked("chat"))
-            post(proxy, "chat", 8, "Look.", "good-gateway", **{"x-user": "alice"})
-            reference = moved(proxy, checked)
-            for user in ("bob", "alice"):
-                post(proxy, "chat", 0, f"Recall {reference}", "good-gateway", **{"x-user": user})
-                assert (FACT in checked.seen[-1].texts[-1]) is (user == "alice")
-
-
-def test_a_request_that_does_not_say_who_it_is_counts_by_its_key(tmp_path: Path) -> None:
-    with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
-        up.respond(Checked("chat"))
-        post(proxy, "chat", 8, "Look.", "good-1")
-        wait_until(lambda: len(proxy.stored()) > 2)
-        folders = {path.relative_to(tmp_path).parts[0] for path in proxy.stored()} - {".tmp"}
-    assert len(folders) == 1

@@ -56,12 +56,3 @@ def test_upstreams_list_of_models_gives_the_window(up: StrictUpstream) -> None:
     asked = [request for request in up.requests if not request.is_chat]
     assert [request.path for request in asked] == ["/v1/models"]
     assert (b"authorization", b"Bearer k") in asked[0].headers
-
-
-def test_a_window_that_a_refusal_names_holds_from_the_next_request_on(up: StrictUpstream) -> None:
-    with served({"default": policy(up)}) as proxy:
-        assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
-        assert proxy.metric("learned_windows_total", "refused") == 1
-        before = len(up.requests)
-        assert ask(proxy, 13).status_code == 200
-        assert len(up.requests) == before + 1, "it is not refused first"

@@ -5,46 +5,33 @@ The policy is tight enough that compaction, hidden rounds and mixed turns happen
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from zlib import crc32
 
 import httpx
 import pytest
 
+from tests.acceptance.shared import BIG, own_ids, proxy, up
 from tests.dialects.messages.api import MessagesApi, call, say, thinking
 from tests.dialects.messages.turns import FETCH, accumulated
 from tests.fake_upstream import StrictUpstream, whole
 from tests.fake_upstream import text as answer
-from tests.serving import Proxy, served, tight
+from tests.serving import Proxy, tight
+
+__all__ = ["proxy", "up"]
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]
 
-BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
 REMINDER = {"type": "text", "text": "<system-reminder>Mind the list.</system-reminder>"}
 USER = {"role": "user", "content": "Read the log."}
 
 
-@pytest.fixture(scope="module")
-def up() -> Iterator[StrictUpstream]:
-    with StrictUpstream() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def proxy(up: StrictUpstream) -> Iterator[Proxy]:
-    with served({"default": tight(up.url)}) as one:
-        yield one
-
-
 @pytest.fixture
 def api(up: StrictUpstream, request: pytest.FixtureRequest) -> MessagesApi:
-    """The API of one test. Its ids are those of no other test, so that no test finds another one's records."""
     up.begin_anew()
-    up.respond(made := MessagesApi(made=lambda number: f"{crc32(request.node.name.encode()):x}_{number}"))
+    up.respond(made := MessagesApi(made=own_ids(request)))
     return made
 
 
@@ -125,33 +112,24 @@ def test_an_untouched_request_and_its_reply_arrive_byte_for_byte(
 ) -> None:
     api.script([thinking("Hm."), say("Hello.")])
     raw = json.dumps(body_of([USER], stream=True), indent=1).encode()
-    with httpx.Client(trust_env=False) as http:
-        names = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
-        beta = {**names, "anthropic-beta": "interleaved-thinking-2025-05-14"}
-        reply = http.post(f"{proxy.url}/messages", content=raw, headers=beta)
+    beta = {"anthropic-version": "2023-06-01", "anthropic-beta": "interleaved-thinking-2025-05-14"}
+    reply = proxy.post("/v1/messages", raw, "k", **beta)
     assert up.requests[-1].body == raw
     assert {name: up.requests[-1].header(name) for name in beta} == beta
     assert accumulated(reply.content)["content"][1] == say("Hello.")
 
 
-def test_clearing_old_thinking_is_no_compaction(proxy: Proxy, api: MessagesApi) -> None:
+def test_clearing_old_thinking_is_no_compaction(proxy: Proxy, ask: Ask, api: MessagesApi) -> None:
     """Claude Code sends this with every request of a session that thinks."""
     edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
-    asking = functools.partial(_asked, proxy, context_management={"edits": edits})
-    messages = begun(asking, api)
+    messages = begun(ask, api, context_management={"edits": edits})
     looked(api)
-    assert asking(messages)["content"][-1] == say("It is heliotrope-7291.")
+    assert ask(messages, context_management={"edits": edits})["content"][-1] == say("It is heliotrope-7291.")
     assert api.asked[-1]["context_management"] == {"edits": edits}
     api.script([say("ok")])
     both = [*edits, {"type": "clear_tool_uses_20250919"}]
     post(proxy, body_of([USER], context_management={"edits": both}))
     assert api.asked[-1]["context_management"] == {"edits": edits}
-
-
-def _asked(proxy: Proxy, messages: list[Json], **options: Any) -> Json:
-    reply = post(proxy, body_of(messages, **options))
-    assert reply.status_code == 200, reply.text
-    return reply.json()  # type: ignore[no-any-return]
 
 
 def test_counted_is_what_would_be_sent(proxy: Proxy, api: MessagesApi, ask: Ask) -> None:
@@ -193,9 +171,7 @@ def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(up: StrictUpstream, s
     proxy = serve({"default": policy})
     api.script([say("ok")], [say("ok")])
     assert post(proxy, body_of([USER]), "/v1/v1/messages").status_code == 200
-    with httpx.Client(trust_env=False) as http:
-        bearer = {"authorization": "Bearer mine"}
-        assert http.post(f"{proxy.url}/messages", json=body_of([USER]), headers=bearer).status_code == 200
+    assert proxy.post("/v1/messages", body_of([USER]), "mine").status_code == 200
     assert up.requests[-1].header("authorization") is None
     assert api.refused == []
 

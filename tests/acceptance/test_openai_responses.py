@@ -8,38 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import openai
 import pytest
 
+from tests.acceptance.shared import BIG, own_ids, proxy, up
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import StrictUpstream, whole
 from tests.serving import Proxy, served, tight
 
+__all__ = ["proxy", "up"]
+
 Json = dict[str, Any]
 
 TOOL = {"type": "function", "name": "fetch", "parameters": {"type": "object"}, "strict": False}
-BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
-
-
-@pytest.fixture(scope="module")
-def up() -> Iterator[StrictUpstream]:
-    with StrictUpstream() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def proxy(up: StrictUpstream) -> Iterator[Proxy]:
-    with served({"default": tight(up.url)}) as one:
-        yield one
 
 
 @pytest.fixture
 def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
-    """The API of one test. Its ids are those of no other test, so that no test finds another one's records."""
     up.begin_anew()
-    up.respond(made := ResponsesApi(made=lambda number: f"{crc32(request.node.name.encode()):x}_{number}"))
+    up.respond(made := ResponsesApi(made=own_ids(request)))
     return made
 
 

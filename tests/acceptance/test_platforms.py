@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from proxy.dialects import for_model, model_in
-from tests.acceptance.test_messages_api import BIG, USER, looked, step
+from tests.acceptance.shared import BIG
+from tests.acceptance.test_messages_api import USER, looked, step
 from tests.acceptance.test_openai_client import _finds_the_code, history, references
 from tests.acceptance.test_openai_responses import begun as begun_responses
 from tests.dialects.messages.api import MessagesApi, call, say, thinking

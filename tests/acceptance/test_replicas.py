@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.dialects.chat.turns import folded
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, mixed, text
 from tests.serving import PLAIN, Proxy, served, spawned
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
@@ -92,25 +93,9 @@ def ask(url: str, turn: Turn) -> tuple[str, list[tuple[str, str, str]]]:
     """The visible reply: text and calls. Raises httpx.TransportError where it does not come or breaks off."""
     reply = httpx.post(f"{url}/chat/completions", json=turn.body, headers={"authorization": "Bearer k"}, verify=PLAIN)
     assert reply.status_code == 200, reply.text[:500]
-    if not turn.body.get("stream"):
-        message = reply.json()["choices"][0]["message"]
-        return message["content"] or "", [_call(call) for call in message.get("tool_calls") or ()]
-    return _folded([json.loads(line[6:]) for line in reply.text.split("\n") if line.startswith("data: {")])
-
-
-def _folded(chunks: Sequence[Json]) -> tuple[str, list[tuple[str, str, str]]]:
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    made: dict[int, Json] = defaultdict(lambda: {"id": "", "function": {"name": "", "arguments": ""}})
-    for part in (part for delta in deltas for part in delta.get("tool_calls") or ()):
-        call = made[part["index"]]
-        call["id"] += part.get("id") or ""
-        for name in call["function"]:
-            call["function"][name] += part["function"].get(name) or ""
-    return "".join(delta.get("content") or "" for delta in deltas), [_call(made[index]) for index in sorted(made)]
-
-
-def _call(call: Json) -> tuple[str, str, str]:
-    return call["function"]["name"], call["function"]["arguments"], call["id"]
+    message = (folded(reply.content) if turn.body.get("stream") else reply.json()["choices"][0])["message"]
+    called = [(call["function"], call["id"]) for call in message.get("tool_calls") or ()]
+    return message["content"] or "", [(function["name"], function["arguments"], id) for function, id in called]
 
 
 # What went upstream

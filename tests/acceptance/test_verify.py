@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from proxy.dashboard import writer
 from proxy.requests.rounds import Spending
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
 from tests.clients.apis import Asked, api
+from tests.dashboard.traffic import dashboard
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text
-from tests.serving import ADMIN, Proxy, served, tight, wait_until
+from tests.serving import Proxy, served, tight, wait_until
 
 Json = dict[str, Any]
 Answer = Callable[[Asked, int], Message]
@@ -37,10 +37,7 @@ class World:
 
     @property
     def rows(self) -> list[Json]:
-        headers = {"authorization": f"Bearer {ADMIN}"}
-        url = f"{self.proxy.root}/_offload/api/requests?outcome=other"
-        reply = httpx.get(url, headers=headers, trust_env=False)
-        return [row for row in reply.json() if row["kind"] == "verify"]
+        return [row for row in dashboard(self.proxy, "requests?outcome=other") if row["kind"] == "verify"]
 
     def same(self) -> tuple[int, int, int, int]:
         wait_until(lambda: bool(self.rows))
@@ -185,18 +182,14 @@ def test_a_refusal_is_no_answer_and_reaches_nobody(tmp_path: Path) -> None:
         assert "/next.log" in ask(made.proxy, "chat", LOGS, "And?")
         assert made.same() == (0, 0, 0, 0)
         assert made.row["fault"] and made.row["status"] == 502
-        url = f"{made.proxy.root}/_offload/api/savings?period=day"
-        found = httpx.get(url, headers={"authorization": f"Bearer {ADMIN}"}, trust_env=False).json()
-        assert found["verified"]["asked"] == 0
+        assert dashboard(made.proxy, "savings?period=day")["verified"]["asked"] == 0
 
 
 def test_the_first_page_shows_it_with_its_noise(tmp_path: Path) -> None:
     with world(elsewhere, "chat", tmp_path) as made:
         ask(made.proxy, "chat", LOGS, "And?")
         made.same()
-        headers = {"authorization": f"Bearer {ADMIN}"}
-        url = f"{made.proxy.root}/_offload/api/savings?period=day"
-        found = httpx.get(url, headers=headers, trust_env=False).json()["verified"]
+        found = dashboard(made.proxy, "savings?period=day")["verified"]
         assert made.proxy.metric("verified_whole_tools_total", 'tenant="default"') == 1
         assert made.proxy.metric("requests_total", 'dialect="chat",kind="verify",status="200"') == 1
     assert found == {"asked": 1, "again_tools": 1, "again_exact": 1, "whole_tools": 1, "whole_exact": 0}

@@ -8,41 +8,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
-from zlib import crc32
 
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.acceptance.shared import BIG, own_ids, proxy, up
 from tests.clock import wait_until
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import Pieces, StrictUpstream, endless, error, pieces, whole
 from tests.serving import Proxy, served, spawned, tight
 
+__all__ = ["proxy", "up"]
+
 Json = dict[str, Any]
 
 TOOL: Any = {"type": "function", "name": "fetch", "parameters": {"type": "object"}, "strict": False}
-BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
 ENCRYPTED: Any = ["reasoning.encrypted_content"]
-
-
-@pytest.fixture(scope="module")
-def up() -> Iterator[StrictUpstream]:
-    with StrictUpstream() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def proxy(up: StrictUpstream) -> Iterator[Proxy]:
-    with served({"default": tight(up.url)}) as one:
-        yield one
 
 
 @pytest.fixture
 def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
     up.begin_anew()
-    up.respond(made := ResponsesApi(made=lambda number: f"{crc32(request.node.name.encode()):x}_{number}"))
+    up.respond(made := ResponsesApi(made=own_ids(request)))
     return made
 
 

@@ -19,6 +19,9 @@ import pytest
 
 from proxy.cli import INTERRUPTED, MISTAKE, OK, main, recordings
 from tests.clock import wait_until
+from tests.dialects.messages import converting as messages
+from tests.dialects.responses import converting as responses
+from tests.steps import chat
 
 Json = dict[str, Any]
 SECRET = "sk-very-secret"
@@ -31,26 +34,18 @@ def session(topic: str, steps: int = 8) -> list[Json]:
     bodies = []
     for number in range(steps):
         bodies.append({"model": "gpt-4o", "messages": list(messages)})
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        text = "\n".join(f"{topic} {number} line {line}" for line in range(300))
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
+        messages += chat(f"c{number}", "\n".join(f"{topic} {number} line {line}" for line in range(300)), "look")
     return bodies
 
 
 def as_items(body: Json) -> Json:
     """The same request as a client of the Responses API has it."""
-    items: list[Json] = []
-    for message in body["messages"]:
-        if message["role"] == "user":
-            items.append(message)
-        for call in message.get("tool_calls", ()):
-            items.append({"type": "function_call", "call_id": call["id"], "name": "look", "arguments": "{}"})
-        if message["role"] == "tool":
-            items.append(
-                {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
-            )
-    return {"model": body["model"], "input": items}
+    return {"model": body["model"], "input": responses.items(body["messages"])}
+
+
+def as_messages(body: Json) -> Json:
+    """The same request as a client of the Messages API has it."""
+    return {"model": body["model"], "max_tokens": 100, "messages": messages.request(body["messages"])["messages"]}
 
 
 def har(*entries: Json) -> Json:
@@ -259,21 +254,6 @@ def test_a_tenants_policy_needs_none_of_its_callers_keys(folder: Path, capsys: p
     recorded = lines(folder / "a.jsonl", session("one"))
     [found] = asked(capsys, "--policy", "acme.yaml", recorded)["policies"]
     assert found["planned"] == 8
-
-
-def as_messages(body: Json) -> Json:
-    """The same request as a client of the Messages API has it."""
-    messages: list[Json] = []
-    for message in body["messages"]:
-        if message["role"] == "user":
-            messages.append(message)
-        for call in message.get("tool_calls", ()):
-            block = {"type": "tool_use", "id": call["id"], "name": "look", "input": {}}
-            messages.append({"role": "assistant", "content": [block]})
-        if message["role"] == "tool":
-            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
-            messages.append({"role": "user", "content": [block]})
-    return {"model": body["model"], "max_tokens": 100, "messages": messages}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from proxy.plan.preview import Shape
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
 from proxy.requests.planned import Rendered, plan
-from tests import written
+from tests import steps, written
 from tests.dialects.responses import converting
 from tests.requests.planning import Counting
 
@@ -39,9 +39,7 @@ def chat(sizes: list[int], system: Json | None = MARK, end: Json | None = MARK, 
         {"role": "user", "content": "the task"},
     ]
     for number, size in enumerate(sizes):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}" * size})
+        messages += steps.chat(f"c{number}", f"{number}" * size, "look")
     messages[-1]["content"] = text(messages[-1]["content"], end, key)
     return {"model": "m", "messages": messages}
 

@@ -34,6 +34,7 @@ from proxy.tools.definitions import Arguments
 from tests import written
 from tests.dialects import sdk_types
 from tests.dialects.rendering import history, rendered, snapshot
+from tests.steps import STEP
 
 Json = dict[str, Any]
 
@@ -54,22 +55,7 @@ class Api(NamedTuple):
     field: str
 
     def step(self, number: int, text: str) -> list[Json]:
-        id = f"call_{number:08d}"
-        if self.dialect is CHAT:
-            call = {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
-            return [
-                {"role": "assistant", "content": "So.", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": id, "content": text},
-            ]
-        if self.dialect is RESPONSES:
-            return [
-                {"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": id, "output": text},
-            ]
-        return [
-            {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "look", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]},
-        ]
+        return STEP[self.dialect.name](f"call_{number:08d}", text, "look")
 
     def around(self, entry: Json) -> tuple[list[Json], list[Json]]:
         """What pairs with this entry, before it and behind it."""

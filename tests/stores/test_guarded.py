@@ -265,17 +265,6 @@ async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, sto
     assert await got(visit, OTHER) is None
 
 
-async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clock) -> None:
-    store.trouble = "away"
-    for _ in range(FAILURES):
-        await got(guarded.visit(), KEY)
-    clock.move(PAUSE)
-    asked = len(store.asked)
-    store.hangs = True
-    await in_time(asyncio.gather(*(got(guarded.visit(), KEY) for _ in range(20))), clock)
-    assert len(store.asked) == asked + 1
-
-
 @pytest.mark.parametrize(("hangs", "state"), [(False, "closed"), (True, "open")])
 async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
     hangs: bool, state: str, clock: Clock

@@ -305,16 +305,6 @@ async def test_a_folder_that_vanishes_is_a_fault_once_and_then_made_again(tmp_pa
     await store.close()
 
 
-async def test_a_folder_that_is_emptied_goes_on(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "store"))
-    await store.put(KEY, b"1")
-    shutil.rmtree(tmp_path / "store")
-    (tmp_path / "store").mkdir()
-    assert await store.get(KEY) is None
-    assert await store.put(KEY, b"2") is True
-    await store.close()
-
-
 def test_a_file_size_limit(tmp_path: Path) -> None:
     out, _ = start(SMALL_FILES, tmp_path).communicate(timeout=PATIENCE)
     assert out.splitlines() == ["the store's folder failed: File too large", "None True"]

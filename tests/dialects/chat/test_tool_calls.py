@@ -58,7 +58,6 @@ WAYS: dict[str, list[Json]] = {
         named("grep", '{"p":', id="b"), named(arguments="2}", id="b"),
     ],
     "index null": [named("search", '{"q":1}', id="a", index=None), named("grep", '{"p":2}', id="b", index=None)],
-    "always index 0": [called("search", '{"q":1}', "a", 0), called("grep", '{"p":', "b", 0), more("2}", 0)],
     "index from 1": [called("search", '{"q":1}', "a", 1), called("grep", '{"p":2}', "b", 2)],
     "odd indexes": [called("search", '{"q":1}', "a", -1), called("grep", '{"p":2}', "b", 123456789012345678901)],
     "indexes as text": [
@@ -70,10 +69,6 @@ WAYS: dict[str, list[Json]] = {
     "a new id each time": [
         called("search", '{"q":', "a", 0), named(arguments="1}", id="x", index=0),
         called("grep", '{"p":', "b", 1), named(arguments="2}", id="y", index=1),
-    ],
-    "the name again and again": [
-        called("search", "", "a", 0), called("search", '{"q":', "a", 0), called("search", "1}", "a", 0),
-        called("grep", "", "b", 1), called("grep", '{"p":', "b", 1), called("grep", "2}", "b", 1),
     ],
     "the name behind the arguments": [
         named(arguments='{"q":1}', index=0, id="a"), named("search", index=0),

@@ -109,33 +109,6 @@ def test_no_shape_is_an_error_or_changes_what_follows(shape: str) -> None:
 # -- our calls --------------------------------------------------------------------------------------------------------
 
 
-def test_a_hidden_round() -> None:
-    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
-    out, requests = run(turn, OURS, ANSWER)
-    later = chunk({"content": "\n\nIt is "}), chunk({"content": "42."}), chunk({}, "stop"), chunk(usage=usage(150, 15))
-    assert out == stream(
-        ROLE, chunk({"content": "Let me look."}), *(json.dumps(one, separators=(",", ":")) for one in later), DONE
-    )
-    first, second = requests
-    assert [tool["function"]["name"] for tool in first["tools"]] == ["search", "grep", "read_file"]
-    function = {"name": "grep", "arguments": '{"pattern":"x"}'}
-    assert second["messages"][1:] == [
-        {
-            "role": "assistant",
-            "content": "Let me look.",
-            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": "found"},
-    ]
-    assert {**second, "messages": first["messages"]} == first
-    hidden = turn.hidden
-    assert hidden is not None and hidden.after == ()
-    assert [json.loads(raw) for raw in hidden.before] == second["messages"][1:]
-    assert json.loads(hidden.instead or b"") == {"role": "assistant", "content": "It is 42."}
-    assert turn.visible == ("Let me look.\n\nIt is 42.", [])
-    assert (turn.rounds, turn.mixed) == (1, False)
-
-
 def test_the_clients_calls_do_not_wait() -> None:
     """Each piece goes on as it comes; only the end waits, for there is something to remember first."""
     turn = ChatTurn(asked())

@@ -145,12 +145,6 @@ def test_sources_that_replies_cite_by_number_stay(kind: str, enabled: bool | Non
     assert read(entries(result(content=[source]))[0]).sealed is bool(enabled)
 
 
-@pytest.mark.parametrize("message", [{"role": "narrator", "content": "x"}, {"role": "user", "content": 7}])
-def test_an_unknown_form_stays_as_it_is(message: Json) -> None:
-    assert read(message).sealed
-    assert read(message).pieces == ()
-
-
 # -- system messages --------------------------------------------------------------------------------------------------
 
 

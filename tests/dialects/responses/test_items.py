@@ -188,15 +188,6 @@ def test_reasoning_weighs_what_it_says_and_what_it_hides() -> None:
     assert read(image).tokens < 1_000
 
 
-@pytest.mark.parametrize(
-    "item", [{"role": "narrator", "content": "x"}, result(output=7), {"role": "user", "content": 7}]
-)
-def test_an_unknown_form_stays_as_it_is(item: Json) -> None:
-    message = read(item)
-    assert message.sealed
-    assert message.pieces == ()
-
-
 # -- hidden rounds -----------------------------------------------------------------------------------------------------
 
 
