@@ -142,7 +142,6 @@ _COMMANDS: Mapping[str, Command] = {
             ("files*", "FILE", "recorded requests, in their order [your sessions]"),
             ("--profile", "", "compare the profiles careful, balanced and frugal"),
             ("--policy*", "FILE", "a policy; repeat it to compare several [the defaults]"),
-            ("--dialect", "API", "the API of JSONL: chat, responses or messages [guessed for each line]"),
             ("--json", "", "print JSON instead of a table"),
             ("--html", "REPORT.html", "also write a report, as one file"),
         ),

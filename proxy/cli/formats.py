@@ -276,5 +276,8 @@ FORMATS = (
 )
 """In the order in which they are tried. A record of none of them is a request's body."""
 
+SESSIONS = frozenset(one.name for one in FORMATS if one.read in (claude_code, codex, opencode))
+"""Those whose records are put together to what was sent."""
+
 LISTS = ("data", "observations", "runs", "spans", "entries", "requests", "conversations")
 """Members of one JSON document whose list holds its records."""

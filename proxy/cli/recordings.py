@@ -13,6 +13,7 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -20,10 +21,12 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.cli.formats import ADDRESSED, FORMATS, LISTS, addressed
+from proxy.cli.formats import ADDRESSED, FORMATS, LISTS, SESSIONS, addressed
 from proxy.cli.sessions import Exported, Json, RecordedSession, is_reply
+from proxy.cli.words import several
 from proxy.dialects import DIALECTS, Dialect, for_body
 from proxy.dialects.usage import Reported
 from proxy.errors import UserMistake
@@ -35,7 +38,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".har", ".json", ".db")
 """How the names of the files end that are read of a directory."""
 LONGEST = (64 << 20) + (64 << 10)
 """Most bytes of a line: as many as the proxy accepts as a request by default, and what a capture has beside it."""
-WHOLE = 1 << 30
+WHOLE = 1 << 29
 """Most bytes of a JSON document, which is held in memory."""
 BODY = "request body"
 
@@ -56,6 +59,23 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """What its record is, as the notes name it."""
     expanded: bool = False
     """It is one turn of a conversation that was recorded as a whole."""
+    aside: tuple[str, ...] = ()
+    """Members of its record that no API has, and that were left aside."""
+
+
+@dataclass
+class LeftOut:
+    """Why a file, or a part of it, is not replayed."""
+
+    why: str
+    """With the place: of the first record that cannot be read."""
+    more: int = 0
+    """Records after that one that cannot be read either."""
+    idle: bool = False
+    """All of it was read, and no model is asked in it."""
+
+    def __str__(self) -> str:
+        return f"{self.why} (and {several(self.more, 'more record')})" if self.more else self.why
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -79,51 +99,91 @@ def named(paths: Sequence[str]) -> list[Path]:
     return files
 
 
-def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
-    """Yield the requests of a file. `api` names the dialect of bodies, which is guessed otherwise.
+class Recordings:
+    """Reads files one after the other."""
 
-    Raises UserMistake, which names the line or the entry.
-    """
-    known = {one.name: one for one in DIALECTS if not one.counts}
-    if api is not None and api not in known:
-        raise UserMistake(f"--dialect {api}: expected one of {', '.join(sorted(known))}")
-    dialect = known[api] if api else None
-    try:
-        with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as opened:
-            unpacked = gzip.GzipFile(fileobj=opened) if opened.peek(2).startswith(_GZIP) else opened
-            head, file = unpacked.peek(len(_SQLITE)), cast(BinaryIO, unpacked)
-            if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-                cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
-                raise UserMistake(f"{path}: expected UTF-8, and this is UTF-16: {cure}")
-            records = _of_database(path) if head.startswith(_SQLITE) else _of_text(str(path), file)
-            yield from _requests(records, dialect)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserMistake(f"{path}: is not whole, or no gzip; give what can be unpacked of it: {error}") from error
-    except OSError as error:
-        raise UserMistake(f"{path}: cannot be read: {error.strerror}") from error
+    def __init__(self) -> None:
+        self.left_out: dict[Path, LeftOut] = {}
+        self._replies: set[str] = set()
+        """The replies of sessions that were read: resumed ones have the records of the earlier session again."""
+
+    def requests(self, path: Path) -> Iterator[RecordedRequest]:
+        """Yield the requests of a file. What cannot be read is in `left_out`."""
+        found = False
+        try:
+            with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as opened:
+                unpacked = gzip.GzipFile(fileobj=opened) if opened.peek(2).startswith(_GZIP) else opened
+                head, file = unpacked.peek(len(_SQLITE)), cast(BinaryIO, unpacked)
+                if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+                    cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
+                    raise UserMistake(f"{path}: expected UTF-8, and this is UTF-16: {cure}")
+                records = _of_database(path) if head.startswith(_SQLITE) else self._of_text(path, file)
+                for one in self._of_records(path, records):
+                    found = True
+                    yield one
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self._leave(path, f"{path}: is not whole, or no gzip; the rest of it cannot be unpacked: {error}")
+        except OSError as error:
+            self._leave(path, f"{path}: cannot be read: {error.strerror}")
+        except UserMistake as error:
+            self._leave(path, str(error))
+        if not found and path not in self.left_out:
+            self.left_out[path] = LeftOut(f"{path}: no request to a model", idle=True)
+
+    def _leave(self, path: Path, why: str) -> None:
+        if path in self.left_out:
+            self.left_out[path].more += 1
+        else:
+            self.left_out[path] = LeftOut(why)
+
+    def _of_text(self, path: Path, file: BinaryIO) -> Iterator[Record]:
+        """Yield the records of JSONL, or of a JSON document if the first line is no record."""
+        begun = False
+        for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), 1):
+            text = line.removeprefix(BOM_UTF8).strip()
+            if text and not begun and _begins_document(text):
+                rest = file.read(WHOLE + 1)
+                if len(rest) > WHOLE:
+                    raise UserMistake(f"{path}: is one JSON document of more than {WHOLE:,} bytes; JSONL may be longer")
+                yield from _of_document(str(path), b"\n" * (number - 1) + text + b"\n" + rest)
+                return
+            begun = begun or bool(text)
+            if len(line) > LONGEST:
+                self._leave(path, f"{path}:{number}: longer than {LONGEST:,} bytes")
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST)
+            elif text:
+                yield Record(f"{path}:{number}", text)
+
+    def _of_records(self, path: Path, records: Iterator[Record]) -> Iterator[RecordedRequest]:
+        """Yield the requests of a file's records. A session's are read by what its earlier records have said."""
+        sessions: dict[str, RecordedSession] = defaultdict(lambda: RecordedSession(replied=self._replies))
+        seen: set[bytes] = set()
+        for one in records:
+            try:
+                record = _value_of(one.text)
+            except (ValueError, RecursionError) as error:
+                self._leave(path, f"{one.place}: expected a JSON object, such as a request's body: {error}")
+                continue
+            source, exports = _read(record, one.text, sessions)
+            try:
+                for export in exports:
+                    yield from _found(export, source, seen)
+            except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+                said = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read as one: {error}"
+                self._leave(
+                    path, f"{one.place}: " + (str(error) if source == BODY else f"looks like {source}, but {said}")
+                )
+        for source, session in sessions.items():
+            for export in session.answered():
+                yield from _found(export, source, seen)
 
 
 class Record(NamedTuple):
-    """A record's JSON, and where it stands. Not `ended`: its file may still be written."""
+    """A record's JSON, and where it stands."""
 
     place: str
     text: bytes
-    ended: bool = True
-
-
-def _of_text(name: str, file: BinaryIO) -> Iterator[Record]:
-    """Yield the records of JSONL, or of a JSON document if the first line is no record."""
-    begun = False
-    for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), 1):
-        text = line.removeprefix(BOM_UTF8).strip()
-        if text and not begun and _begins_document(text):
-            yield from _of_document(name, b"\n" * (number - 1) + text + b"\n" + file.read(WHOLE))
-            return
-        if len(line) > LONGEST:
-            raise UserMistake(f"{name}:{number}: longer than {LONGEST:,} bytes")
-        if text:
-            yield Record(f"{name}:{number}", text, ended=not begun or line.endswith(b"\n"))
-            begun = True
 
 
 def _begins_document(line: bytes) -> bool:
@@ -178,34 +238,6 @@ def _of_database(path: Path) -> Iterator[Record]:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def _requests(records: Iterator[Record], dialect: Dialect | None) -> Iterator[RecordedRequest]:
-    """Yield the requests of a file's records. A session's are read by what its earlier records have said."""
-    sessions: dict[str, RecordedSession] = defaultdict(RecordedSession)
-    seen: set[bytes] = set()
-    for one in records:
-        try:
-            record = _value_of(one.text)
-        except (ValueError, RecursionError) as error:
-            if one.ended:
-                raise UserMistake(f"{one.place}: expected a JSON object, such as a request's body: {error}") from error
-            yield RecordedRequest(None, reason=Reason.INVALID)
-            continue
-        source, exports = _read(record, one.text, sessions)
-        try:
-            for export in exports:
-                for found in _found(export, source, dialect, seen):
-                    if source == BODY and not found.expanded and not _has_history(found):
-                        bodies = " or ".join(dict.fromkeys(each.name for each in _candidates(one.text, dialect)))
-                        known = ", ".join(each.name for each in FORMATS)
-                        raise UserMistake(f"{one.place}: expected a request body of {bodies}, or a record of {known}")
-                    yield found
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise UserMistake(f"{one.place}: looks like {source}, but cannot be read as one: {error!r}") from error
-    for source, session in sessions.items():
-        for export in session.answered():
-            yield from _found(export, source, dialect, seen)
-
-
 def _read(record: Json, text: bytes, sessions: Mapping[str, RecordedSession]) -> tuple[str, Iterable[Exported]]:
     """Return what a record is, and the requests that are complete with it."""
     if "url" in record and "body" in record:
@@ -213,7 +245,7 @@ def _read(record: Json, text: bytes, sessions: Mapping[str, RecordedSession]) ->
     for known in FORMATS:
         if known.sees(record):
             return known.name, known.read(record, sessions[known.name])
-    return BODY, [Exported(record if whole_conversation(record) else text)]
+    return BODY, [Exported(record)]
 
 
 def _value_of(text: bytes) -> Json:
@@ -228,55 +260,65 @@ def _value_of(text: bytes) -> Json:
     return value
 
 
-def _found(export: Exported, source: str, dialect: Dialect | None, seen: set[bytes]) -> Iterator[RecordedRequest]:
-    """Yield the request of a record, or its turns if it holds a whole conversation."""
+def _found(export: Exported, source: str, seen: set[bytes]) -> Iterator[RecordedRequest]:
+    """Yield the request of a record, or its turns if it holds a whole conversation. Raises ValueError."""
     if export.body is None:
         yield RecordedRequest(None, reason=export.why, source=source)
         return
-    whole = export.body if isinstance(export.body, dict) else {}
-    key = whole_conversation(whole)
-    dialect = next((one for one in DIALECTS if one.name == export.api), dialect)
-    for turn in _turns(whole, key, seen) if key else [export.body]:
-        body = turn if isinstance(turn, bytes) else rawjson.encode(turn)
-        found = RecordedRequest(None, reason=Reason.INVALID)
-        for candidate in _candidates(body, dialect):
-            try:
-                found = RecordedRequest(candidate, candidate.parse(body))
-            except Unplannable as error:
-                found = RecordedRequest(candidate, reason=error.reason)
-            if _has_history(found):
-                break
-        said, caller = None if key else export.said, export.caller
-        yield msgspec.structs.replace(found, said=said, caller=caller, source=source, expanded=bool(key))
+    found = _parsed(export.body, export, source)
+    if source == BODY and not _has_history(found):
+        bodies = " or ".join(one.name for one in for_body(rawjson.encode(export.body)))
+        raise ValueError(f"expected a request body of {bodies}, or a record that replay knows (see replay --help)")
+    aside = found.chat.unknown if found.chat else ()
+    if isinstance(export.body, bytes) or source in SESSIONS:
+        yield found  # as it was sent
+        return
+    known = {"model": "unknown"} | {key: value for key, value in export.body.items() if key not in aside}
+    turns = _turns(known, seen, own=bool(aside))
+    if turns is not None:
+        for turn in turns:
+            yield replace(_parsed(turn, export, source), said=None, expanded=True)
+    else:
+        yield replace(_parsed(known, export, source), aside=aside) if aside else found
+
+
+def _parsed(body: Json | bytes, export: Exported, source: str) -> RecordedRequest:
+    """Return the request of the export's API, or of the first one whose request it can be."""
+    text = body if isinstance(body, bytes) else rawjson.encode(body)
+    found = RecordedRequest(None, None, Reason.INVALID, export.said, export.caller, source)
+    for candidate in [one for one in DIALECTS if one.name == export.api][:1] or for_body(text):
+        try:
+            found = replace(found, dialect=candidate, chat=candidate.parse(text), reason=Reason.NONE)
+        except Unplannable as error:
+            found = replace(found, dialect=candidate, chat=None, reason=error.reason)
+        if _has_history(found):
+            break
+    return found
 
 
 def _has_history(found: RecordedRequest) -> bool:
     return bool(found.chat.entries) if found.chat else found.reason != Reason.INVALID
 
 
-def _candidates(body: bytes, dialect: Dialect | None) -> list[Dialect]:
-    return [dialect] if dialect else for_body(body)
+def _turns(body: Json, seen: set[bytes], *, own: bool) -> list[Json] | None:
+    """Return the body of the request before each reply, if this is a whole conversation: it ends with a reply, or it
+    has members of its `own` and goes on from no earlier record of the file. None: it is a request.
 
-
-def whole_conversation(body: Json) -> str:
-    """Return the member that holds the history if it ends with a reply, so that this is no request; else ""."""
-    for key in ("messages", "input"):
-        history = body.get(key)
-        if isinstance(history, list) and len(history) > 1 and is_reply(history[-1]):
-            return key
-    return ""
-
-
-def _turns(body: Json, key: str, seen: set[bytes]) -> Iterator[Json]:
-    """Yield the body of the request before each reply, if no earlier record of the file had it.
-
-    Some logs add the reply to each request, so that each line has all earlier turns again.
+    Some logs add the reply to each request, so that each record has all earlier turns again.
     """
-    history = body[key]
+    key = next((key for key in ("messages", "input") if isinstance(body.get(key), list)), "")
+    history = body.get(key) or []
+    if not history or not (own or is_reply(history[-1])):
+        return None
+    so_far, earlier, places = sha256(rawjson.encode(body["model"])), 0, []
     for place, entry in enumerate(history):
-        if is_reply(entry) and place and not is_reply(history[place - 1]):
-            turn = {"model": "unknown", **body, key: history[:place]}
-            digest = sha256(rawjson.encode([turn["model"], turn[key]])).digest()
-            if digest not in seen:
-                seen.add(digest)
-                yield turn
+        if so_far.digest() in seen:
+            earlier = place
+        if place and is_reply(entry) and (key == "messages" or not is_reply(history[place - 1])):
+            places.append(place)
+        so_far.update(rawjson.encode(entry))
+    seen.add(so_far.digest())
+    if not places or (earlier and not is_reply(history[-1])):
+        return None
+    first = earlier if is_reply(history[earlier - 1]) else earlier + 1
+    return [{**body, key: history[:place]} for place in places if place >= first]

@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.cli import harmless, several, table
 from proxy.cli.formats import ADDRESSED, HAR
-from proxy.cli.recordings import BODY, named, requests
+from proxy.cli.recordings import BODY, LeftOut, Recordings, named
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.errors import UserMistake
@@ -28,6 +28,10 @@ from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
 
 DEFAULTS = "the defaults"
+MOST_SENTENCES = 20
+"""Most files for which the report says why they are left out."""
+ASIDE = 5
+"""Most members that are named as left aside."""
 NOTES, LONGEST_NAME = 100, 30
 """Most characters of a line of the notes, and of a policy's name in the table."""
 
@@ -54,23 +58,31 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     if report and (report.suffix.lower() not in (".html", ".htm") or not report.parent.is_dir() or report.is_dir()):
         raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
 
-    count = _replayed(paths, tallies, chosen.dialect)
-    shown = [*headline(tallies, recommend=chosen.profile)]
+    recordings = Recordings()
+    count = _replayed(recordings, paths, tallies)
+    left_out = [harmless(line) for line in sentences(recordings.left_out)]
+    if not count:
+        raise UserMistake("\n".join(left_out))
+    shown = [harmless(line) for line in headline(tallies, recommend=chosen.profile)]
     names, rows = [harmless(file) for file in files], list(rows_of(count, tallies))
     if report:
         try:
-            report.write_text(page(names, shown, rows, tallies, _NOTES), encoding="utf-8")
+            report.write_text(page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8")
         except OSError as error:
             raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
     if chosen.json:
         found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
-        figures = msgspec.json.encode({"files": names, "requests": count, "policies": found})
+        figures = msgspec.json.encode({"files": names, "requests": count, "left_out": left_out, "policies": found})
         sys.stdout.write(msgspec.json.format(figures).decode() + "\n")
     else:
         sessions = max(len(tally.sessions) for tally in tallies)
-        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {several(len(paths), 'file')}", ""]
+        partly = f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
+        files_read = several(len(paths), "file") + partly
+        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {files_read}", ""]
         sys.stdout.write("".join(f"{line}\n" for line in shown))
-        sys.stdout.write(table(rows, right=True) + f"\n{textwrap.fill(_NOTES, NOTES)}\n")
+        sys.stdout.write(table(rows, right=True) + "\n")
+        sys.stdout.write("".join(f"left out: {line}\n" for line in left_out) + "\n" * bool(left_out))
+        sys.stdout.write(f"{textwrap.fill(_NOTES, NOTES)}\n")
     return 0
 
 
@@ -88,7 +100,7 @@ def _at_home(environment: Mapping[str, str]) -> list[Path]:
     }
     found: list[Path] = []
     for name, files in agents.items():
-        if ordered := sorted(files, key=lambda file: file.stat().st_mtime):
+        if ordered := sorted(files, key=_written):
             place = os.path.commonpath([file.parent for file in ordered])
             sys.stderr.write(f"{name}: {several(len(ordered), 'file')} in {harmless(place)}\n")
             found += ordered
@@ -101,8 +113,15 @@ def _at_home(environment: Mapping[str, str]) -> list[Path]:
     return found
 
 
-def _replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None) -> int:
-    """Give every request of the files to every tally; returns how many there were. Raises UserMistake.
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # a link that leads nowhere
+        return 0
+
+
+def _replayed(recordings: Recordings, files: Sequence[Path], tallies: Sequence[Tally]) -> int:
+    """Give every request of the files to every tally; returns how many there were.
 
     Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
     """
@@ -112,7 +131,7 @@ def _replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None) 
     with closing(threads), asyncio.Runner() as runner:
         loop = runner.get_loop()
         for path in files:
-            for recorded in requests(path, api):
+            for recorded in recordings.requests(path):
                 count += 1
                 for tally in tallies:
                     loop.run_until_complete(tally.add(recorded, reader))
@@ -121,6 +140,19 @@ def _replayed(files: Sequence[Path], tallies: Sequence[Tally], api: str | None) 
     if shown:
         sys.stderr.write("\r" + 40 * " " + "\r")
     return count
+
+
+def sentences(left_out: Mapping[Path, LeftOut]) -> Iterator[str]:
+    """Yield why files are left out, wholly or in part: a line for each, and one for all without a request."""
+    first, *more = [str(path) for path, one in left_out.items() if one.idle] or [""]
+    if first:
+        also = f" and {several(len(more), 'more file')}" if more else ""
+        yield f"{first}{also}: no request to a model"
+    others = [one for one in left_out.values() if not one.idle]
+    for one in others[:MOST_SENTENCES]:
+        yield str(one)
+    if others[MOST_SENTENCES:]:
+        yield f"and {several(len(others) - MOST_SENTENCES, 'more file')} that cannot be read"
 
 
 def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
@@ -145,6 +177,9 @@ def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
     expanded, sources = tallies[0].expanded, tallies[0].sources
     if sources.keys() - {BODY, HAR, ADDRESSED}:
         yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
+    if aside := sorted(tallies[0].aside):
+        more = f" and {len(aside) - ASIDE} more" if aside[ASIDE:] else ""
+        yield f"left aside what no API has: {', '.join(aside[:ASIDE])}{more}; if your client sends it, nothing moves"
     if expanded:
         yield f"{several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
 

@@ -61,12 +61,16 @@ style-src 'sha256-{hash}'">
 
 
 def page(
-    names: Sequence[str], headline: Iterable[str], rows: Sequence[Sequence[str]], tallies: Sequence[Tally], notes: str
+    names: Sequence[str],
+    headline: Iterable[str],
+    rows: Sequence[Sequence[str]],
+    tallies: Sequence[Tally],
+    notes: Iterable[str],
 ) -> str:
     """Return the report. `names` are the files, and `rows` the table, whose first row has the policies' names."""
     head, *figures = rows
     body = [f"<p><strong>{escape(line)}</strong></p>" for line in headline if line]
-    body += [*_table("Every figure of the replay", head, figures), f"<p>{escape(notes)}</p>"]
+    body += [*_table("Every figure of the replay", head, figures), *(f"<p>{escape(note)}</p>" for note in notes)]
     for name, tally in zip(head[1:], tallies, strict=True):
         body += [f"<h2>{escape(name)}</h2>", *_policy(tally)]
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, offload-proxy {__version__}. Recordings: {', '.join(names)}"

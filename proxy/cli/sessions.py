@@ -43,6 +43,8 @@ class RecordedSession:
     tools: Any = None
     used: dict[str, Json] = field(default_factory=dict)
     """A name → a tool that was called."""
+    replied: set[str] = field(default_factory=set)
+    """The replies that this or another file had."""
     waiting: Json | None = None
     """A request whose cost has not been said yet."""
 

@@ -72,6 +72,8 @@ class Tally:
     """What the records of all requests are."""
     expanded: int = 0
     """Requests that are turns of conversations that were recorded as a whole."""
+    aside: set[str] = field(default_factory=set)
+    """Members of records that no API has."""
     unplanned: Counter[str] = field(default_factory=Counter)
     sessions: dict[SessionKey, Course] = field(default_factory=dict)
     total: list[tuple[int, int]] = field(default_factory=list)
@@ -80,6 +82,7 @@ class Tally:
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
         self.sources[recorded.source] += 1
         self.expanded += recorded.expanded
+        self.aside.update(recorded.aside)
         planned, reason = await self._plan(recorded, reader)
         if planned is None:
             self.unplanned[reason] += 1

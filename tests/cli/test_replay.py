@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from proxy.cli import INTERRUPTED, MISTAKE, OK, main, recordings
+from proxy.cli.recordings import Recordings
 from tests.clock import wait_until
 from tests.dialects.messages import converting as messages
 from tests.dialects.responses import converting as responses
@@ -131,14 +132,6 @@ def test_observe_is_replayed_as_auto_and_the_defaults_are_the_default(
     assert default["policy"] == "the defaults" and default["events"] > 0
 
 
-def test_the_api_of_lines_may_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = lines(folder / "chat.jsonl", session("one"))
-    assert asked(capsys, chat, "--dialect", "chat") == asked(capsys, chat)
-    said = mistake(capsys, chat, "--dialect", "responses")
-    assert "chat.jsonl:1: expected a request body of responses, or a record of" in said
-    assert "--dialect fax: expected one of chat, " in mistake(capsys, chat, "--dialect", "fax")
-
-
 def test_har_counts_what_was_billed_and_leaves_credentials_alone(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +171,8 @@ def test_an_unknown_member_is_named_until_the_policy_knows_it(folder: Path, caps
     path = lines(folder / "a.jsonl", [{**body, "n": 2} for body in session("one", 2)])
     [found] = asked(capsys, path)["policies"]
     assert found["unplanned"] == {"field n": 2} and found["worst_session"] is None
-    path = lines(folder / "a.jsonl", [{**body, "note": "ours"} for body in session("one", 2)])
+    sent = [{"url": "/v1/chat/completions", "body": {**body, "note": "ours"}} for body in session("one", 2)]
+    path = lines(folder / "a.jsonl", sent)
     [found] = asked(capsys, path)["policies"]
     assert found["unplanned"] == {"field note": 2}
     assert main(["replay", path]) == OK
@@ -188,23 +182,55 @@ def test_an_unknown_member_is_named_until_the_policy_knows_it(folder: Path, caps
     assert (found["planned"], found["unplanned"]) == (2, {})
 
 
+def test_members_that_only_a_log_has_are_left_aside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bodies = session("one")
+    plain = asked(capsys, lines(folder / "a.jsonl", bodies))["policies"]
+    logged: list[Json] = [{"at": "noon", **body, "id": number} for number, body in enumerate(bodies)]
+    path = lines(folder / "a.jsonl", logged)
+    assert asked(capsys, path)["policies"] == plain
+    assert main(["replay", path]) == OK
+    assert "left aside what no API has: at, id" in capsys.readouterr().out
+
+
 def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = json.dumps(session("one", 1)[0]).encode()
     (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + body + b"\r\n\n  \n" + body)
     assert asked(capsys, str(folder / "a.jsonl"))["requests"] == 2
     (folder / "empty.jsonl").write_bytes(b"")
-    assert asked(capsys, str(folder / "empty.jsonl"))["requests"] == 0
-    assert main(["replay", str(folder / "empty.jsonl")]) == OK
+    assert mistake(capsys, "empty.jsonl") == "offload-proxy: empty.jsonl: no request to a model\n"
 
 
-def test_a_last_line_that_is_not_whole_yet_is_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_is_not_whole_is_named_and_the_others_count(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is still written, or its writer was killed and has gone on later."""
     path = folder / "a.jsonl"
     lines(path, session("one", 3))
     whole = path.read_bytes()
     for cut in (1, 2, 300):
-        path.write_bytes(whole[:-cut])
-        [found] = asked(capsys, "a.jsonl")["policies"]
-        assert (found["planned"], found["unplanned"]) == ((3, {}) if cut == 1 else (2, {"invalid": 1}))
+        path.write_bytes(whole[:-cut] + whole * (cut == 300))
+        report = asked(capsys, "a.jsonl")
+        assert report["requests"] == {1: 3, 2: 2, 300: 4}[cut]
+        assert [said[:43] for said in report["left_out"]] == ["a.jsonl:3: expected a JSON object, such as "] * (cut > 1)
+
+
+def test_a_file_that_cannot_be_read_leaves_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(folder / "a.jsonl", session("one"))
+    (folder / "loop.jsonl").symlink_to("loop.jsonl")
+    (folder / "page.json").write_text("<!doctype html>\n<p>\n")
+    (folder / "package.json").write_text('{"name": "x",\n "version": "1"}')
+    for name in ("empty.jsonl", "others.har"):
+        (folder / name).write_text(json.dumps(har()) if name == "others.har" else "")
+    (folder / "late.jsonl.gz").write_bytes(gzip.compress((folder / "a.jsonl").read_bytes())[:-9])
+    assert main(["replay", "."]) == OK
+    out, _ = capsys.readouterr()
+    assert "16 requests, 1 session, 7 files, 6 of them left out or read in part" in out
+    said = [line.removeprefix("left out: ") for line in out.splitlines() if line.startswith("left out: ")]
+    assert said[0] == "empty.jsonl and 1 more file: no request to a model"
+    starts = ("late.jsonl.gz: is not whole", "loop.jsonl: cannot be read: Too many", "package.json: expected a request",
+              "page.json:1: expected a JSON object")  # fmt: skip
+    assert len(said) == 5 and all(one.startswith(start) for one, start in zip(said[1:], starts, strict=True))
+    assert "(and 1 more record)" in said[-1]
 
 
 GOOD = json.dumps(session("one", 1)[0]) + "\n"
@@ -221,7 +247,7 @@ UTF_16 = "a.jsonl: expected UTF-8, and this is UTF-16: PowerShell's > writes it"
         (GOOD + '{"a": ' * 50_000 + "\n", NO_OBJECT),
         (GOOD + '{"model": "m", "prompt": "x"}\n', NO_BODY),
         (GOOD + '{"model": "m", "messages": 3}\n', NO_BODY),
-        ("\n" + "x" * (1 << 20), "a.jsonl:2: longer than 1,000,000 bytes"),
+        ("\n" + "x" * (5 << 20) + "\n" + GOOD, "a.jsonl:2: longer than 1,000,000 bytes"),
         (GOOD.encode("utf-16"), UTF_16),
         (f"\ufeff{GOOD}".encode("utf-16-be"), UTF_16),
         ('{"log": {"entries": [{},\n\n]}}', "a.har:3: not JSON: "),
@@ -235,7 +261,9 @@ def test_a_bad_file_is_named(
     monkeypatch.setattr(recordings, "LONGEST", 1_000_000)
     path = folder / said.partition(":")[0]
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert said in mistake(capsys, path.name)
+    left = Recordings()
+    assert len(list(left.requests(Path(path.name)))) == path.read_bytes().count(GOOD.encode())
+    assert said in str(left.left_out[Path(path.name)])
 
 
 def test_files_that_cannot_be_read_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,16 +297,16 @@ def test_lines_of_messages_are_told_from_chat(
 ) -> None:
     *_, body = session("one", steps)
     path = lines(folder / "a.jsonl", [as_messages(body) | more])
-    [found] = recordings.requests(Path(path))
+    [found] = Recordings().requests(Path(path))
     assert found.dialect is not None and found.dialect.name == "messages" and not found.dialect.counts
-    assert asked(capsys, path) == asked(capsys, path, "--dialect", "messages")
+    assert asked(capsys, path)["policies"][0]["planned"] == 1
 
 
 def test_lines_of_chat_are_not_taken_for_messages(folder: Path) -> None:
     bodies = [*session("one", 2), {**session("one", 1)[0], "max_tokens": 5, "thinking": {"type": "enabled"}}]
     bodies.append({"model": "m", "messages": [{"role": "system", "content": "tool_result input_schema"}]})
     path = lines(folder / "a.jsonl", bodies)
-    assert [one.dialect and one.dialect.name for one in recordings.requests(Path(path))] == ["chat"] * 4
+    assert [one.dialect and one.dialect.name for one in Recordings().requests(Path(path))] == ["chat"] * 4
 
 
 def test_a_browsers_har_may_have_anything_beside_what_models_were_asked(
@@ -340,7 +368,8 @@ def test_gzip_is_read_and_must_be_whole(folder: Path, capsys: pytest.CaptureFixt
     assert asked(capsys, "a.jsonl.gz")["policies"] == asked(capsys, "a.jsonl")["policies"]
     for damaged in (packed[:-9], packed[: len(packed) // 2], packed[:15] + b"\xff" * 99):
         (folder / "b.jsonl.gz").write_bytes(damaged)
-        assert "b.jsonl.gz: is not whole, or no gzip" in mistake(capsys, "b.jsonl.gz")
+        assert main(["replay", "b.jsonl.gz", "a.jsonl"]) == OK
+        assert "left out: b.jsonl.gz: is not whole, or no gzip" in capsys.readouterr()[0]
     (folder / "c.har").write_bytes(gzip.compress(json.dumps(har(entry(session("one", 1)[0]))).encode()))
     assert asked(capsys, "c.har")["requests"] == 1
 

@@ -77,7 +77,7 @@ def test_a_capture_is_what_replay_reads(tmp_path: Path) -> None:
         taken.take(replace(OUTCOME, kind=Kind.OFFLOADED), POLICY, CHAT_REQUEST)
     [file] = files(tmp_path)
     assert file.parent == tmp_path / "acme-0123456789abcdef"
-    billed, changed = recordings.requests(file)
+    billed, changed = recordings.Recordings().requests(file)
     assert billed.chat is not None and json.loads(billed.chat.body) == json.loads(BODY)
     assert billed.said is not None and (billed.said.prompt, billed.said.cached) == (100, 40)
     assert changed.chat is not None and changed.said is None, "what was billed is not the client's request"
