@@ -28,6 +28,7 @@ from proxy.cli.sessions import (
     inside,
     loaded,
     opencode,
+    opencode_older,
     usage_of,
 )
 from proxy.dialects import for_request
@@ -186,6 +187,10 @@ def _langchain(message: Json) -> Json:
 # -- OpenTelemetry -----------------------------------------------------------------------------------------------------
 
 
+OPERATIONS = ("chat", "generate_content", "text_completion")
+"""Those that ask a model. The span of an agent has the messages of its requests once more."""
+
+
 def otlp(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """Spans in OTLP's JSON: `resourceSpans`, each with `scopeSpans`."""
     for resource in record.get("resourceSpans") or record.get("resource_spans") or []:
@@ -196,18 +201,17 @@ def otlp(record: Json, session: RecordedSession) -> Iterator[Exported]:
 
 def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """One span with GenAI attributes, of OTLP or as the SDK prints it. Spans of anything else say nothing."""
-    found = record.get("attributes") or {}
-    if isinstance(found, list):
-        # In OTLP's JSON, an attribute has its type beside it, and whole numbers are texts.
-        pairs = [(one["key"], kind, value) for one in found for kind, value in (one.get("value") or {}).items()]
-        found = {key: int(value) if kind == "intValue" else value for key, kind, value in pairs}
+    found = _plain(record.get("attributes") or {})
+    for event in record.get("events") or []:  # where contents may stand as well
+        found = _plain(event.get("attributes") or {}) | found
     model = str(found.get("gen_ai.request.model") or found.get("langfuse.observation.model.name") or "")
     if kind := found.get("langfuse.observation.type"):
         given, usage = found.get("langfuse.observation.input"), found.get("langfuse.observation.usage_details")
         shown = {"type": kind, "model": model, "input": given, "usage_details": usage}
         yield from LANGFUSE.read(shown, session)
         return
-    if not any(key.startswith("gen_ai.") for key in found):
+    operation = found.get("gen_ai.operation.name", "chat")
+    if operation not in OPERATIONS or not any(key.startswith("gen_ai.") for key in found):
         return
     history = loaded(found.get("gen_ai.input.messages"))
     if not isinstance(history, list):
@@ -219,6 +223,26 @@ def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
     body |= {"tools": tools} if isinstance(tools, list) and tools else {}
     spent = {name: found.get(f"gen_ai.usage.{name}") for name in ("input_tokens", "output_tokens")}
     yield Exported(body, CHAT, usage_of(spent | {"cached_tokens": found.get("gen_ai.usage.cache_read.input_tokens")}))
+
+
+def _plain(attributes: Any) -> Json:
+    """Attributes as an object. In OTLP's JSON, each value has its type beside it, and whole numbers are texts."""
+    if isinstance(attributes, dict):
+        return attributes
+    return {one["key"]: _value(one.get("value") or {}) for one in attributes}
+
+
+def _value(typed: Json) -> Any:
+    value: Any
+    kind, value = next(iter(typed.items()), ("", None))
+    match kind:
+        case "intValue":
+            return int(value)
+        case "arrayValue":
+            return [_value(one) for one in value.get("values") or []]
+        case "kvlistValue":
+            return _plain(value.get("values") or [])
+    return value
 
 
 def _contents(parts: list[Any]) -> str:
@@ -262,6 +286,7 @@ FORMATS = (
     Format("Claude Code's session", _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")), claude_code),
     Format("Codex's session", _has("timestamp", "type", "payload"), codex),
     Format("opencode's session", _has("session", "message", "parts"), opencode),
+    Format("opencode's older storage", _has("sessionID", "id", one_of=("role", "messageID")), opencode_older),
     Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), LITELLM.read),
     Format("LangSmith's run", _has("run_type", "inputs"), LANGSMITH.read),
     Format("Helicone's request", _has("request_id", "request_model"), HELICONE.read),

@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from proxy import rawjson
 from proxy.cli.formats import ADDRESSED, FORMATS, LISTS, SESSIONS, addressed
 from proxy.cli.sessions import Exported, Json, RecordedSession, is_reply
-from proxy.cli.words import several
 from proxy.dialects import DIALECTS, Dialect, for_body
 from proxy.dialects.usage import Reported
 from proxy.errors import UserMistake
@@ -67,15 +66,15 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 class LeftOut:
     """Why a file, or a part of it, is not replayed."""
 
+    place: str
+    """The file, or its first record that cannot be read."""
     why: str
-    """With the place: of the first record that cannot be read."""
     more: int = 0
     """Records after that one that cannot be read either."""
-    idle: bool = False
-    """All of it was read, and no model is asked in it."""
 
-    def __str__(self) -> str:
-        return f"{self.why} (and {several(self.more, 'more record')})" if self.more else self.why
+
+class Unreadable(ValueError):
+    """Whose arguments are a place and why it cannot be read."""
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -116,25 +115,25 @@ class Recordings:
                 head, file = unpacked.peek(len(_SQLITE)), cast(BinaryIO, unpacked)
                 if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
                     cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
-                    raise UserMistake(f"{path}: expected UTF-8, and this is UTF-16: {cure}")
+                    raise Unreadable(path, f"expected UTF-8, and this is UTF-16: {cure}")
                 records = _of_database(path) if head.startswith(_SQLITE) else self._of_text(path, file)
                 for one in self._of_records(path, records):
                     found = True
                     yield one
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self._leave(path, f"{path}: is not whole, or no gzip; the rest of it cannot be unpacked: {error}")
+            self._leave(path, path, f"is not whole, or no gzip; the rest of it cannot be unpacked: {error}")
         except OSError as error:
-            self._leave(path, f"{path}: cannot be read: {error.strerror}")
-        except UserMistake as error:
-            self._leave(path, str(error))
+            self._leave(path, path, f"cannot be read: {error.strerror}")
+        except Unreadable as error:
+            self._leave(path, *error.args)
         if not found and path not in self.left_out:
-            self.left_out[path] = LeftOut(f"{path}: no request to a model", idle=True)
+            self._leave(path, path, "no request to a model, besides those of earlier files")
 
-    def _leave(self, path: Path, why: str) -> None:
+    def _leave(self, path: Path, place: object, why: str) -> None:
         if path in self.left_out:
             self.left_out[path].more += 1
         else:
-            self.left_out[path] = LeftOut(why)
+            self.left_out[path] = LeftOut(str(place), why)
 
     def _of_text(self, path: Path, file: BinaryIO) -> Iterator[Record]:
         """Yield the records of JSONL, or of a JSON document if the first line is no record."""
@@ -144,12 +143,12 @@ class Recordings:
             if text and not begun and _begins_document(text):
                 rest = file.read(WHOLE + 1)
                 if len(rest) > WHOLE:
-                    raise UserMistake(f"{path}: is one JSON document of more than {WHOLE:,} bytes; JSONL may be longer")
+                    raise Unreadable(path, f"is one JSON document of more than {WHOLE:,} bytes; JSONL may be longer")
                 yield from _of_document(str(path), b"\n" * (number - 1) + text + b"\n" + rest)
                 return
             begun = begun or bool(text)
             if len(line) > LONGEST:
-                self._leave(path, f"{path}:{number}: longer than {LONGEST:,} bytes")
+                self._leave(path, f"{path}:{number}", f"longer than {LONGEST:,} bytes")
                 while line and not line.endswith(b"\n"):
                     line = file.readline(LONGEST)
             elif text:
@@ -163,17 +162,17 @@ class Recordings:
             try:
                 record = _value_of(one.text)
             except (ValueError, RecursionError) as error:
-                self._leave(path, f"{one.place}: expected a JSON object, such as a request's body: {error}")
+                self._leave(path, one.place, f"expected a JSON object, such as a request's body: {error}")
                 continue
-            source, exports = _read(record, one.text, sessions)
+            source = BODY
             try:
+                source, exports = _read(record, one.text, sessions)
                 for export in exports:
                     yield from _found(export, source, seen)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 said = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read as one: {error}"
-                self._leave(
-                    path, f"{one.place}: " + (str(error) if source == BODY else f"looks like {source}, but {said}")
-                )
+                why = str(error) if source == BODY else f"looks like {source}, but {said}"
+                self._leave(path, one.place, why)
         for source, session in sessions.items():
             for export in session.answered():
                 yield from _found(export, source, seen)
@@ -199,7 +198,7 @@ def _of_document(name: str, text: bytes) -> Iterator[Record]:
     except (ValueError, RecursionError) as error:
         at = re.search(r"\(byte (\d+)\)", str(error))
         line = 1 + text[: int(at[1]) if at else 0].count(b"\n")
-        raise UserMistake(f"{name}:{line}: not JSON: {error}") from error
+        raise Unreadable(f"{name}:{line}", f"not JSON: {error}") from error
     if entries is None:
         yield Record(name, text.strip())
     for number, raw in enumerate(entries or [], 1):
@@ -232,7 +231,7 @@ def _of_database(path: Path) -> Iterator[Record]:
                 text = f'{{"session": {json.dumps(session)}, "message": {data}, "parts": [{said}]}}'
                 yield Record(f"{path}: message {message}", text.encode())
     except (sqlite3.Error, TypeError) as error:
-        raise UserMistake(f"{path}: is a database, but not one of opencode's that we know: {error}") from error
+        raise Unreadable(path, f"is a database, but not one of opencode's that we know: {error}") from error
 
 
 # -- records -----------------------------------------------------------------------------------------------------------

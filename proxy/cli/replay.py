@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,8 +28,8 @@ from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
 
 DEFAULTS = "the defaults"
-MOST_SENTENCES = 20
-"""Most files for which the report says why they are left out."""
+REASONS = 20
+"""Most reasons for leaving out files that are shown."""
 ASIDE = 5
 """Most members that are named as left aside."""
 NOTES, LONGEST_NAME = 100, 30
@@ -60,7 +60,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
 
     recordings = Recordings()
     count = _replayed(recordings, paths, tallies)
-    left_out = [harmless(line) for line in sentences(recordings.left_out)]
+    left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
     if not count:
         raise UserMistake("\n".join(left_out))
     shown = [harmless(line) for line in headline(tallies, recommend=chosen.profile)]
@@ -142,17 +142,17 @@ def _replayed(recordings: Recordings, files: Sequence[Path], tallies: Sequence[T
     return count
 
 
-def sentences(left_out: Mapping[Path, LeftOut]) -> Iterator[str]:
-    """Yield why files are left out, wholly or in part: a line for each, and one for all without a request."""
-    first, *more = [str(path) for path, one in left_out.items() if one.idle] or [""]
-    if first:
-        also = f" and {several(len(more), 'more file')}" if more else ""
-        yield f"{first}{also}: no request to a model"
-    others = [one for one in left_out.values() if not one.idle]
-    for one in others[:MOST_SENTENCES]:
-        yield str(one)
-    if others[MOST_SENTENCES:]:
-        yield f"and {several(len(others) - MOST_SENTENCES, 'more file')} that cannot be read"
+def sentences(left_out: Iterable[LeftOut]) -> Iterator[str]:
+    """Yield why files are left out, wholly or in part: a line for each reason."""
+    reasons: dict[str, list[LeftOut]] = {}
+    for one in left_out:
+        reasons.setdefault(one.why, []).append(one)
+    for why, (first, *others) in [*reasons.items()][:REASONS]:
+        more = [several(first.more, "more record")] if first.more else []
+        more += [several(len(others), "more file")] if others else []
+        yield f"{' and '.join([first.place, *more])}: {why}"
+    if len(reasons) > REASONS:
+        yield f"more files, for {several(len(reasons) - REASONS, 'other reason')}"
 
 
 def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:

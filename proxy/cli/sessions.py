@@ -45,6 +45,10 @@ class RecordedSession:
     """A name → a tool that was called."""
     replied: set[str] = field(default_factory=set)
     """The replies that this or another file had."""
+    places: dict[str, int] = field(default_factory=dict)
+    """A record's id → how long the history is with it."""
+    agents: dict[str, str] = field(default_factory=dict)
+    """The id of another agent's record → that agent."""
     waiting: Json | None = None
     """A request whose cost has not been said yet."""
 
@@ -98,7 +102,7 @@ def usage_of(usage: Any) -> Reported | None:
 
 def claude_code(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """`~/.claude/projects/*/*.jsonl`: a line for each block of a reply, each result, and much that is only shown."""
-    agent = str(record.get("agentId") or "side") if record.get("isSidechain") else ""
+    agent, before = _agent(record, session), str(record.get("parentUuid"))
     history = session.histories[agent]
     match record.get("type"):
         case "system" if record.get("subtype") == "compact_boundary":
@@ -113,27 +117,48 @@ def claude_code(record: Json, session: RecordedSession) -> Iterator[Exported]:
             history += [{"role": role, "content": one.get("content")} for one in record.get("rendered") or []]
         case "user":
             message = record["message"]
+            blocks = message.get("content")
+            if not record.get("isMeta") and not (isinstance(blocks, list) and any(map(_is_result, blocks))):
+                del history[session.places.get(before, len(history)) :]  # the user has gone back to an earlier message
             history.append({"role": message.get("role", "user"), "content": message.get("content", "")})
         case "assistant" if inside(record, "message", "model") != "<synthetic>":
-            yield from _block(record["message"], session, agent)
+            yield from _block(record, session, agent)
+    if record.get("uuid"):
+        session.places[record["uuid"]] = len(history)
 
 
-def _block(message: Json, session: RecordedSession, agent: str) -> Iterator[Exported]:
-    """A block of a reply. The first one completes the request before it."""
-    history = session.histories[agent]
+def _agent(record: Json, session: RecordedSession) -> str:
+    """Return whose record this is: empty for the main agent. Some versions name others by their first record alone."""
+    if not record.get("isSidechain"):
+        return ""
+    own = str(record.get("uuid"))
+    session.agents[own] = str(record.get("agentId") or session.agents.get(str(record.get("parentUuid"))) or own)
+    return session.agents[own]
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
+
+def _block(record: Json, session: RecordedSession, agent: str) -> Iterator[Exported]:
+    """A block of a reply. The first one completes the request before it, unless another file had it."""
+    message, history = record["message"], session.histories[agent]
     if session.replies.get(agent) != message.get("id"):
         session.replies[agent] = message.get("id")
         body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": [*history]}
         more = {"system": session.system, "tools": session.tools or list(session.used.values())}
         body |= {name: value for name, value in more.items() if value}
-        if history:
+        written = f"{message.get('id')} {record.get('timestamp') or record.get('uuid')}"
+        if history and written not in session.replied:
             yield Exported(body, MESSAGES, usage_of(message.get("usage")), agent)
+        session.replied.add(written)
         history.append({"role": "assistant", "content": []})
+    reply = next(one for one in reversed(history) if one["role"] == "assistant")  # a call may have its result by now
     blocks = message.get("content") or []
     for block in blocks if isinstance(blocks, list) else [{"type": "text", "text": str(blocks)}]:
         if block.get("type") == "tool_use":
             session.used[block["name"]] = {"name": block["name"], "input_schema": {"type": "object"}}
-        history[-1]["content"].append(block)
+        reply["content"].append(block)
 
 
 def codex(record: Json, session: RecordedSession) -> Iterator[Exported]:
@@ -149,8 +174,13 @@ def codex(record: Json, session: RecordedSession) -> Iterator[Exported]:
             yield from session.answered()
             summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
             items[:] = payload.get("replacement_history") or [summary]
-        case "event_msg" if payload.get("type") == "token_count":
-            yield from session.answered(inside(payload, "info", "last_token_usage"))
+        case "token_usage_record":
+            yield from session.answered(payload.get("usage"))
+        case "event_msg" if usage := inside(payload, "info", "last_token_usage"):
+            yield from session.answered(usage)
+        case "event_msg" if payload.get("type") == "thread_rolled_back":
+            asked = [place for place, item in enumerate(items) if _is_prompt(item)]
+            del items[asked[-min(payload["num_turns"], len(asked))] if asked else 0 :]
         case "response_item" if payload.get("type") != "ghost_snapshot":
             item = {key: value for key, value in payload.items() if not key.startswith("internal_")}
             if is_reply(item) and items and not is_reply(items[-1]):
@@ -161,6 +191,12 @@ def codex(record: Json, session: RecordedSession) -> Iterator[Exported]:
             if isinstance(name := item.get("name"), str):
                 session.used[name] = {"type": "function", "name": name, "parameters": {"type": "object"}}
             items.append(item)
+
+
+def _is_prompt(item: Json) -> bool:
+    """Whether the user wrote this; what Codex itself adds in the user's name is in tags."""
+    text = inside((item.get("content") or [None])[0], "text")
+    return item.get("role") == "user" and not str(text).startswith("<")
 
 
 def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
@@ -181,6 +217,8 @@ def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
     spent["cache_creation_input_tokens"] = inside(tokens, "cache", "write")
     body = {"model": message.get("modelID", ""), "messages": [*history], "tools": [*session.used.values()]}
     yield Exported(body, CHAT, usage_of(spent), name)
+    if message.get("summary") is True:
+        history[:] = [{"role": "user", "content": "What did we do so far?"}]  # only the summary goes on
     calls, results = [], []
     for one in parts:
         if one.get("type") == "tool":
@@ -190,3 +228,9 @@ def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
             output = inside(one, "state", "output") or inside(one, "state", "error") or ""
             results.append({"role": "tool", "tool_call_id": one["callID"], "content": output})
     history += [{"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, *results]
+
+
+def opencode_older(record: Json, session: RecordedSession) -> Iterator[Exported]:
+    raise ValueError(
+        "opencode's older files have a message each; a newer opencode moves them to opencode.db, which is read"
+    )

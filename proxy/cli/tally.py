@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from proxy.cli.formats import SESSIONS
 from proxy.cli.recordings import RecordedRequest
 from proxy.plan.forecast import event_at, told
 from proxy.plan.plan import Role
@@ -40,6 +41,8 @@ class Course:
     """The sum of its requests' costs as they came."""
     after: int = 0
     events: int = 0
+    unseen: int = 0
+    """Tokens of instructions and tools that its file does not hold, by what upstream counted of its first request."""
     told: list[tuple[int, str]] = field(default_factory=list)
     """What the plan does at requests, counted from 0, and why."""
 
@@ -87,12 +90,18 @@ class Tally:
         if planned is None:
             self.unplanned[reason] += 1
             return
-        seen, event = foreseen(planned, recorded.said), event_at(planned.plan)
+        roles = [item.role for item in planned.history.items]
+        asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
+        key = SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller)
+        course = self.sessions.setdefault(key, Course())
+        if not course.requests and recorded.said is not None and recorded.source in SESSIONS:
+            course.unseen = max(recorded.said.prompt - planned.prompt(planned.tokens), 0)
+        seen, event = foreseen(planned, recorded.said, course.unseen), event_at(planned.plan)
         self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
-        self.tokens_before += planned.prompt(planned.tokens)
-        self.tokens_after += planned.prompt(seen.tokens, ours=seen.ours)
+        self.tokens_before += course.unseen + planned.prompt(planned.tokens)
+        self.tokens_after += course.unseen + planned.prompt(seen.tokens, ours=seen.ours)
         self.cost_before += seen.before
         self.cost_after += seen.after
         price = planned.policy.offload.input_price or price_of("", planned.request.model).input_price
@@ -103,10 +112,6 @@ class Tally:
         if self.detailed:
             self.total.append((self.cost_before, self.cost_after))
 
-        roles = [item.role for item in planned.history.items]
-        asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-        key = SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller)
-        course = self.sessions.setdefault(key, Course())
         if event is not None:
             self.events += 1
             self.causes[event.cause.name.lower()] += 1

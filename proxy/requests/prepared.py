@@ -232,10 +232,11 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 # -- what became of it ------------------------------------------------------------------------------------------------
 
 
-def foreseen(planned: Planned, said: Reported | None = None) -> Forecast:
-    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them."""
+def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) -> Forecast:
+    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them. `unseen` is the
+    tokens before the history that the request had besides what is known of it."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
-    head = planned.prompt(0)
+    head = planned.prompt(0) + unseen
     return forecast(planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 

@@ -37,7 +37,7 @@ def left_out(path: Path) -> str:
     """Why a file, or a part of it, is not replayed."""
     found = recordings.Recordings()
     list(found.requests(path))
-    return str(found.left_out[path])
+    return found.left_out[path].why
 
 
 def written(path: Path, *records: Json) -> Path:
@@ -63,6 +63,14 @@ def test_a_session_file_is_one_request_for_each_reply(name: str, api: str, sourc
     assert "Read the logs 0 to 2" in texts(found[0]) and "A rule for all that follows" in texts(found[-1])
     assert all(one.said and one.said.prompt > 5_000 for one in found)
     assert all(one.chat and one.chat.has_tools for one in found[1:])
+
+
+def test_what_a_session_file_does_not_hold_is_not_counted_as_history(capsys: pytest.CaptureFixture[str]) -> None:
+    """Few definitions of tools are in it: upstream counts ten times as many tokens, and our tools are still 400."""
+    for name in ("claude_code", "codex"):
+        assert main(["replay", "--json", str(SAMPLES / f"{name}.jsonl")]) == OK
+        [found] = json.loads(capsys.readouterr()[0])["policies"]
+        assert found["tokens_before"] > 9 * 6_900 and found["worst_session"] < 1.06
 
 
 def test_opencodes_database_is_read(tmp_path: Path) -> None:
@@ -103,6 +111,18 @@ GENAI = {
     "gen_ai.usage.input_tokens": 120,
     "gen_ai.usage.cache_read.input_tokens": 100,
 }
+
+
+def typed(value: Any) -> Json:
+    """A value as OTLP's JSON has it."""
+    value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [typed(one) for one in value]}}
+    if isinstance(value, dict):
+        return {"kvlistValue": {"values": [{"key": key, "value": typed(one)} for key, one in value.items()]}}
+    return {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value}
+
+
 BODY = {"model": "gpt-4.1", "messages": HISTORY, "tools": TOOLS}
 RUN = {"id": "r", "run_type": "llm", "trace_id": "t", "outputs": {}}
 SPENT = {"call_type": "acompletion", "spend": 0.1, "model": "gpt-4.1", "response": json.dumps({"usage": USAGE})}
@@ -130,6 +150,10 @@ EXPORTS: dict[str, Json] = {
         {"key": key, "value": {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value}}
         for key, value in GENAI.items()
     ]}]}]}]},
+    "OpenTelemetry's spans, with values in their types": {"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "attributes": [{"key": "gen_ai.request.model", "value": {"stringValue": "gpt-4.1"}}],
+        "events": [{"attributes": [{"key": key, "value": typed(value)} for key, value in GENAI.items()]}],
+    }]}]}]},
     "OpenAI's stored completion": BODY | {"object": "chat.completion", "usage": USAGE, "choices": []},
 }  # fmt: skip
 """A record of each export. What stands behind the comma tells forms of one format apart."""
@@ -191,6 +215,7 @@ def test_records_that_ask_no_model_are_passed_over(tmp_path: Path) -> None:
         {"traceId": "t", "type": "SPAN", "input": "x"},
         {"run_type": "chain", "inputs": {}},
         {"attributes": {"http.method": "GET"}, "context": {}, "kind": 1},
+        {"attributes": GENAI | {"gen_ai.operation.name": "invoke_agent"}, "context": {}, "kind": 1},
     ]
     assert read(written(tmp_path / "a.jsonl", *others)) == []
 
@@ -213,7 +238,9 @@ def test_turns_that_many_lines_share_count_once(tmp_path: Path) -> None:
 def test_a_data_set_of_runs_is_not_taken_for_requests(tmp_path: Path) -> None:
     """Its records have members that no API has. A run may end with a result, and the next one may begin alike."""
     runs = [[*HISTORY, REPLY, {"role": "user", "content": text}] for text in ("And b.log?", "And c.log?")]
-    lines: list[Json] = [{"id": "1", "source": "s", "messages": run} for run in (*runs, HISTORY[:2], [*runs[0], REPLY, REPLY])]
+    lines: list[Json] = [
+        {"id": "1", "source": "s", "messages": run} for run in (*runs, HISTORY[:2], [*runs[0], REPLY, REPLY])
+    ]
     found = read(written(tmp_path / "a.jsonl", *lines))
     assert [len(one.chat.entries) for one in found if one.chat] == [2, 4, 2, 4, 2, 7]
     assert [one.expanded for one in found] == [True] * 4 + [False, True]
@@ -250,6 +277,94 @@ def test_a_compaction_begins_a_new_history(tmp_path: Path, name: str) -> None:
     assert last.chat is not None and len(last.chat.entries) == 1 and "So far: a." in texts(last)
 
 
+def said(id: str, *blocks: Json, **more: Any) -> Json:
+    """A record of Claude Code's with blocks of the reply `id`."""
+    message = {"id": id, "role": "assistant", "model": "claude-opus-5-5", "content": list(blocks)}
+    return {"type": "assistant", "sessionId": "s", "message": message, **more}
+
+
+def asks(content: Any, **more: Any) -> Json:
+    return {"type": "user", "sessionId": "s", "message": {"role": "user", "content": content}, **more}
+
+
+def calls(id: str) -> Json:
+    return {"type": "tool_use", "id": id, "name": "Read", "input": {}}
+
+
+def answers(id: str) -> Json:
+    return {"type": "tool_result", "tool_use_id": id, "content": f"text of {id}"}
+
+
+TEXT = {"type": "text", "text": "Done."}
+
+
+def test_a_call_whose_result_came_before_the_next_block_stays_in_its_reply(tmp_path: Path) -> None:
+    records = [asks("Read both."), said("m1", calls("t1")), asks([answers("t1")]), said("m1", calls("t2"))]
+    found = read(written(tmp_path / "a.jsonl", *records, asks([answers("t2")]), said("m2", TEXT)))
+    entries = json.loads(found[-1].chat.body)["messages"] if found[-1].chat else []
+    assert [one["role"] for one in entries] == ["user", "assistant", "user", "user"]
+    assert [one["id"] for one in entries[1]["content"]] == ["t1", "t2"]
+
+
+def test_a_user_who_goes_back_leaves_what_came_after(tmp_path: Path) -> None:
+    records = [
+        asks("First.", uuid="u1"),
+        said("m1", TEXT, uuid="a1", parentUuid="u1"),
+        asks("Second.", uuid="u2", parentUuid="a1"),
+        said("m2", TEXT, uuid="a2", parentUuid="u2"),
+        asks("Instead.", uuid="u3", parentUuid="a1"),
+        asks("A hook's words.", uuid="u4", parentUuid="u1", isMeta=True),
+        said("m3", TEXT, uuid="a3", parentUuid="u4"),
+    ]
+    found = read(written(tmp_path / "a.jsonl", *records))
+    assert [len(one.chat.entries) for one in found if one.chat] == [1, 3, 4]
+    assert "Second." not in texts(found[-1])
+    lines = [json.loads(line) for line in (SAMPLES / "codex.jsonl").read_text().splitlines()]
+    back: Json = {"timestamp": "t", "type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 2}}
+    reply = next(line for line in lines if line["payload"].get("type") == "reasoning")
+    last = read(written(tmp_path / "b.jsonl", *lines, back, asked_of_codex("Once more."), reply))[-1]
+    assert "logs 0 to 2" in texts(last) and "A rule for all" not in texts(last) and "Once more." in texts(last)
+
+
+def asked_of_codex(text: str) -> Json:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    return {"timestamp": "t", "type": "response_item", "payload": item}
+
+
+def test_other_agents_have_histories_of_their_own(tmp_path: Path) -> None:
+    """Some versions write them into the main agent's file, and name none of them."""
+    side = {"isSidechain": True}
+    records = [
+        asks("Main.", uuid="u1"),
+        asks("Left.", uuid="l1", parentUuid=None, **side),
+        asks("Right.", uuid="r1", parentUuid=None, **side),
+        said("m1", TEXT, uuid="l2", parentUuid="l1", **side),
+        said("m2", TEXT, uuid="r2", parentUuid="r1", **side),
+        said("m3", TEXT, uuid="a1", parentUuid="u1"),
+    ]
+    found = read(written(tmp_path / "a.jsonl", *records))
+    assert [texts(one).count('"user"') for one in found] == [1, 1, 1] and len({one.caller for one in found}) == 3
+
+
+def test_a_reply_that_a_resumed_session_has_again_counts_once(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (SAMPLES / "claude_code.jsonl").read_text().splitlines()]
+    new = said("msg_new", TEXT, timestamp="2026-11-25T00:00:00Z")
+    paths = written(tmp_path / "a.jsonl", *lines), written(tmp_path / "b.jsonl", *lines, asks("Go on."), new)
+    readers = recordings.Recordings()
+    found = [list(readers.requests(path)) for path in paths]
+    assert [len(one) for one in found] == [9, 1] and "Read the logs 0 to 2" in texts(found[1][0])
+
+
+def test_opencodes_summary_begins_a_new_history(tmp_path: Path) -> None:
+    def told(role: str, text: str, **more: Any) -> Json:
+        return {"session": "s", "message": {"role": role, **more}, "parts": [{"type": "text", "text": text}]}
+
+    records = [told("user", "First."), told("assistant", "One."), told("assistant", "So far: one.", summary=True)]
+    found = read(written(tmp_path / "a.jsonl", *records, told("user", "Second."), told("assistant", "Two.")))
+    assert [len(one.chat.entries) for one in found if one.chat] == [1, 2, 3]
+    assert "So far: one." in texts(found[-1]) and "First." not in texts(found[-1])
+
+
 def test_without_files_the_sessions_of_the_home_directory_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,4 +389,6 @@ def test_a_damaged_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["replay", str(path)]) == MISTAKE
     assert "a.jsonl:1: looks like Claude Code's session, but cannot be read as one" in capsys.readouterr()[1]
     path = written(tmp_path / "a.jsonl", {"type": "user", "sessionId": "s", "said": "renamed"})
-    assert left_out(path) == f"{path}:1: looks like Claude Code's session, but has no 'message'"
+    assert left_out(path) == "looks like Claude Code's session, but has no 'message'"
+    path = written(tmp_path / "a.json", {"id": "msg_1", "sessionID": "ses_1", "role": "user", "time": {"created": 1}})
+    assert "a newer opencode moves them to opencode.db" in left_out(path)
