@@ -134,6 +134,7 @@ LITELLM = Export(
     usage="response.usage",
     caller="api_key metadata.user_api_key_hash",
 )
+BATCH = Export(body="params", missing="the batch's request has no `params`")
 LANGSMITH = Export(
     body="inputs",
     missing="LangSmith kept no list of messages as the input",
@@ -287,6 +288,7 @@ FORMATS = (
     Format("Codex's session", _has("timestamp", "type", "payload"), codex),
     Format("opencode's session", _has("session", "message", "parts"), opencode),
     Format("opencode's older storage", _has("sessionID", "id", one_of=("role", "messageID")), opencode_older),
+    Format("Anthropic's batch", _has("custom_id", "params"), BATCH.read),
     Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), LITELLM.read),
     Format("LangSmith's run", _has("run_type", "inputs"), LANGSMITH.read),
     Format("Helicone's request", _has("request_id", "request_model"), HELICONE.read),

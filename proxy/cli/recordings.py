@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -33,8 +34,8 @@ from proxy.plan.turn import Reason, Request, Unplannable
 
 STDIN = Path("-")
 """Stands for standard input."""
-SUFFIXES = (".jsonl", ".jsonl.gz", ".har", ".json", ".db")
-"""How the names of the files end that are read of a directory."""
+NAMES = ("*.jsonl", "*.jsonl.gz", "*.ndjson", "*.har", "*.json", "*.json.gz", "*.db")
+"""The names of the files that are read of a directory."""
 LONGEST = (64 << 20) + (64 << 10)
 """Most bytes of a line: as many as the proxy accepts as a request by default, and what a capture has beside it."""
 WHOLE = 1 << 29
@@ -90,12 +91,21 @@ def named(paths: Sequence[str]) -> list[Path]:
         if path == STDIN or not path.is_dir():
             files.append(path)
             continue
-        found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(SUFFIXES)]
-        below = [file for file in found if file.is_file() or not file.exists()]  # a pipe would be waited for
-        if not below:
-            raise UserMistake(f"{path}: has no files named {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")
-        files += sorted(below, key=lambda file: (file.name, file))  # captures are named after their time
+        found = below(path, NAMES)
+        if not found:
+            raise UserMistake(f"{path}: has no files named {', '.join(NAMES)}")
+        files += sorted(found, key=lambda file: (file.name, file))  # captures are named after their time
     return files
+
+
+def below(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return the files below a folder that have such names, links that lead nowhere, and closed folders, which will be
+    named as such."""
+    closed: list[OSError] = []
+    every = ((where, name) for where, _, files in os.walk(folder, onerror=closed.append) for name in files)
+    found = [Path(where, name) for where, name in every if any(fnmatchcase(name, one) for one in names)]
+    found = [file for file in found if os.path.isfile(file) or not os.path.exists(file)]  # a pipe would be waited for
+    return found + [Path(error.filename) for error in closed]
 
 
 class Recordings:

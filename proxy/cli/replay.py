@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.cli import harmless, several, table
 from proxy.cli.formats import ADDRESSED, HAR
-from proxy.cli.recordings import BODY, LeftOut, Recordings, named
+from proxy.cli.recordings import BODY, LeftOut, Recordings, below, named
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.errors import UserMistake
@@ -94,13 +94,13 @@ def _at_home(environment: Mapping[str, str]) -> list[Path]:
     codex = Path(environment.get("CODEX_HOME") or home / ".codex", "sessions")
     data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
     agents = {
-        "Claude Code": claude.rglob("*.jsonl"),
-        "Codex": codex.rglob("rollout-*.jsonl"),
-        "opencode": (data / "opencode").glob("opencode.db"),
+        "Claude Code": (claude, "*.jsonl"),
+        "Codex": (codex, "rollout-*.jsonl"),
+        "opencode": (data / "opencode", "opencode.db"),
     }
     found: list[Path] = []
-    for name, files in agents.items():
-        if ordered := sorted(files, key=_written):
+    for name, (folder, files) in agents.items():
+        if ordered := sorted(below(folder, [files]) if folder.is_dir() else (), key=_written):
             place = os.path.commonpath([file.parent for file in ordered])
             sys.stderr.write(f"{name}: {several(len(ordered), 'file')} in {harmless(place)}\n")
             found += ordered
@@ -169,11 +169,13 @@ def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
         else:
             cost = f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
         tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
-        yield f"{name}{tokens}, {cost}, {tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
-    fit = [one for one in tallies if recommend and one.cost_before and 10 * one.losses <= len(one.sessions)]
+        dearer = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
+        dearer += f", by {tally.lost / tally.cost_before:.1%} of the cost together" if tally.losses else ""
+        yield f"{name}{tokens}, {cost}, {dearer}"
+    fit = [one for one in tallies if recommend and one.cost_before and 10 * one.lost <= one.won]
     if fit:
         best = min(fit, key=lambda one: one.cost_after / one.cost_before)
-        yield f"recommended: {best.name}. It costs least, and at most a tenth of the sessions cost more"
+        yield f"recommended: {best.name}. It costs least, and dearer sessions lose at most a tenth of what others save"
     expanded, sources = tallies[0].expanded, tallies[0].sources
     if sources.keys() - {BODY, HAR, ADDRESSED}:
         yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())

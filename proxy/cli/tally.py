@@ -141,6 +141,16 @@ class Tally:
         return sum(course.after > course.before for course in self.sessions.values())
 
     @property
+    def lost(self) -> int:
+        """What the sessions that cost more lose."""
+        return sum(max(course.after - course.before, 0) for course in self.sessions.values())
+
+    @property
+    def won(self) -> int:
+        """What the other ones save."""
+        return self.lost + self.cost_before - self.cost_after
+
+    @property
     def worst(self) -> float | None:
         """The cost of the session that fares worst, as a share of its cost as it came."""
         return max((course.after / course.before for course in self.sessions.values() if course.before), default=None)

@@ -253,6 +253,14 @@ def test_lists_inside_a_document_are_found(tmp_path: Path) -> None:
         assert [(one.expanded, one.source) for one in found] == [(False, "request body")] * 2, "it ends with a result"
 
 
+def test_anthropics_batches_are_read(tmp_path: Path) -> None:
+    params = {"model": "claude-opus-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"requests": [{"custom_id": "1", "params": params | {"system": "Be brief."}}]}))
+    [found] = read(path)
+    assert found.dialect is not None and found.dialect.name == "messages" and found.source == "Anthropic's batch"
+
+
 def test_half_surrogates_are_read(tmp_path: Path) -> None:
     record = EXPORTS["Helicone's request"] | {
         "request_body": {"model": "m", "messages": [{"role": "user", "content": "\ud83d"}]}

@@ -108,6 +108,19 @@ def test_policies_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     assert 0 < float(rows["  as a share"][0]) < 1 and rows["  as a share"][1] == "-"
 
 
+def test_the_recommended_profile_costs_least_where_little_is_lost(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Short sessions lose the tokens of our tools. One long session saves more than forty of them lose."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    short = [[body | {"tools": [tool]} for body in session(f"short {number}", 2)] for number in range(40)]
+    long = [body | {"tools": [tool]} for body in session("long", 40)]
+    for topics, best in ((short, "careful"), ([*short, long], "frugal")):
+        assert main(["replay", "--profile", lines(folder / "a.jsonl", [body for one in topics for body in one])]) == OK
+        out = capsys.readouterr().out
+        assert f"recommended: {best}. It costs least" in out and f"40 of {len(topics)} sessions cost more, by " in out
+
+
 def test_json_has_every_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = lines(folder / "a.jsonl", session("one"))
     report = asked(capsys, "--policy", "early.yaml", recorded, recorded)
@@ -278,6 +291,24 @@ def test_files_that_cannot_be_read_are_named(folder: Path, capsys: pytest.Captur
     assert "bad.yaml:1: offload.mode: expected one of" in mistake(capsys, "--policy", "bad.yaml", recorded)
     (folder / "bad.yaml").write_text("offload: {said: [{tool: x}]}\n")
     assert "bad.yaml:1: offload.said[0]: expected text" in mistake(capsys, "--policy", "bad.yaml", recorded)
+
+
+def test_a_closed_folder_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines(folder / "a.jsonl", session("one", 1))
+    closed = folder / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    [said] = asked(capsys, str(folder))["left_out"]
+    assert said.startswith(f"{closed}: cannot be read: ")
 
 
 def test_a_tenants_policy_needs_none_of_its_callers_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
