@@ -179,7 +179,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache_write: Annotated[Price, says("price of writing input to the cache; plain input is 1")] = 1.25
     input_price: Annotated[
         Annotated[float, Meta(ge=0, le=1_000_000)] | None,
-        says("money for a million tokens of plain input, for the dashboard; null: it shows tokens only"),
+        says("USD for a million tokens of plain input; null: what the price list says, or tokens only"),
     ] = None
     holdout: Annotated[
         float, says("share of conversations that are left as they come, to be compared with", ge=0, le=1)
@@ -189,7 +189,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         says("share of requests with moved results that are asked twice more, to compare what follows", ge=0, le=1),
     ] = 0.0
     verify_budget: Annotated[
-        float, says("money that `verify` may spend in a day, by `input_price` or the list", ge=0, le=1_000_000)
+        float, says("USD that `verify` may spend in a day, by `input_price` or the list", ge=0, le=1_000_000)
     ] = 1.0
     # One spelling for models, files and tools, so no odd characters.
     store_dir: Annotated[

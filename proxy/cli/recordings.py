@@ -180,12 +180,19 @@ class Recordings:
                 for export in exports:
                     yield from _found(export, source, seen)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-                said = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read as one: {error}"
-                why = str(error) if source == BODY else f"looks like {source}, but {said}"
-                self._leave(path, one.place, why)
+                self._leave(
+                    path, one.place, str(error) if source == BODY else f"looks like {source}, but {_odd(error)}"
+                )
         for source, session in sessions.items():
             for export in session.answered():
                 yield from _found(export, source, seen)
+
+
+def _odd(error: Exception) -> str:
+    """Say what is wrong with a record of a known format."""
+    if isinstance(error, KeyError):
+        return f"has no {error}"
+    return f"cannot be read as one: {error if isinstance(error, ValueError) else 'a member has an unexpected type'}"
 
 
 class Record(NamedTuple):
