@@ -290,7 +290,7 @@ def _found(export: Exported, source: str, seen: set[bytes]) -> Iterator[Recorded
         yield found  # as it was sent
         return
     known = {"model": "unknown"} | {key: value for key, value in export.body.items() if key not in aside}
-    turns = _turns(known, seen, own=bool(aside))
+    turns = _turns(known, seen, own=bool(aside) and source == BODY)
     if turns is not None:
         for turn in turns:
             yield replace(_parsed(turn, export, source), said=None, expanded=True)

@@ -129,6 +129,9 @@ SPENT = {"call_type": "acompletion", "spend": 0.1, "model": "gpt-4.1", "response
 EXPORTS: dict[str, Json] = {
     "LiteLLM's log": json.loads((SAMPLES / "litellm.json").read_text()),
     "LiteLLM's log, a row": SPENT | {"proxy_server_request": json.dumps(BODY), "messages": "{}", "api_key": "ab"},
+    "LiteLLM's log, with a member of the client's": SPENT | {
+        "proxy_server_request": BODY | {"litellm_session_id": "s"}, "messages": "{}",
+    },
     "Langfuse's observation": {
         "traceId": "t", "type": "GENERATION", "model": "gpt-4.1", "input": BODY, "usageDetails": USAGE,
     },
