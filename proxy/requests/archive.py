@@ -169,7 +169,7 @@ class Archive:
         """Return moved texts in UTF-8, None for each that is not there or damaged."""
         found = await self._read([f"{self._namespace}/{TEXTS}/{name}" for name in names])
         there = zip(names, found, strict=True)
-        return await self._run(lambda: [value and original_of(name, value) for name, value in there])
+        return await self._run(lambda: [None if value is None else original_of(name, value) for name, value in there])
 
     async def last(self) -> dict[str, tuple[str, bytes]]:
         """Return what the last sessions moved, newest first: what each text is, and its UTF-8, by its name. Never

@@ -190,6 +190,17 @@ def test_a_damaged_record_of_the_index_is_left_out(tmp_path: Path) -> None:
             assert recall(proxy, "sessions")["metadata"]["sessions"] == []
 
 
+def test_a_text_of_which_only_the_name_was_written_is_not_there(tmp_path: Path) -> None:
+    """A power failure leaves such files."""
+    model = Model()
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        [record] = tmp_path.rglob(f"*/originals/{reference.rpartition('/')[2]}")
+        record.write_bytes(b"")
+        assert posted(proxy, "read", path=reference).status_code == 404
+        assert recall(proxy, "search", pattern="vault")["metadata"]["matches"] == []
+
+
 def test_an_index_names_only_texts_that_are_there(kept: Kept) -> None:
     """It is written after them."""
     found = recall(kept.proxy, "sessions", session=kept.session)["metadata"]["texts"]
