@@ -19,8 +19,10 @@ import pytest
 from proxy import __version__
 from proxy.cli import main
 from proxy.operations.call import key_part
-from proxy.policies import schema
+from proxy.policies import load, schema
+from proxy.policies.tenants import identified, identify
 from proxy.stores import open_store
+from proxy.upstream.headers import Headers
 from tests import serving
 from tests.stores.engines import redis_server
 
@@ -418,3 +420,19 @@ def test_a_key_leads_to_its_namespace(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert main(["store", "namespace"]) == 0
     assert capsys.readouterr().out == "default-anonymous\n"
+
+
+def test_an_identity_leads_to_its_namespace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "acme.yaml"
+    listed = f"tenant: acme\napi_keys: [{{sha256: {hashlib.sha256(b'k-acme').hexdigest()}}}]\n"
+    for identity, code in (("", 2), ("identity: {header: x-user}\n", 0)):
+        policy.write_text(listed + identity)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"k-acme")))
+        assert main(["store", "namespace", "--identity", "alice", "--policies", str(tmp_path)]) == code
+    said, known = capsys.readouterr(), load(tmp_path, {})
+    assert "has no `identity`" in said.err
+    sent = Headers([(b"authorization", b"Bearer k-acme"), (b"x-user", b"alice")])
+    found = identified(identify(sent, known), sent)
+    assert found is not None and said.out == f"{found.namespace}\n"

@@ -180,7 +180,9 @@ _ACTIONS: Mapping[str, Command] = {
         (("namespace?", "NAMESPACE", "one caller"),),
     ),
     "namespace": Command(
-        "proxy.cli.store:namespace", "say which namespace the caller has whose key is on standard input"
+        "proxy.cli.store:namespace",
+        "say which namespace the caller has whose key is on standard input",
+        (("--identity", "VALUE", "the value of the `identity` by which the key's policy knows the caller"),),
     ),
     "cat": Command(
         "proxy.cli.store:cat",

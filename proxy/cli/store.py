@@ -19,7 +19,7 @@ from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
 from proxy.operations.call import name_of
-from proxy.policies.tenants import identify, retention
+from proxy.policies.tenants import identify, namespace_as, retention
 from proxy.requests import capture
 from proxy.settings import Settings
 from proxy.stores import (
@@ -162,13 +162,18 @@ def gc(settings: Settings, chosen: Namespace) -> int:
 
 
 def namespace(settings: Settings, chosen: Namespace) -> int:
-    """Write the namespace of the caller whose key is on standard input, or of callers without one.
+    """Write the namespace of the caller whose key is on standard input, or of callers without one; with `--identity`,
+    of the caller with that identity.
 
-    Raises Unauthorized.
+    Raises Unauthorized and UserMistake.
     """
     key = sys.stdin.buffer.readline().strip()
     sent = [(b"authorization", b"Bearer " + key)] if key else []
-    sys.stdout.write(identify(sent, policies.load(settings.policies, settings.environment)).namespace + "\n")
+    tenant = identify(sent, policies.load(settings.policies, settings.environment))
+    if chosen.identity and not tenant.policy.identity.given:
+        raise UserMistake(f"the policy of {tenant.name} has no `identity`, so its callers are known by their keys")
+    found = namespace_as(tenant.policy, chosen.identity) if chosen.identity else tenant.namespace
+    sys.stdout.write(f"{found}\n")
     return 0
 
 
