@@ -40,7 +40,13 @@ _AUTHORIZATION = b"authorization"
 _X_API_KEY = b"x-api-key"
 KEY_HEADERS = (_AUTHORIZATION, b"api-key", _X_API_KEY)
 """The headers that carry a client's key, in order of preference: OpenAI's, Azure's, Anthropic's."""
-_OTHER_CREDENTIALS = (*KEY_HEADERS[1:], b"x-goog-api-key", b"cookie")
+_OTHER_CREDENTIALS = (
+    *KEY_HEADERS[1:],
+    b"x-goog-api-key",
+    b"x-litellm-api-key",
+    b"ocp-apim-subscription-key",
+    b"cookie",
+)
 
 _PREFIX = rb"(?:/v1|/openai(?:/v1|/deployments/[^/]+)?)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
@@ -209,8 +215,8 @@ def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | No
     if not by.given or tenant.anonymous:
         return None
     if by.header:
-        found = headers.get_all(by.header.lower().encode())
-        value = found[0].strip().decode("latin-1") if len(found) == 1 else ""  # upstream may go by another of several
+        # Several are one value (RFC 9110, 5.3): a second one makes nobody another client, or the key itself.
+        value = b", ".join(headers.get_all(by.header.lower().encode())).strip().decode("latin-1")
     elif by.jwt:
         value = _claim(by.jwt, headers)
     elif by.body and members is not None:
@@ -218,8 +224,13 @@ def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | No
         value = _text(_at(_decoded(members.get(first, b"null")), rest))
     if not value or (len(value) < LEAST and not by.jwt and not tenant.listed):
         return None
-    caller = hmac.digest(value.encode("utf-8", "surrogatepass"), f"{_IDENTITY} {by}".encode(), "sha256").hex()[:16]
-    return msgspec.structs.replace(tenant, namespace=f"{tenant.name}-{caller}")
+    return msgspec.structs.replace(tenant, namespace=namespace_as(tenant.policy, value))
+
+
+def namespace_as(policy: Policy, value: str) -> str:
+    """Return the namespace of a caller whose identity has this value."""
+    said = value.encode("utf-8", "surrogatepass")
+    return f"{policy.tenant}-{hmac.digest(said, f'{_IDENTITY} {policy.identity}'.encode(), 'sha256').hex()[:16]}"
 
 
 def described(by: Identity, *, listed: bool) -> str:

@@ -187,7 +187,10 @@ class _Request:
         headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
         owner = identified(tenant, headers, request.members)
         if owner is None:
-            _without_identity(tenant.name, f"{tenant.name}: a request lacks {tenant.policy.identity}; its key counts")
+            _without_identity(
+                tenant.name,
+                f"{tenant.name}: a request does not say who it is by {tenant.policy.identity}; its key counts",
+            )
             return tenant
         self._owner, self._accepted = owner, tenant.listed
         left = owner if tenant.listed else tenant
