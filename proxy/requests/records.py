@@ -141,9 +141,13 @@ class Records:
         return snapshot
 
     async def compaction(self, digest: str) -> str:
-        """Return the snapshot that a reference leads to, or the words for one that is not kept."""
+        """Return the snapshot that a reference leads to, or the words for one that is not kept. Its age begins anew,
+        because its caller has no other copy."""
         [record] = await self.read(_Compacted, [digest])
-        return record.text if record and compacting.digest(record.text) == digest else compacting.GONE
+        if record is None or compacting.digest(record.text) != digest:
+            return compacting.GONE
+        await self._put(digest, record)
+        return record.text
 
     async def keep_compaction(self, text: str) -> bool:
         """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""

@@ -4,7 +4,9 @@ that refuses what it does not know."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,18 @@ def test_a_compacted_history_is_there_again(way: str, up: StrictUpstream, upstre
         shown = json.dumps(upstream.asked["input"][1])
     assert "open the vault" in shown and upstream.asked["input"][1]["role"] == "user"
     assert not upstream.api.refused and len([one for one in up.requests if b"scratchpad" in one.body]) == 1
+
+
+def test_a_compaction_that_is_used_is_kept(up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+    """Its client has no other copy."""
+    with client_of(proxy) as client:
+        item = compacted(client, "trigger")
+    [record] = proxy.store.rglob("*/compactions/*")
+    os.utime(record, (0, 0))
+    with served({"default": tight(up.url, compaction="auto")}, store=proxy.store) as other, client_of(other) as client:
+        asking: Any = [item, {"role": "user", "content": "And now?"}]
+        client.responses.create(model="gpt-4.1", input=asking, tools=[TOOL], store=False)  # type: ignore[arg-type]
+    assert record.stat().st_mtime > time.time() - 60
 
 
 def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy: Proxy) -> None:
