@@ -52,7 +52,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         body = await reader.readexactly(int(length[1]) if length else 0)
         found = _STORED.search(body)
         arguments = {"path": found[1].decode()} if found and HIDDEN.encode() not in body else None
-        said = json.dumps(REPLIES[head.split(b" ", 2)[1].decode()](arguments)).encode()
+        reply = REPLIES.get(head.split(b" ", 2)[1].decode(), lambda _: {})  # it is asked for its models, too
+        said = json.dumps(reply(arguments)).encode()
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said) + said
         )
