@@ -116,10 +116,10 @@ def require_monitor(
     forwarded = any(name.encode() in FORWARDED or name.startswith("x-forwarded-") for name in names)
     if request.client is not None and not forwarded:
         address = ip_address(request.client.host)
-        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        address = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
         if address.is_loopback:
             check_origin(request.headers.raw, request.scope["extensions"][RAW].target)
-        if any((mapped or address) in network for network in networks):
+        if any(address in network for network in networks):
             return
     raise Forbidden(
         "This needs OFFLOAD_ADMIN_TOKEN as bearer token, or --monitor-networks with the network of the caller"

@@ -151,8 +151,9 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = ":" in host and socket.has_dualstack_ipv6()  # `::` stands for all addresses
     try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
         raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error

@@ -490,10 +490,16 @@ def test_invalid_policies_are_a_user_mistake(tmp_path: Path, flags: tuple[str, .
     assert "default.yaml" in said and "Traceback" not in said and "listening" not in said
 
 
-async def test_an_ipv6_address_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["::1", "[::1]", "::"])
+async def test_an_ipv6_address_is_served(host: str, tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here")
-    async with running(replying(OK), tmp_path, "--host=::1") as served:
-        assert re.fullmatch(rb"offload-proxy listening on http://\[::1\]:\d+\n", served.said)
+    async with running(replying(OK), tmp_path, f"--host={host}", "--monitor-networks=127.0.0.1") as served:
+        found = re.fullmatch(rb"offload-proxy listening on http://\[(\S+)\]:(\d+)\n", served.said)
+        assert found and found[1].decode() == host.strip("[]")
+        if host == "::":  # all addresses of IPv4, too, and those with all their rules
+            for name, status in ((b"localhost", 200), (b"evil.example", 403)):
+                asked = b"GET /metrics HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % name
+                assert (await ask(int(found[2]), asked)).status == status
