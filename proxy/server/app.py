@@ -28,7 +28,17 @@ from proxy.dashboard import Dashboard, pages
 from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
-from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
+from proxy.errors import (
+    ClientFault,
+    Fault,
+    Forbidden,
+    ForeignSite,
+    Overloaded,
+    ProxyError,
+    Unsupported,
+    UpgradeRefused,
+    UserMistake,
+)
 from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
@@ -360,8 +370,8 @@ class App:
             self._dashboard.start()
             held.callback(self._dashboard.close)
             if self._otel:
+                self._otel.start()
                 held.callback(self._otel.close)
-                await held.enter_async_context(running(self._otel.run()))
             held.callback(self._ledger.flush)
             held.push_async_callback(self._close_store)
             await held.enter_async_context(running(self._watch_store()))
@@ -399,17 +409,21 @@ class App:
 
 
 def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None:
-    """Return it if one of its variables names an endpoint. To import it takes a quarter of a second."""
+    """Return it if one of its variables names an endpoint. To import it takes a quarter of a second. Raises
+    UserMistake."""
     variables = settings.environment
     named = any(name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("ENDPOINT") for name in variables)
     if not named or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     try:
         from proxy.telemetry.otel import OpenTelemetry
+
+        return OpenTelemetry(variables, metrics.collect)
     except ModuleNotFoundError:
         logger.warning("OTEL_… is set, and nothing is exported without: pip install 'offload-proxy[otel]'")
         return None
-    return OpenTelemetry(variables, metrics.collect)
+    except ValueError as error:  # in one of its many variables
+        raise UserMistake(f"OTEL_…: {error}") from error
 
 
 async def _in_openais_shape(request: Request, error: Exception) -> Response:

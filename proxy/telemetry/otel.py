@@ -10,8 +10,8 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,7 +86,8 @@ class TracedCall:
 
 
 class OpenTelemetry:
-    """The spans and metrics of one process. `collect` returns Prometheus' metrics."""
+    """The spans and metrics of one process. `collect` returns Prometheus' metrics. Raises ValueError if a variable is
+    wrong."""
 
     def __init__(self, environment: Mapping[str, str], collect: Callable[[], Iterable[Metric]]) -> None:
         ours = {"service.name": "offload-proxy", "service.version": __version__}
@@ -100,24 +101,25 @@ class OpenTelemetry:
         if environment.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp":
             self._exporter = OTLPMetricExporter()
         self._collect, self._since = collect, time.time_ns()
-        self._seconds = float(environment.get("OTEL_METRIC_EXPORT_INTERVAL", 60_000)) / 1000
-
-    async def run(self) -> None:
-        """Export metrics until cancelled."""
-        while True:
-            await asyncio.sleep(self._seconds)
-            await asyncio.to_thread(self._export)
+        interval = environment.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+        if not re.fullmatch("[1-9][0-9]{0,9}", interval):
+            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL must be a number of milliseconds")
+        self._seconds = int(interval) / 1000
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
+        self.start = self._thread.start
 
     def close(self) -> None:
         """Export what is left, within `CLOSING`."""
+        self._ended.set()
+        self._thread.join(CLOSING)
 
-        def end() -> None:
+    def _run(self) -> None:
+        """Export metrics, in a thread for which nobody waits if the collector hangs."""
+        while not self._ended.wait(self._seconds):
             self._export()
-            self._provider.shutdown()
-
-        ending = threading.Thread(target=end, daemon=True)
-        ending.start()
-        ending.join(CLOSING)
+        self._export()
+        self._provider.shutdown()
 
     def _export(self) -> None:
         if self._exporter is not None:

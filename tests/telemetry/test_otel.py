@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,6 +16,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from proxy.errors import UserMistake
 from proxy.server import app
 from proxy.settings import Settings
 from proxy.telemetry.metrics import Metrics
@@ -130,3 +133,33 @@ def test_a_failed_call_says_so(collector: Collector) -> None:
 )
 def test_it_is_off_by_default(environment: dict[str, str]) -> None:
     assert app._opentelemetry(Settings(environment=environment), Metrics()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_METRIC_EXPORT_INTERVAL", "soon"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "-1"),
+        ("OTEL_ATTRIBUTE_COUNT_LIMIT", "many"),
+    ],
+)
+def test_a_wrong_variable_is_a_user_mistake(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", name: value}
+    with pytest.raises(UserMistake, match=name):
+        app._opentelemetry(Settings(environment=environment), Metrics())
+
+
+def test_a_collector_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "OTEL_METRIC_EXPORT_INTERVAL": "1",
+        }
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        with served(environment=environment):
+            silent.accept()
+            began = time.monotonic()
+    assert time.monotonic() - began < 5, "the exporter waits ten seconds for an answer"
