@@ -13,13 +13,16 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import yaml
+from websockets.sync.client import connect
 
 from proxy import stores
 from proxy.cli import parser
@@ -31,6 +34,11 @@ from proxy.settings import Settings, read
 from proxy.stores import guarded
 from proxy.telemetry import metrics
 from proxy.upstream import client
+from tests import fake_upstream
+from tests.clock import wait_until
+from tests.fake_upstream import StrictUpstream
+from tests.serving import listens, served
+from tests.stores.engines import free_ports
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -242,6 +250,31 @@ def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -
     directives = dict(re.findall(r"^\s*(client_max_body_size|client_body_timeout) (\w+);", text, re.MULTILINE))
     assert directives == {"client_max_body_size": "64m", "client_body_timeout": f"{Settings().body_timeout}s"}
     assert f"proxy_read_timeout {Settings().first_byte_timeout}s" in text and "proxy_buffering off" in text
+
+
+def test_replies_and_websockets_come_through_nginx(tmp_path: Path) -> None:
+    nginx, [port] = tool("nginx"), free_ports(1)
+    with StrictUpstream() as up, served({"default": {"upstream": {"base_url": up.url}}}, admin_token="t") as proxy:
+        up.script(fake_upstream.text("Hello."))
+        site = re.sub(r"ssl_.*", "", (DEPLOY / "nginx.conf").read_text())
+        site = site.replace("443 ssl", f"127.0.0.1:{port}").replace("8787", str(proxy.port)).replace("8788", "1 down")
+        paths = "".join(f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off; pid pid; error_log stderr; events {{}} http {{ access_log off; {paths} {site} }}"
+        )
+        process = subprocess.Popen([nginx, "-p", tmp_path, "-c", "nginx.conf"], stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: listens(port))
+            through = replace(proxy, port=port)
+            asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+            assert through.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"] == "Hello."
+            with connect(f"ws://127.0.0.1:{port}/v1/responses", additional_headers={"authorization": "Bearer k"}):
+                pass
+            found = {path: httpx.get(f"{through.root}{path}").status_code for path in ("/metrics", "/health?deep=1")}
+            assert found == {"/metrics": 404, "/health?deep=1": 403}
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def test_systemd_takes_its_unit(tmp_path: Path) -> None:
