@@ -395,8 +395,9 @@ class App:
         await asyncio.gather(self._summaries.close(left), self._background.close(left))
 
     async def _watch_store(self) -> None:
-        """Ask the store now and then: few requests do, and metrics and alerts must not wait for those."""
+        """Ask the store now and then, for the metrics: few requests do, and a worker may have none."""
         while True:
+            self._metrics.sample()  # until the first one, a gauge says 0
             await asyncio.sleep(STORE_SECONDS)
             await self._store.check(SECONDS)
 

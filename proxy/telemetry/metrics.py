@@ -37,8 +37,7 @@ TENANTS = 1000
 """The most tenants with their own series, so that no mistake elsewhere can fill the memory."""
 
 SAMPLE_SECONDS = 1.0
-"""The least number of seconds between samples of the watched values. With several workers, the worker that renders
-shows new values, and the others' last samples."""
+"""The least number of seconds between samples of the watched values, for which requests pay."""
 
 MOST = 10**12
 """The most tokens that one request adds to a counter. Upstream may report any number, and none may break a counter."""
@@ -189,7 +188,7 @@ class Metrics:
         for series, amount in growth.items():
             series.inc(amount)
         if self._clock() >= self._next_sample:
-            self._sample()
+            self.sample()
 
     def _count(self, outcome: Outcome, tenant: str, add: Callable[..., None]) -> None:
         dialect = outcome.dialect
@@ -271,20 +270,21 @@ class Metrics:
 
         self._watched.append(sample)
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Take the watched values."""
         self._next_sample = self._clock() + SAMPLE_SECONDS
         for sample in self._watched:
             sample()
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of this process."""
-        self._sample()
+        self.sample()
         return self._registry.collect()
 
     def render(self) -> tuple[str, bytes]:
         """Return the content type and body of `/metrics`, of all workers. With several this reads files, so call it in
         a thread."""
-        self._sample()
+        self.sample()
         if values.ValueClass is values.MutexValue:  # this process is the only one
             return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
         folder = os.environ[VARIABLE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from proxy.server.access import deep_health
 from proxy.settings import Settings
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
+from proxy.threads import running
 from proxy.upstream.client import UpstreamClient
-from tests.clock import wait_until
+from tests.clock import until
 from tests.fake_upstream import StrictUpstream, whole
 from tests.serving import PLAIN, Proxy
 from tests.stores.engines import free_ports, redis_server
@@ -50,16 +52,18 @@ def test_deep_health_checks_store_and_breaker(up: StrictUpstream, serve: Callabl
         assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
 
 
-def test_metrics_say_that_the_store_is_gone_and_back_without_any_request(
-    serve: Callable[..., Proxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_store_is_watched_without_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "STORE_SECONDS", 0.02)
     with redis_server(tmp_path) as redis:
-        proxy = serve(store=f"redis://127.0.0.1:{redis.port}/0")
-        redis.stop()
-        wait_until(lambda: proxy.metric("store_up") == 0)
-        redis.start()
-        wait_until(lambda: proxy.metric("store_up") == 1)
+        process = app.App(Settings(store=f"redis://127.0.0.1:{redis.port}/0"))
+        shown = partial(process._metrics._registry.get_sample_value, "offload_store_up")
+        async with running(process._watch_store()):
+            await until(lambda: shown() == 1)
+            redis.stop()
+            await until(lambda: shown() == 0)
+            redis.start()
+            await until(lambda: shown() == 1)
+        await process._store.close()
 
 
 def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
