@@ -248,7 +248,7 @@ def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -
     done = subprocess.run([nginx, "-t", "-c", tmp_path / "nginx.conf", "-e", "stderr"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     directives = dict(re.findall(r"^\s*(client_max_body_size|client_body_timeout) (\w+);", text, re.MULTILINE))
-    assert directives == {"client_max_body_size": "64m", "client_body_timeout": f"{Settings().body_timeout}s"}
+    assert directives == {"client_max_body_size": "512m", "client_body_timeout": f"{Settings().body_timeout}s"}
     assert f"proxy_read_timeout {Settings().first_byte_timeout}s" in text and "proxy_buffering off" in text
 
 
