@@ -83,10 +83,10 @@ class _Request:
         """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
-            self.prepared = self.prepared.again(body=body)
+            self.prepared = self.prepared.unrendered(body=body)
             if await self._planned(body):
                 return
-            bug = self.prepared.again(planned=None, unplanned=Reason.BUG, form=Form())
+            bug = self.prepared.unrendered(planned=None, unplanned=Reason.BUG, form=Form())
             self.prepared = replace(references.as_wished(bug, bug.wish) if bug.wish else bug, obstacle="")
             await self._send_untouched(self.prepared)
 
@@ -117,7 +117,7 @@ class _Request:
             return
         form: Form | None = self._ladder.first(self.prepared, Form())
         while form is not None:
-            self.prepared = await self._render(self.prepared.again(form=form))
+            self.prepared = await self._render(self.prepared.unrendered(form=form))
             refusal = await self._send(self.prepared)
             form = await self._next(refusal) if refusal else None
 
@@ -126,7 +126,7 @@ class _Request:
         if self._dialect.counts:  # what is counted is sent, and recorded, later
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
         if not self._accepted:  # then nobody may see what its records made of it
-            self.prepared = self.prepared.again()
+            self.prepared = self.prepared.unrendered()
         errors = self._opened.errors if self._opened else {}
         return of_chat(self.prepared, self._client, errors, self._ladder.refused)
 
@@ -206,7 +206,7 @@ class _Request:
 
     async def _plan(self, prepared: Prepared) -> Prepared:
         """Return the request with its plan, or with the reason why it has none."""
-        request, policy, prepared = prepared.request, prepared.tenant.policy, prepared.again()
+        request, policy, prepared = prepared.request, prepared.tenant.policy, prepared.unrendered()
         if request is None or prepared.unplanned:
             return prepared
         window, refused = self._ladder.window(policy, request.model), self._ladder.too_long
@@ -393,7 +393,7 @@ class _Request:
             found = await run(self._tenant.namespace, forecast, planned.request.size, begun=said is not None)
             return replace(prepared, foreseen=found)
         except Overloaded:
-            return prepared.again(unplanned=Reason.BUSY)
+            return prepared.unrendered(unplanned=Reason.BUSY)
 
     def _ours(self) -> Sequence[Header]:
         """Return our headers for a reply. Whose request was not accepted does not learn what we found."""

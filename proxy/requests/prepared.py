@@ -95,7 +95,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         cached, told = said.cached or 0, said.cached is not None
         return Usage(said.prompt, said.completion, cached, said.written or 0, cache_told=told, largest=said.prompt)
 
-    def again(self, **changes: Any) -> Prepared:
+    def unrendered(self, **changes: Any) -> Prepared:
         """Return the request before it was rendered, with these changes."""
         before: dict[str, Any] = {"rendered": None, "turn": None, "uses": [], "shortened": None}
         return replace(self, **before | changes)

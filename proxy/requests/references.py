@@ -76,7 +76,7 @@ def as_wished(prepared: Prepared, wish: Wish) -> Prepared:
     body = wish.request.body if wish.restored else None
     obstacle = wish.request.obstacle or "compact"
     unplanned = prepared.unplanned or Reason.FIELD
-    return prepared.again(planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle)
+    return prepared.unrendered(planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle)
 
 
 def compacted(planned: Planned, path: bytes, text: str, reader: MessageCache) -> tuple[list[Header], bytes]:
