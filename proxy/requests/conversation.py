@@ -106,7 +106,7 @@ class _Conversation:
     async def _rounds(self) -> None:
         turn = self._turn
         await self._round(retries=0)
-        await self._io.accepted()
+        await self._io.on_accepted()
         while turn.state is not State.DONE:
             if turn.state is State.CALLING:
                 answers = await self._io.resolve(await self._taken(lambda: turn.calls))

@@ -73,8 +73,8 @@ class _Request:
         self._dialect = dialect
         self._client = client
         self._tenant = tenant
-        self._owner = tenant  # whose records the request reads; it writes some only once `_accepted`
-        self._accepted = True
+        self._owner = tenant  # whose records the request reads; it writes some only once `_vouched`
+        self._vouched = True  # whether the owner's key is listed, or upstream has accepted the request
         self._opened: Records | None = None
         self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
         self.prepared = Prepared(b"", tenant)
@@ -125,14 +125,14 @@ class _Request:
         """Return the outcome of the request so far."""
         if self._dialect.counts:  # what is counted is sent, and recorded, later
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
-        if not self._accepted:  # then nobody may see what its records made of it
+        if not self._vouched:  # then nobody may see what its records made of it
             self.prepared = self.prepared.unrendered()
         errors = self._opened.errors if self._opened else {}
         return of_chat(self.prepared, self._client, errors, self._ladder.refused)
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
-        if self._accepted and not self._dialect.counts and 200 <= outcome.status < 300:
+        if self._vouched and not self._dialect.counts and 200 <= outcome.status < 300:
             miss, missed = self._services.pauses.ended(outcome.namespace, self.prepared)
             outcome = replace(outcome, miss=miss, missed_tokens=missed)
         if self._services.watch is not None:
@@ -173,7 +173,7 @@ class _Request:
             prepared = replace(prepared, unplanned=Reason.HEADER)
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in header:
             return replace(prepared, observed=True)
-        elif self._accepted:
+        elif self._vouched:
             self._services.known.ask(tenant, client.headers)
         going_on = await self._records.continuation(request.continues) if request.continues else None
         return replace(prepared, continued=self._dialect.continued(request, going_on)) if going_on else prepared
@@ -192,7 +192,7 @@ class _Request:
                 f"{tenant.name}: a request does not say who it is by {tenant.policy.identity}; its key counts",
             )
             return tenant
-        self._owner, self._accepted = owner, tenant.listed
+        self._owner, self._vouched = owner, tenant.listed
         left = owner if tenant.listed else tenant
         self._ladder = Ladder(self._services.known, self._dialect, owner.namespace, left.namespace)
         return left
@@ -230,7 +230,7 @@ class _Request:
         it, so that every later request plans with it, on any replica; without the record, it counts for none."""
         model = planned.request.model
         found = await self._records.pauses(planned.asked, model)
-        if self._dialect.counts or not self._accepted or planned.last_asked[-1] in found:
+        if self._dialect.counts or not self._vouched or planned.last_asked[-1] in found:
             return found
         pause = self._services.pauses.expired(self._owner.namespace, planned)
         return found | await self._records.keep_pause(planned.last_asked[-1], model, pause) if pause else found
@@ -262,7 +262,7 @@ class _Request:
         shown, rounds = await asyncio.gather(summaries.existing(planned, self._records), self._hidden(planned))
         rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
         waits = summaries.waits(rendered)
-        if not self._dialect.counts and (self._accepted or waits):
+        if not self._dialect.counts and (self._vouched or waits):
             rendered = await self._summarised(prepared, rendered, waits=waits)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(rendered.fitting, reader), size)
@@ -301,13 +301,13 @@ class _Request:
         """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
         summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
-        shown = await summaries.existing(cut if self._accepted else planned, self._records)
+        shown = await summaries.existing(cut if self._vouched else planned, self._records)
         rendered = await self._run(partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size)
         rendered = await self._summarised(prepared, rendered, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
             return False
         self.prepared = replace(prepared, planned=cut, rendered=rendered)
-        await self._was_accepted()  # the summary's call was
+        await self._on_accepted()  # the summary's call was
         writing = f"{self._records.namespace}/{rendered.moves_name}"
         await self._services.background.ended(writing, WRITING)  # the client drops the texts now
         await summaries.existing(cut, self._records)  # it is used
@@ -326,7 +326,7 @@ class _Request:
         turn, rendered = prepared.turn, prepared.rendered
         if turn is None or rendered is None:
             return await self._send_untouched(prepared)
-        rounds = Rounds(self._services, self._client, prepared, rendered, self._records, self._was_accepted)
+        rounds = Rounds(self._services, self._client, prepared, rendered, self._records, self._on_accepted)
         if self._dialect.counts:  # nothing is stored, asked for or learned
             async with aclosing(await rounds.send(turn.request())) as reply:
                 if reply.status != 200:
@@ -338,10 +338,10 @@ class _Request:
         except Refusal as refusal:
             return refusal
         if taken_back is None or prepared.rounds:
-            self._ladder.took(prepared, prepared.additions, prepared.form.blamed)
+            self._ladder.learn(prepared, prepared.additions, prepared.form.blamed)
         elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
             named = complaint if complaint in prepared.additions else Addition.ANY
-            self._ladder.took(prepared, frozenset(), prepared.form.blamed | {named})
+            self._ladder.learn(prepared, frozenset(), prepared.form.blamed | {named})
         return None
 
     async def _send_untouched(self, prepared: Prepared) -> Refusal | None:
@@ -367,11 +367,11 @@ class _Request:
             compared = prepared.in_force is not None and prepared.in_force.holdout
             ends = ReplyEnds(reply) if observed or compared else None
             if 200 <= reply.status < 300:
-                await self._was_accepted()
+                await self._on_accepted()
             await pass_on(reply, client, self._ours(), self._dialect.error_event, ends.take if ends else ignore, read)
             if reply.status == 200:
                 if not observed:
-                    self._ladder.took(prepared, frozenset(), form.blamed)
+                    self._ladder.learn(prepared, frozenset(), form.blamed)
                 if ends is not None and (said := usage.reported(ends.both)):
                     self.prepared = replace(self.prepared, reported=said)
             return None
@@ -397,7 +397,7 @@ class _Request:
 
     def _ours(self) -> Sequence[Header]:
         """Return our headers for a reply. Whose request was not accepted does not learn what we found."""
-        return self.prepared.headers() if self._accepted else ()
+        return self.prepared.headers() if self._vouched else ()
 
     async def _next(self, refusal: Refusal) -> Form | None:
         """Return the form in which to try again, or pass on the refusal."""
@@ -415,13 +415,13 @@ class _Request:
                 return self._ladder.first(self.prepared, form)
         return form
 
-    async def _was_accepted(self) -> None:
+    async def _on_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
         with logs.beside(logger, f"leaving behind what request {self._client.request_id} needs"):
             prepared, rendered = self.prepared, self.prepared.rendered
-            if not self._accepted:
-                self._accepted = True
-                self._ladder.accepted()
+            if not self._vouched:
+                self._vouched = True
+                self._ladder.vouched()
                 tenant = replace(prepared.tenant, namespace=self._owner.namespace)
                 self.prepared = prepared = replace(prepared, tenant=tenant)
                 if not prepared.unplanned and not prepared.observed:

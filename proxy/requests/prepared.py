@@ -357,7 +357,7 @@ class Ladder:
     that is too long is first planned again, for the window that upstream named or that we guess."""
 
     def __init__(self, known: Known, dialect: Dialect, namespace: str, own: str) -> None:
-        """Refusals teach only what is kept under the namespace `own`, until the request is `accepted`."""
+        """Refusals teach only what is kept under the namespace `own`, until the client is `vouched` for."""
         self._known = known
         self._dialect = dialect
         self._namespace = namespace
@@ -413,21 +413,21 @@ class Ladder:
             self._to_learn.append(learn)
         return again
 
-    def accepted(self) -> None:
+    def vouched(self) -> None:
         """Upstream has taken the request: what its refusals taught holds for its client, too."""
         if self._learner != self._namespace:
             self._learner = self._namespace
             for learn in self._to_learn:
                 learn(self._namespace)
 
-    def took(self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
+    def learn(self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
         planned = prepared.planned
         if planned is None:
             return
         self.refused = blamed
         for addition in sorted(blamed):
-            self._known.refused(planned.refusable(self._namespace, addition))
+            self._known.note_refused(planned.refusable(self._namespace, addition))
         if self._known.has_refusals(self._namespace):
             for addition in carried:
-                self._known.accepted(planned.refusable(self._namespace, addition))
+                self._known.note_accepted(planned.refusable(self._namespace, addition))

@@ -106,9 +106,9 @@ class Rounds:
         prepared: Prepared,
         rendered: Rendered,
         records: Records,
-        accepted: Callable[[], Awaitable[None]],
+        on_accepted: Callable[[], Awaitable[None]],
     ) -> None:
-        self.accepted = accepted
+        self.on_accepted = on_accepted
         """Called once upstream has answered the first round, and so accepted the request and its credentials."""
         self._services = services
         self._client = client

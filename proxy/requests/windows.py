@@ -173,7 +173,7 @@ class Known:
         known = self._refusals.of(what.namespace).get(what)
         return known is not None and known.times >= ENOUGH and self._clock() < known.until
 
-    def refused(self, what: Refusable) -> None:
+    def note_refused(self, what: Refusable) -> None:
         """Note that a request was refused with the addition and taken without it."""
         known = self._refusals.of(what.namespace).get(what) or _Refused()
         known.times += 1
@@ -192,7 +192,7 @@ class Known:
                 left_out_seconds=FORGOTTEN_AFTER,
             )
 
-    def accepted(self, what: Refusable) -> None:
+    def note_accepted(self, what: Refusable) -> None:
         """Note that a request with the addition was taken."""
         self._refusals.of(what.namespace).discard(what)
 

@@ -74,7 +74,7 @@ class Partner:
             raise reply
         return reply
 
-    async def accepted(self) -> None:
+    async def on_accepted(self) -> None:
         self.was_accepted += 1
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[ToolAnswer]:

@@ -124,7 +124,7 @@ ONE = Refusable(ME, URL, "m", PLACE, "json_object stream")
 
 def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
     for _ in range(times):
-        one.known.refused(what)
+        one.known.note_refused(what)
 
 
 async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_taken(one: Process) -> None:
@@ -132,7 +132,7 @@ async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_
     assert not known.has_refusals(ME)
     refuse(one, times=1)
     assert known.has_refusals(ME) and not known.refuses(ONE)
-    known.accepted(ONE)
+    known.note_accepted(ONE)
     refuse(one, times=1)
     assert not known.refuses(ONE)
     refuse(one, times=1)
@@ -142,7 +142,7 @@ async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_
     assert not known.refuses(ONE)
     refuse(one, times=1)
     assert known.refuses(ONE), "one refusal is enough this time"
-    known.accepted(ONE)
+    known.note_accepted(ONE)
     assert not known.refuses(ONE)
 
 
@@ -174,7 +174,7 @@ async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.Monkey
     for number in range(20):
         assert one.window(policy(), "m", f"made-up-{number}") is None
         assert not one.known.has_refusals(f"made-up-{number}")
-        one.known.accepted(Refusable(f"made-up-{number}", URL, "m", PLACE, ""))
+        one.known.note_accepted(Refusable(f"made-up-{number}", URL, "m", PLACE, ""))
     assert one.known.refuses(ONE) and one.window(policy()) == 4096
     one.threads.close()
 
