@@ -145,16 +145,16 @@ class Dialect(ABC):
         """Return the turn of a request; `RoundRequest` says what is sent."""
         return self.turns(self.requests(request, entries, tools, max_rounds, usage, left))
 
-    def reply_limit(self, asked: Request, left: int) -> int | None:
+    def reply_limit(self, request: Request, left: int) -> int | None:
         """Return the lower limit that the reply gets if the window leaves it so many tokens; None if its own fits.
 
         It is not below a thinking budget, nor so low that the reply would be of no use.
         """
-        return min(map(integer, lowered(asked.members, self.requests.limits, left).values()), default=None)
+        return min(map(integer, lowered(request.members, self.requests.limits, left).values()), default=None)
 
-    def with_lower_limit(self, asked: Request, left: int) -> bytes:
+    def with_lower_limit(self, request: Request, left: int) -> bytes:
         """Return the body of the request with that limit and no other change."""
-        return rawjson.encode(asked.members | lowered(asked.members, self.requests.limits, left))
+        return rawjson.encode(request.members | lowered(request.members, self.requests.limits, left))
 
     @staticmethod
     def continued(request: Request, continuation: Continuation) -> bytes:

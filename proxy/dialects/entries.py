@@ -113,7 +113,7 @@ class Contents:
         """The calls that the client answers."""
         self.counted: list[str] = []
         """The texts that have tokens and never move."""
-        self.asked: list[tuple[str, str]] = []
+        self.called: list[tuple[str, str]] = []
         """The names and arguments of all calls. They are counted in canonical form: spaces influence no decision."""
         self.files: list[bytes] = []
         """Images, files and what counts like them, as JSON."""
@@ -139,7 +139,7 @@ class Contents:
     def call(self, call: ToolCall, *, answered: bool = True, said: bool = True, shown: str = "") -> None:
         """Add a call. `shown` are the arguments without images, if it has any."""
         arguments = shown or call.arguments
-        self.asked.append((call.name, arguments))
+        self.called.append((call.name, arguments))
         self._shown.append((f" calls {_one_line(call.name)} {_one_line(call.id)}", arguments, b""))
         if said:
             self.calls.append(call)
@@ -192,7 +192,7 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
     role = found.role
     name, reply = role.name.lower(), role is Role.ASSISTANT
     sizes = [count(text) for _, text in found.texts]
-    counted = [*found.counted, *(text for called, given in found.asked for text in (called, canonical(given)))]
+    counted = [*found.counted, *(text for tool, given in found.called for text in (tool, canonical(given)))]
     fixed = sum(map(attachments.tokens, found.files))
     tokens = sum(sizes) + sum(map(count, counted)) + fixed + found.opaque + MESSAGE_TOKENS
     carries, kept = (Carries.NO, 0) if reply else carried(name, [text for _, text in found.texts], reading.results)

@@ -117,7 +117,7 @@ class Round(ABC):
     """The values of `finish` that say that the model was stopped before it was done, so that its last call may be
     incomplete."""
 
-    def __init__(self, asked: RoundRequest, names: ToolNames, reply: ClientReply) -> None:
+    def __init__(self, request: RoundRequest, names: ToolNames, reply: ClientReply) -> None:
         self.blocks: list[Any] = []
         self.finish = ""  # how upstream said that the reply ends; empty until it is known
         self.failed = False  # whether upstream reports an error
@@ -129,7 +129,7 @@ class Round(ABC):
         self.held: deque[Part] = deque()
         self._reply = reply
         self._later = reply.begun
-        self._holds_text = bool(names) and asked.wants_json  # because two JSON texts are not JSON
+        self._holds_text = bool(names) and request.wants_json  # because two JSON texts are not JSON
         self._loose = Block(True)  # what belongs to no block
         self._size = 0
 
@@ -222,7 +222,7 @@ class ClientReply(ABC):
     next_number = 0
     """The sequence number of the next event, where an API has them."""
 
-    def __init__(self, asked: RoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
+    def __init__(self, request: RoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
         self.streamed = streamed
         self.blocks: list[Any] = []  # the blocks that the client sees
         self.seen = False  # whether the client has seen anything but the reply's beginning
@@ -230,9 +230,9 @@ class ClientReply(ABC):
         self.hides = False  # whether upstream sent more than the client sees
         self.body = b""  # the last round's body, if it was no stream: the reply, if nothing in it had to change
         self.altered = False  # whether it may not be sent as it came, even if nothing is hidden
-        self._asked: Any = asked
+        self._request: Any = request
         self._ledger = ledger
-        self._names = asked.names if asked.tools else ()
+        self._names = request.names if request.tools else ()
         self._frame: Members = {}  # what all rounds share: members of the first one
 
     @property

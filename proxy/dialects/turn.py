@@ -48,17 +48,17 @@ class Turn(ABC):
 
     _round: Round
 
-    def __init__(self, asked: RoundRequest) -> None:
+    def __init__(self, request: RoundRequest) -> None:
         self.state = State.READY
         self.rounds = 0  # hidden rounds so far
-        self.streams = asked.streams  # whether the client asked for a stream
-        self.asks_usage = asked.asks_usage  # whether the request asks for usage that the client did not ask for
+        self.streams = request.streams  # whether the client asked for a stream
+        self.asks_usage = request.asks_usage  # whether the request asks for usage that the client did not ask for
         self.refusal: bytes | None = None
         """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
-        self._asked = asked
+        self._request = request
         self._ledger = UsageLedger()
         self.spent = self._ledger.spent  # tokens over all rounds
-        self._shown = self.replies_as(asked, self._ledger, streamed=True)
+        self._shown = self.replies_as(request, self._ledger, streamed=True)
         self._circles = 0  # the newest rounds that only repeated calls
         self._before: list[bytes] = []
         self._after: list[bytes] = []
@@ -102,14 +102,14 @@ class Turn(ABC):
         """The body of the next round."""
         self._require(State.READY)
         self.state, self._done = State.READING, b""
-        injected = self._asked.tools and not self._bare
-        names = ToolNames(self._asked.names, self._asked.theirs) if injected else ToolNames(())
-        self._round = self.rounds_as(self._asked, names, self._shown)
+        injected = self._request.tools and not self._bare
+        names = ToolNames(self._request.names, self._request.theirs) if injected else ToolNames(())
+        self._round = self.rounds_as(self._request, names, self._shown)
         if self._bare:
-            return self._asked.own
+            return self._request.own
         if not self.rounds:
-            return self._asked.first()
-        return self._asked.later([*self._asked.entries, *self._before], last=self._last, bare=self._pressed)
+            return self._request.first()
+        return self._request.later([*self._request.entries, *self._before], last=self._last, bare=self._pressed)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; returns the bytes for the client. Raises Broken."""
@@ -220,7 +220,7 @@ class Turn(ABC):
         if self._shown.streamed:
             self._shown.hides = True
         else:
-            self._shown = self.replies_as(self._asked, self._ledger, streamed=False)
+            self._shown = self.replies_as(self._request, self._ledger, streamed=False)
         return True
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
@@ -287,7 +287,7 @@ class Turn(ABC):
     @property
     def _last(self) -> bool:
         """Whether the next round is the last one in which our tools could be called."""
-        return self.rounds >= self._asked.max_rounds or self._circles >= MAX_CIRCLES
+        return self.rounds >= self._request.max_rounds or self._circles >= MAX_CIRCLES
 
     def _to_answer(self) -> Sequence[Call]:
         """Return the calls of our tools to answer; the others are dropped. Raises Broken for an endless one."""
@@ -323,7 +323,7 @@ class Turn(ABC):
 
     def _told(self, answer: str) -> str:
         """Return the newest answer, with a line that says so if the next round is the last."""
-        return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
+        return f"{answer}\n\n{NO_MORE.format(*self._request.names)}".lstrip() if self._last else answer
 
     def _results(self, answers: Sequence[str], parts: Sequence[str] = ()) -> list[bytes]:
         made = zip(self._answering, answers, parts or [""] * len(answers), strict=True)
@@ -332,8 +332,8 @@ class Turn(ABC):
     def _identify(self) -> None:
         """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
         known = {"", *(call.call().id for call in self._round.theirs)}
-        newest = (self._before or self._asked.entries or [b""])[-1]
-        place = len(self._asked.entries) + len(self._before)
+        newest = (self._before or self._request.entries or [b""])[-1]
+        place = len(self._request.entries) + len(self._before)
         seed = hashlib.sha256(b"%d %b" % (place, newest)).hexdigest()[:16]
         for number, call in enumerate(self._answering):
             if call.call().id in known:

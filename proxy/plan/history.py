@@ -192,7 +192,7 @@ class Terms(msgspec.Struct, frozen=True):
     room: Room
     tool_definition_tokens: int
     pauses: tuple[tuple[bytes, int], ...] = ()
-    """The requests at which upstream's cache had expired, by `History.asked`, and the seconds since the ones before."""
+    """By `History.point_digest`: requests at which upstream's cache had expired, and the seconds since those before."""
 
 
 class History:
@@ -207,7 +207,7 @@ class History:
         self.tokens = 0
         self.fixed = 0  # tokens of images, audio and files, which could not be counted
         self.fold = Fold(terms.offload, terms.room, terms.tool_definition_tokens)
-        self._asked = False  # whether the user's first message has come
+        self._user_came = False  # whether the user's first message has come
         self._pairing = Pairing()
         self._naming = Naming()
         self._held = 0  # bytes of the messages
@@ -255,7 +255,7 @@ class History:
         self.fold.add(item, pause)
         self.tokens += message.tokens
         self.fixed += message.fixed
-        self._asked = self._asked or role is Role.USER
+        self._user_came = self._user_came or role is Role.USER
 
     def _part(self, message: Message) -> tuple[Role, bool]:
         """The part that the next message plays in the plan, and whether its texts may ever be moved. One in which the
@@ -265,12 +265,12 @@ class History:
         role, offload = message.role, self.terms.offload
         if role not in (Role.SYSTEM, Role.USER):
             return role, True
-        if role is Role.USER and not self._asked:
+        if role is Role.USER and not self._user_came:
             return role, False
         large_user = message.tokens > offload.pin_user_tokens
         if message.said:
             return Role.USER, large_user
-        named = message.carries is Carries.YES or (message.carries is Carries.AFTER_FIRST_USER and self._asked)
+        named = message.carries is Carries.YES or (message.carries is Carries.AFTER_FIRST_USER and self._user_came)
         if named or (role is Role.SYSTEM and message.tokens > offload.max_tool_message_tokens):
             return Role.TOOL, True
         return role, role is Role.USER and large_user
@@ -292,7 +292,7 @@ class History:
         """The plan for a request that ends here."""
         return self.fold.plan(self._pause())
 
-    def asked(self, point: int) -> bytes:
+    def point_digest(self, point: int) -> bytes:
         """The digest of the history that the client sent with its first `point` messages, without the system messages
         at its end: some clients add a reminder to each request and keep none."""
         while point and self.items[point - 1].role is Role.SYSTEM:
@@ -301,7 +301,7 @@ class History:
 
     def _pause(self) -> int:
         """The seconds since the request before, if upstream's cache had expired at one that ends here; else 0."""
-        return dict(self.terms.pauses).get(self.asked(len(self.items)), 0) if self.terms.pauses else 0
+        return dict(self.terms.pauses).get(self.point_digest(len(self.items)), 0) if self.terms.pauses else 0
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
         """The history together with the bytes of its entries."""

@@ -229,11 +229,11 @@ class _Request:
         """Return at which of this history's requests upstream's cache had expired. Whoever sees a pause first records
         it, so that every later request plans with it, on any replica; without the record, it counts for none."""
         model = planned.request.model
-        found = await self._records.pauses(planned.asked, model)
-        if self._dialect.counts or not self._vouched or planned.last_asked[-1] in found:
+        found = await self._records.pauses(planned.point_digests, model)
+        if self._dialect.counts or not self._vouched or planned.last_point_digests[-1] in found:
             return found
         pause = self._services.pauses.expired(self._owner.namespace, planned)
-        return found | await self._records.keep_pause(planned.last_asked[-1], model, pause) if pause else found
+        return found | await self._records.keep_pause(planned.last_point_digests[-1], model, pause) if pause else found
 
     async def _render(self, prepared: Prepared) -> Prepared:
         """Return the request rendered to its plan; as it came if there is no plan or it changes nothing."""

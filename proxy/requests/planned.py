@@ -28,7 +28,7 @@ from proxy.telemetry.outcome import Holdout
 from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
-"""Returns at which requests of a history, by `Planned.asked`, upstream's cache had expired, after how many seconds."""
+"""Returns, by `Planned.point_digests`, at which requests upstream's cache had expired, and after how many seconds."""
 
 OUR_TOOLS_TOKENS = 350
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
@@ -60,14 +60,14 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return self.history.transcript(self.request.entries)
 
     @property
-    def asked(self) -> list[bytes]:
+    def point_digests(self) -> list[bytes]:
         """The digest of the history at each request that the client made, this one last."""
-        return [self.history.asked(point) for point in self._points()][::-1]
+        return [self.history.point_digest(point) for point in self._points()][::-1]
 
     @cached_property
-    def last_asked(self) -> list[bytes]:
+    def last_point_digests(self) -> list[bytes]:
         """The same for this request and the one before it, if there was one."""
-        return [self.history.asked(point) for point in islice(self._points(), 2)][::-1]
+        return [self.history.point_digest(point) for point in islice(self._points(), 2)][::-1]
 
     def _points(self) -> Iterator[int]:
         """Yield the places in the history where the client asked, the newest first."""
@@ -223,8 +223,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         shape = self.request.shape
         if addition is Addition.ANY:
             roles = [message.role for message in self.transcript.messages]
-            asked = roles.index(Role.USER) + 1 if Role.USER in roles else 0
-            shape = f"{shape} {self.chain[asked if self.plan.empty else self.plan.first].hex()}"
+            point = roles.index(Role.USER) + 1 if Role.USER in roles else 0
+            shape = f"{shape} {self.chain[point if self.plan.empty else self.plan.first].hex()}"
         return Refusable(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
 
 
@@ -259,7 +259,7 @@ async def plan(
         quoted = names_in(request.body, policy.offload.store_dir)
         plan = history.plan()
         planned = Planned(dialect, request, policy, history, plan, room, names, refused and not plan.empty, quoted)
-        _ = planned.sent_whole, planned.last_asked  # here in a thread, because a history may be long
+        _ = planned.sent_whole, planned.last_point_digests  # here in a thread, because a history may be long
         return planned
 
     read = partial(reader.history, dialect, request.entries, caller=caller, size=request.size)

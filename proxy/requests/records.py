@@ -153,19 +153,19 @@ class Records:
         """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""
         return await self._put(compacting.digest(text), _Compacted(text), sure=True) is not Put.FAILED
 
-    async def pauses(self, asked: Sequence[bytes], model: str) -> dict[bytes, int]:
+    async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
         record. If the last one has none, another replica may still be about to write it, for the same request."""
-        names = _for_model([digest.hex() for digest in asked], model)
+        names = _for_model([digest.hex() for digest in points], model)
         past, last = await asyncio.gather(self.read(_Paused, names[:-1], final=True), self.read(_Paused, names[-1:]))
-        found = zip(asked, [*past, *last], strict=True)
+        found = zip(points, [*past, *last], strict=True)
         return {digest: record.seconds for digest, record in found if record is not None}
 
-    async def keep_pause(self, asked: bytes, model: str, seconds: int) -> dict[bytes, int]:
+    async def keep_pause(self, point: bytes, model: str, seconds: int) -> dict[bytes, int]:
         """Store a pause, and return it as every later request finds it: nothing if it could not be stored in time."""
-        [name] = _for_model([asked.hex()], model)
+        [name] = _for_model([point.hex()], model)
         await self._put(name, _Paused(seconds), keep=False)
-        return await self.pauses([asked], model)
+        return await self.pauses([point], model)
 
     # -- hidden rounds --
 
@@ -177,8 +177,8 @@ class Records:
         """
         places = {index: [reply.before, *reply.anchors()] for index, reply in replies.items()}
         links = [reply.link.hex() for reply in replies.values()]
-        asked = [*links, *(_name(place) for ones in places.values() for place in ones)]
-        found = dict(zip(asked, await self.read(_Round, _for_model(asked, model), final=True), strict=True))
+        wanted = [*links, *(_name(place) for ones in places.values() for place in ones)]
+        found = dict(zip(wanted, await self.read(_Round, _for_model(wanted, model), final=True), strict=True))
         rounds: dict[int, Hidden] = {}
         used: list[_Round] = []
         for index, reply in sorted(replies.items()):

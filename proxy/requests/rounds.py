@@ -219,19 +219,19 @@ class Rounds:
         """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
         so that no model goes in circles."""
         tool, planned, count = self._tool(call), self._planned, self._count
-        asked = parsed(tool, call.arguments, planned.names)
-        meant = await self.aside(partial(tools.meaning, asked, files.index), self.size)
+        given = parsed(tool, call.arguments, planned.names)
+        meant = await self.aside(partial(tools.meaning, given, files.index), self.size)
         if meant in self._answered:
             return ToolAnswer.of(tools.REPEATED, "empty", count)
-        found = await self._files_for(tool, asked.path, files)
+        found = await self._files_for(tool, given.path, files)
         if found is None:
-            return ToolAnswer.of(tools.GONE.format(path=brief(asked.path)), "empty", count)
+            return ToolAnswer.of(tools.GONE.format(path=brief(given.path)), "empty", count)
         if not found and planned.quoted:
             quoted = tools.elsewhere(sorted(planned.quoted), planned.policy.offload.store_dir)
             return ToolAnswer.of(quoted, "empty", count)
         compiled, media = partial(regex.compile, budget=self._searching), found.media
         material = tools.Material(found, found.index, budget, count, compiled, planned.names, left, media)
-        answer = await self.aside(lambda: tools.answer(asked, material))
+        answer = await self.aside(lambda: tools.answer(given, material))
         if answer.result in ("ok", "empty"):
             self._answered.add(meant)
         return answer

@@ -40,8 +40,8 @@ class _Last(msgspec.Struct, frozen=True, gc=False):
 
     at: float
     """When it ended, in seconds since the epoch: a machine that slept has had a pause."""
-    asked: bytes
-    """The digest of its history; see `history.asked`."""
+    digest: bytes
+    """The digest of its history; see `History.point_digest`."""
     sent: int
     """Stands for what was changed of it."""
     prompt: int
@@ -58,7 +58,7 @@ class Pauses:
     def expired(self, namespace: str, planned: Planned) -> int:
         """Return the seconds since this history's request before, if upstream's cache has expired since; else 0."""
         last, lifetime = self._last.get(_key(namespace, planned)), planned.cache_lifetime
-        if last is None or lifetime is None or last.asked not in planned.last_asked[:-1]:
+        if last is None or lifetime is None or last.digest not in planned.last_point_digests[:-1]:
             return 0
         pause = int(self._clock() - last.at)
         return pause if pause > lifetime else 0
@@ -67,11 +67,13 @@ class Pauses:
         """Take in a request that upstream has answered. Returns why its cache lacked what was not new, and how many
         tokens that was."""
         planned, spent = prepared.planned, prepared.spent
-        if planned is None or planned.tokens < LEAST or not planned.last_asked:
+        if planned is None or planned.tokens < LEAST or not planned.last_point_digests:
             return CacheMiss.NONE, 0
         key, now = _key(namespace, planned), self._clock()
         last = self._last.get(key)
-        self._last.put(key, _Last(now, planned.last_asked[-1], _sent(prepared, len(planned.history)), spent.largest))
+        self._last.put(
+            key, _Last(now, planned.last_point_digests[-1], _sent(prepared, len(planned.history)), spent.largest)
+        )
         if not spent.cache_told or (last is not None and not last.prompt):
             return CacheMiss.NONE, 0
         new = max(spent.largest - last.prompt, 0) if last else 0
@@ -81,7 +83,7 @@ class Pauses:
     def _cause(self, last: _Last | None, prepared: Prepared, planned: Planned, now: float) -> CacheMiss:
         if last is None:
             return CacheMiss.FIRST
-        if last.asked not in planned.last_asked:
+        if last.digest not in planned.last_point_digests:
             return CacheMiss.CLIENT
         lifetime, pause = planned.cache_lifetime, now - last.at
         if lifetime is not None and pause > lifetime:

@@ -83,8 +83,8 @@ class ChatRound(Round):
     stops = STOPPED
     blocks: list[PartialCall]
 
-    def __init__(self, asked: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
-        super().__init__(asked, names, reply)
+    def __init__(self, request: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
+        super().__init__(request, names, reply)
         self.message = ReplyMessage()
         self.undecided = bool(names)  # whether the text may still turn out to be a call of ours
         self._text = Block(None if names else True)
@@ -205,8 +205,8 @@ class ChatReply(ClientReply):
 
     blocks: list[PartialCall]
 
-    def __init__(self, asked: ChatRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
-        super().__init__(asked, ledger, streamed=streamed)
+    def __init__(self, request: ChatRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
+        super().__init__(request, ledger, streamed=streamed)
         self.message = ReplyMessage()
         self._joints: set[str] = set()  # the texts that go on in another round
         self._finish: Raw = NULL
@@ -221,7 +221,7 @@ class ChatReply(ClientReply):
         self._joints = {key for key in TEXTS if self.message.text(key)}
 
     def put(self, chunk: Chunk, block: Block) -> bytes:
-        if chunk.choice is None and chunk.usage is not None and self.streamed and not self._asked.wants_usage:
+        if chunk.choice is None and chunk.usage is not None and self.streamed and not self._request.wants_usage:
             return b""
         if chunk.choice is not None and not self._frame:
             self._frame = {key: chunk.members[key] for key in FRAME if key in chunk.members}
@@ -312,7 +312,7 @@ class ChatTurn(Turn):
                     self._shown.seen = True
             return event.raw
         out = super().receive(event)
-        waits = self._round.held or self._round.undecided or self._asked.wants_json
+        waits = self._round.held or self._round.undecided or self._request.wants_json
         self._quick = self._shown.begun and not (waits or self._done)
         return out
 

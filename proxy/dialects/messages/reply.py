@@ -126,8 +126,8 @@ class MessagesRound(Round):
     """Where upstream's own tools run."""
     _fallback = 0  # the place of the last block behind which another model goes on
 
-    def __init__(self, asked: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
-        super().__init__(asked, names, reply)
+    def __init__(self, request: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
+        super().__init__(request, names, reply)
         self._usage: Members = {}
         self._by_index: dict[int | None, ReplyBlock] = {}
 
@@ -206,7 +206,7 @@ class MessageReply(ClientReply):
     def go_on(self, ending: MessagesRound) -> None:
         super().go_on(ending)
         if not rawjson.is_null(ending.container):
-            self._asked.container = self._container = ending.container
+            self._request.container = self._container = ending.container
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:

@@ -111,9 +111,9 @@ class ResponsesRound(Round):
     stops = frozenset(("incomplete",))
     blocks: list[OutputItem]
 
-    def __init__(self, asked: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
-        super().__init__(asked, names, reply)
-        self._stored = stores(asked.members)
+    def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
+        super().__init__(request, names, reply)
+        self._stored = stores(request.members)
         self._by_index: dict[int, OutputItem] = {}
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
@@ -249,7 +249,7 @@ class ResponsesReply(ClientReply):
     def _response(self, type: str, response: Members) -> Members:
         """Return the members of an event's response that differ from upstream's. The first response is the frame."""
         changed = self._others(response)  # what upstream repeats of the request is as the client wrote it
-        chosen = self._asked.members.get("tool_choice")
+        chosen = self._request.members.get("tool_choice")
         if chosen is not None and self._others(object_of(response.get("tool_choice"))):
             changed["tool_choice"] = chosen
         if not self.begun:
@@ -293,11 +293,11 @@ class ResponsesTurn(Turn):
     replies_as = ResponsesReply
     read = staticmethod(ItemEvent)
     events_of = staticmethod(as_events)
-    _asked: ResponsesRoundRequest
+    _request: ResponsesRoundRequest
     _shown: ResponsesReply
 
-    def __init__(self, asked: ResponsesRoundRequest) -> None:
-        super().__init__(asked)
+    def __init__(self, request: ResponsesRoundRequest) -> None:
+        super().__init__(request)
         self._earlier: list[str] = []  # the ids of the rounds before this one
 
     @staticmethod
@@ -322,7 +322,7 @@ class ResponsesTurn(Turn):
     def continuation(self) -> Continuation | None:
         """Upstream keeps calls of ours that were not answered, too, and refuses what follows them without results."""
         self._require(State.DONE)
-        if not (stores(self._asked.members) and self._shown.id and self._round.id):
+        if not (stores(self._request.members) and self._shown.id and self._round.id):
             return None
         dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
         after = (*self._after, *(item.result(NOT_ANSWERED, "") for item in dropped))
