@@ -14,7 +14,7 @@ from proxy.plan.prices import price_of
 from proxy.plan.turn import Reason, Unplannable
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
-from proxy.requests.planned import Planned, plan
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
 from proxy.requests.prepared import foreseen
 
 WORDS = 100
@@ -100,8 +100,8 @@ class Tally:
         self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
-        self.tokens_before += course.unseen + planned.prompt(planned.tokens)
-        self.tokens_after += course.unseen + planned.prompt(seen.tokens, ours=seen.ours)
+        self.tokens_before += course.unseen + planned.tokens_before
+        self.tokens_after += course.unseen + planned.head + seen.tokens + (OUR_TOOLS_TOKENS if seen.ours else 0)
         self.cost_before += seen.before
         self.cost_after += seen.after
         price = planned.policy.offload.input_price or price_of("", planned.request.model).input_price

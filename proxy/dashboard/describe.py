@@ -149,7 +149,7 @@ def _kinds(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[
             tokens[PREVIEWS if fate.rule in (FIRST_SIGHT, EVENT) else _KIND[item.role]] += fate.sent
             tokens[HIDDEN] += fate.hidden
     if prepared.rendered is not None:
-        tokens[SNAPSHOT] = max(prepared.tokens - sum(tokens), 0) if prepared.rendered.shown else 0
+        tokens[SNAPSHOT] = max(prepared.history_tokens - sum(tokens), 0) if prepared.rendered.shown else 0
         tokens[TOOLS] = OUR_TOOLS_TOKENS if prepared.rendered.injecting else 0
     tokens[TOOLS] += planned.room.aside - planned.room.reply - OUR_TOOLS_TOKENS
     tokens[SYSTEM] += planned.room.preamble

@@ -98,7 +98,7 @@ def _reply(
     call: OperationCall, model: str, messages: Sequence[bytes | Raw], rendered: Rendered | None, words: str
 ) -> bytes:
     """Return the messages and the figures in Headroom's shape."""
-    before, after = (rendered.planned.tokens, rendered.tokens) if rendered else (0, 0)
+    before, after = (rendered.planned.history.tokens, rendered.tokens) if rendered else (0, 0)
     moved = [name for name in rendered.originals() if digest_in(name)] if rendered else []
     call.noted = {
         "mode": Mode.COMPACT.value if rendered else Mode.OFF.value,

@@ -248,8 +248,8 @@ class _Request:
             if rendered.changed:
                 turn = await self._run(partial(rendered.turn, Addition.USAGE not in without), size)
                 return replace(prepared, planned=planned, rendered=rendered, turn=turn, uses=[])
-        left = planned.reply_left(planned.tokens)
-        if left is None or prepared.continued is not None or planned.reply_limit(planned.tokens) is None:
+        left = planned.reply_left(planned.history.tokens)
+        if left is None or prepared.continued is not None or planned.reply_limit(planned.history.tokens) is None:
             return prepared
         if not planned.exceeds(refused=self._ladder.too_long):
             return prepared

@@ -91,7 +91,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def bound(self) -> bool:
         """Whether it is sent whole, because the model may not read what was moved, and everything fits."""
-        return self.request.bound and self._changes and self.room.holds(self.tokens)
+        return self.request.bound and self._changes and self.room.holds(self.history.tokens)
 
     @property
     def _changes(self) -> bool:
@@ -117,10 +117,9 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def sent_whole(self) -> bool:
         """Whether the history is sent whole so that its summary lacks nothing: that fits, and costs little more."""
-        if self.summary_asked is None or not self.room.holds(self.tokens):
+        if self.summary_asked is None or not self.room.holds(self.history.tokens):
             return False
-        head = self.prompt(0)
-        return worth_whole(self.history.items, self.plan, self.policy, head, OUR_TOOLS_TOKENS)
+        return worth_whole(self.history.items, self.plan, self.policy, self.head, OUR_TOOLS_TOKENS)
 
     def cut(self) -> Planned:
         """Return the request with a plan by which a snapshot replaces all of its history."""
@@ -128,11 +127,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         events = (*plan.events, OffloadEvent(end, end, Cause.ASKED, plan.standing.total))
         boundaries = (*plan.boundaries, SummaryBoundary(end, frozenset(), len(events)))
         return replace(self, plan=replace(plan, events=events, boundaries=boundaries, waited=0))
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of the history as the client sent it."""
-        return self.history.tokens
 
     @cached_property
     def holdout(self) -> Holdout:
@@ -149,10 +143,15 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """The digests of the history: entry *i* identifies the meaning of the first *i* messages."""
         return self.history.links
 
-    def prompt(self, tokens: int, *, ours: bool = False) -> int:
-        """Return the tokens of the whole prompt with `tokens` of history, and with `ours` or without our tools."""
-        others = self.room.aside - self.room.reply + self.room.preamble
-        return tokens + others - (0 if ours else OUR_TOOLS_TOKENS)
+    @property
+    def head(self) -> int:
+        """The tokens of the prompt before the history: the client's tools and instructions."""
+        return self.room.aside - self.room.reply - OUR_TOOLS_TOKENS + self.room.preamble
+
+    @property
+    def tokens_before(self) -> int:
+        """The tokens of the whole prompt as the client sent it."""
+        return self.head + self.history.tokens
 
     def reply_left(self, tokens: int) -> int | None:
         """Return the tokens left for the reply beside `tokens` of messages, None if the window is not known."""
@@ -171,7 +170,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         if window is None or not self.request.reply_tokens:
             return False
         share = 1 - WINDOW_MARGIN if refused else 1
-        return self.prompt(self.tokens) + self.request.reply_tokens > int(window * share)
+        return self.tokens_before + self.request.reply_tokens > int(window * share)
 
     def replies(self) -> dict[int, Reply]:
         """Return the replies that may have hidden rounds, by their indexes."""

@@ -140,25 +140,25 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         return self.turn.rounds + self.turn.mixed if self.turn else 0
 
     @property
-    def tokens(self) -> int:
+    def history_tokens(self) -> int:
         """Tokens of the history as it is sent, or would be by a plan that is only observed; 0 if it was not counted."""
-        known = self.rendered or self.foreseen or self.planned
+        known = self.rendered or self.foreseen or (self.planned and self.planned.history)
         return known.tokens if known else 0
 
     @property
-    def prompt(self) -> int:
+    def tokens_after(self) -> int:
         """Tokens of the whole prompt, likewise."""
         if self.planned is None:
             return 0
         ours = self.rendered.injecting if self.rendered else bool(self.foreseen and self.foreseen.ours)
-        return self.planned.prompt(self.tokens, ours=ours)
+        return self.planned.head + self.history_tokens + (OUR_TOOLS_TOKENS if ours else 0)
 
     @property
     def limit(self) -> int | None:
         """The lower limit for the reply that upstream gets; None if it gets the client's."""
         if self.planned is None or (self.rendered is None and self.shortened is None):
             return None
-        return self.planned.reply_limit(self.tokens)
+        return self.planned.reply_limit(self.history_tokens)
 
     @cached_property
     def compacted(self) -> int:
@@ -197,7 +197,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         if planned is not None and planned.summary_asked is not None:  # its operator should know
             if self.reason is Reason.SUMMARY:
                 words.append("A summary was asked for, so the whole history was sent.")
-            limit = compacting.limit(planned.tokens, rendered.tokens if rendered else planned.plan.standing.total)
+            limit = compacting.limit(
+                planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
+            )
             words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
         if planned is not None and not self.reason:
             plan, offload, window = planned.plan, planned.policy.offload, planned.room.window
@@ -219,8 +221,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         changed = self.compacted or self.compressed
         return [
             (b"x-offload-mode", (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode()),
-            (b"x-offload-tokens-before", b"%d" % planned.prompt(planned.tokens)),
-            (b"x-offload-tokens-after", b"%d" % self.prompt),
+            (b"x-offload-tokens-before", b"%d" % planned.tokens_before),
+            (b"x-offload-tokens-after", b"%d" % self.tokens_after),
             (b"x-offload-compacted", b"%d" % self.compacted),
             (b"x-offload-compressed", b"%d" % self.compressed),
             *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
@@ -236,7 +238,7 @@ def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) ->
     """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them. `unseen` is the
     tokens before the history that the request had besides what is known of it."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
-    head = planned.prompt(0) + unseen
+    head = planned.head + unseen
     return forecast(planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 
@@ -282,8 +284,8 @@ def of_chat(
         outcome,
         messages=len(planned.history),
         left_alone=planned.history.irregular,
-        tokens_before=planned.prompt(planned.tokens),
-        tokens_after=prepared.prompt,
+        tokens_before=planned.tokens_before,
+        tokens_after=prepared.tokens_after,
         holdout=Holdout.NONE if prepared.observed else planned.holdout,
         events=len(planned.plan.events),
         new_event=bool(cause),
@@ -313,8 +315,8 @@ def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
         spent, planned = turn.spent, rendered.planned
         if spent.said <= turn.rounds:
             return 0, 0, Basis.UNKNOWN
-        offload, head = planned.policy.offload, planned.prompt(0)
-        sent = prepared.prompt + sum(use.tokens for use in prepared.uses)
+        offload, head = planned.policy.offload, planned.head
+        sent = prepared.tokens_after + sum(use.tokens for use in prepared.uses)
         warm = spent.cached > 0 or event_at(planned.plan) is not None
         came = cost_as_it_came(planned.history.items, offload, head, spent.largest / sent, cached=warm)
         return came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED
@@ -406,7 +408,7 @@ class Ladder:
                 policy=planned.policy,
                 model=planned.request.model,
                 named=refusals.window(refusal.said()),
-                counted=planned.prompt(prepared.tokens, ours=True) + reply,
+                counted=planned.head + OUR_TOOLS_TOKENS + prepared.history_tokens + reply,
                 measured=not planned.history.fixed,  # images, audio and files cannot be counted
             )
             self._window = learn(self._learner)

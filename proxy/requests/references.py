@@ -67,7 +67,7 @@ def compacts(prepared: Prepared, dialect: Dialect) -> bool:
     if all(message.role is Role.SYSTEM for message in planned.history.messages):
         return False  # upstream says better that there is nothing to compact
     host = urlsplit(policy.upstream.base_url).hostname
-    native = host in NATIVE.get(dialect.name, ()) and planned.room.holds(planned.tokens)
+    native = host in NATIVE.get(dialect.name, ()) and planned.room.holds(planned.history.tokens)
     return policy.compaction is Compaction.SERVE or not native
 
 
@@ -82,7 +82,7 @@ def as_wished(prepared: Prepared, wish: Wish) -> Prepared:
 def compacted(planned: Planned, path: bytes, text: str, reader: MessageCache) -> tuple[list[Header], bytes]:
     """Return the head and the body of the reply with the reference to the snapshot `text`."""
     request = planned.request
-    tokens = planned.tokens, reader.count(text, request.model)
+    tokens = planned.history.tokens, reader.count(text, request.model)
     body = planned.dialect.compacted(path, request, text, tokens, int(time.time()))
     kind = b"text/event-stream" if request.stream else b"application/json"
     return [(b"content-type", kind), (b"content-length", b"%d" % len(body))], body

@@ -129,7 +129,7 @@ class Rounds:
     @property
     def own_fits(self) -> bool:
         """Whether the client's own request fits the window as far as that is known, so that it may be sent."""
-        return self._planned.room.holds(self._planned.tokens)
+        return self._planned.room.holds(self._planned.history.tokens)
 
     def is_final(self, refusal: Refusal) -> bool:
         """Whether upstream refuses the client's own request, too: for its limits, the credentials or the like."""

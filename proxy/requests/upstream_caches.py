@@ -67,7 +67,7 @@ class Pauses:
         """Take in a request that upstream has answered. Returns why its cache lacked what was not new, and how many
         tokens that was."""
         planned, spent = prepared.planned, prepared.spent
-        if planned is None or planned.tokens < LEAST or not planned.last_point_digests:
+        if planned is None or planned.history.tokens < LEAST or not planned.last_point_digests:
             return CacheMiss.NONE, 0
         key, now = _key(namespace, planned), self._clock()
         last = self._last.get(key)

@@ -27,6 +27,7 @@ from proxy.plan.turn import Addition
 from proxy.policy import Policy
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
+from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
 from proxy.requests.rounds import Rounds, Services
@@ -50,11 +51,13 @@ def consider(services: Services, client: Exchange, prepared: Prepared, records: 
         return
     planned, tenant = rendered.planned, prepared.tenant.name
     drawn = int.from_bytes(hashlib.sha256(b"verify" + planned.chain[-1]).digest()[:8]) < policy.offload.verify * 2**64
-    whole_fits = planned.room.holds(planned.tokens) and not planned.request.continues
+    whole_fits = planned.room.holds(planned.history.tokens) and not planned.request.continues
     price = _price(policy, planned.request.model)
     if rendered.plan.empty or not whole_fits or not drawn or price is None:
         return
-    expected = (planned.prompt(planned.tokens, ours=True) + prepared.prompt + 2 * OUTPUT_PRICE * REPLY_TOKENS) * price
+    expected = (
+        planned.tokens_before + OUR_TOOLS_TOKENS + prepared.tokens_after + 2 * OUTPUT_PRICE * REPLY_TOKENS
+    ) * price
     if spending.today(tenant) + expected > policy.offload.verify_budget / services.settings.workers:
         return
     seen, unheard = _action(turn), client.unheard()

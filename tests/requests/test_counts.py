@@ -56,12 +56,12 @@ async def test_tokens_before_and_after_are_those_of_the_bodies(name: str) -> Non
     run, checked = one(name), 0
     for messages, _ in requests_of(run):
         request = CHAT.parse(json.dumps({"model": MODEL, "messages": messages, "tools": run.tools}).encode())
-        history = await plan(CHAT, request, policy, None, reader)
-        assert history is not None
-        assert history.tokens == pytest.approx(counted(messages), rel=WITHIN)
-        if history.plan.empty:
+        made = await plan(CHAT, request, policy, None, reader)
+        assert made is not None
+        assert made.history.tokens == pytest.approx(counted(messages), rel=WITHIN)
+        if made.plan.empty:
             continue
-        ready = Rendered.of(history, None, {}, reader)
+        ready = Rendered.of(made, None, {}, reader)
         sent = json.loads(ready.turn().request())["messages"]
         assert ready.tokens == pytest.approx(counted(sent), rel=WITHIN)
         checked += 1

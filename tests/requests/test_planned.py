@@ -27,15 +27,15 @@ from tests.requests.planning import (
 )
 
 
-def snapshot(history: Planned) -> ActiveSnapshot:
-    [boundary] = history.plan.boundaries
-    return ActiveSnapshot(boundary, "the record", history.originals_path(boundary))
+def snapshot(made: Planned) -> ActiveSnapshot:
+    [boundary] = made.plan.boundaries
+    return ActiveSnapshot(boundary, "the record", made.originals_path(boundary))
 
 
 async def test_tools_can_be_injected_always() -> None:
-    history, reader = await planned(SHORT, ALWAYS)
-    ready = Rendered.of(history, None, {}, reader)
-    assert history.may_change and ready.injecting and ready.tokens == history.tokens
+    made, reader = await planned(SHORT, ALWAYS)
+    ready = Rendered.of(made, None, {}, reader)
+    assert made.may_change and ready.injecting and ready.tokens == made.history.tokens
     body = json.loads(ready.turn().request())
     assert [tool["function"]["name"] for tool in body["tools"]] == ["grep", "read_file"]
 
@@ -47,8 +47,8 @@ async def test_agents_get_our_tools_from_the_start_and_others_when_something_mov
     members: dict[str, Any], ours: bool
 ) -> None:
     agents = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.AGENTS))
-    history, reader = await planned(SHORT, agents, **members)
-    assert (history.may_change, Rendered.of(history, None, {}, reader).injecting) == (ours, ours)
+    made, reader = await planned(SHORT, agents, **members)
+    assert (made.may_change, Rendered.of(made, None, {}, reader).injecting) == (ours, ours)
     moving, reader = await planned(MOVING, agents, **members)
     assert Rendered.of(moving, None, {}, reader).injecting
 
@@ -56,67 +56,67 @@ async def test_agents_get_our_tools_from_the_start_and_others_when_something_mov
 async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
     tools = [{"function": {"name": "t"}}]
     for limit in (1, 500, 9_000):
-        history, _ = await planned(SHORT, window=10_000, max_tokens=limit, tools=tools)
-        assert history.room == Room(10_000, len(json.dumps(tools)) + 1250 + OUR_TOOLS_TOKENS, 1250)
+        made, _ = await planned(SHORT, window=10_000, max_tokens=limit, tools=tools)
+        assert made.room == Room(10_000, len(json.dumps(tools)) + 1250 + OUR_TOOLS_TOKENS, 1250)
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{ "path" :  "a.txt" }', '{"b":1,"a":2}', "no JSON "])
 async def test_arguments_count_in_canonical_form(arguments: str) -> None:
     spaced = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(arguments)))
     compact = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(canonical(arguments))))
-    (history, _), (other, _) = await planned(spaced), await planned(compact)
-    assert history.plan == other.plan
-    assert history.tokens == other.tokens
+    (made, _), (other, _) = await planned(spaced), await planned(compact)
+    assert made.plan == other.plan
+    assert made.history.tokens == other.history.tokens
 
 
 async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
-    history, reader = await planned(CUT)
-    without = Rendered.of(history, None, {}, reader)
-    ready = Rendered.of(history, snapshot(history), {}, reader)
-    assert without.entries == list(history.transcript.raws), "an event waits for its snapshot"
+    made, reader = await planned(CUT)
+    without = Rendered.of(made, None, {}, reader)
+    ready = Rendered.of(made, snapshot(made), {}, reader)
+    assert without.entries == list(made.transcript.raws), "an event waits for its snapshot"
     assert (ready.compressed(), len(ready.entries)) == (4, 2 + len(CUT) - 6)
     assert ready.tokens < without.tokens
-    assert [path for path in ready.files() if "compressed_group" in path] == [snapshot(history).path]
+    assert [path for path in ready.files() if "compressed_group" in path] == [snapshot(made).path]
 
 
 async def test_hidden_rounds_count_and_bring_the_tools() -> None:
-    history, reader = await planned([*SHORT, {"role": "assistant", "content": "hm"}, LAST])
+    made, reader = await planned([*SHORT, {"role": "assistant", "content": "hm"}, LAST])
     hidden = Hidden((b'{"role":"assistant","content":"before"}',), None, (), (50,))
-    ready = Rendered.of(history, None, {2: hidden}, reader)
-    assert ready.entries[2:4] == [*hidden.before, history.transcript.raws[2]]
-    assert ready.tokens == history.tokens + 50
+    ready = Rendered.of(made, None, {2: hidden}, reader)
+    assert ready.entries[2:4] == [*hidden.before, made.transcript.raws[2]]
+    assert ready.tokens == made.history.tokens + 50
     assert ready.injecting
 
 
 async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the_newest_last() -> None:
     said = {"role": "assistant", "content": "hm"}
-    history, reader = await planned([*SHORT, said, LAST, said, LAST, said, LAST])
+    made, reader = await planned([*SHORT, said, LAST, said, LAST, said, LAST])
     round = Hidden((b'{"role":"assistant","content":"before"}',), None, (), (500,))
     found = {2: round, 4: round, 6: replace(round, sizes=(100,))}
     for room, kept in ((1_200, {2, 4, 6}), (700, {6}), (150, {6}), (50, set())):
-        window = int((history.tokens + room) / 0.95) + 1
-        narrow = replace(history, room=Room(window, 0))
+        window = int((made.history.tokens + room) / 0.95) + 1
+        narrow = replace(made, room=Room(window, 0))
         ready = Rendered.of(narrow, None, found, reader).fitting(reader)
         assert set(ready.rounds) == kept and ready.found == found
-        assert ready.tokens == history.tokens + sum(found[index].tokens for index in kept)
-        assert len(ready.entries) == len(history.transcript.raws) + len(kept)
+        assert ready.tokens == made.history.tokens + sum(found[index].tokens for index in kept)
+        assert len(ready.entries) == len(made.transcript.raws) + len(kept)
 
 
 # -- the limit upstream -----------------------------------------------------------------------------------------------
 
 
 async def limit_sent(messages: list[Json], window: int | None, **limits: int) -> tuple[int | None, dict[str, Any]]:
-    history, reader = await planned(messages, POLICY, window, **limits)
-    ready = Rendered.of(history, None, {}, reader)
-    return history.reply_limit(ready.tokens), json.loads(ready.turn().request())
+    made, reader = await planned(messages, POLICY, window, **limits)
+    ready = Rendered.of(made, None, {}, reader)
+    return made.reply_limit(ready.tokens), json.loads(ready.turn().request())
 
 
 async def test_a_limit_that_does_not_fit_beside_the_planned_prompt_is_lowered() -> None:
     window = 20_000
-    history, reader = await planned(MOVING, POLICY, window, max_tokens=19_000)
-    tokens = Rendered.of(history, None, {}, reader).tokens
+    made, reader = await planned(MOVING, POLICY, window, max_tokens=19_000)
+    tokens = Rendered.of(made, None, {}, reader).tokens
     left = int(window * (1 - WINDOW_MARGIN)) - tokens - OUR_TOOLS_TOKENS
-    assert history.room.reply < left < 19_000
+    assert made.room.reply < left < 19_000
     for field in ("max_tokens", "max_completion_tokens"):
         limit, sent = await limit_sent(MOVING, window, **{field: 19_000})
         assert limit == sent[field] == left
@@ -129,7 +129,7 @@ async def test_a_request_that_is_not_changed_is_lowered_only_if_upstream_would_r
     async def exceeds(limit: int, *, refused: bool) -> bool:
         return (await planned(SHORT, POLICY, 10_000, max_tokens=limit))[0].exceeds(refused=refused)
 
-    tokens = (await planned(SHORT))[0].tokens
+    tokens = (await planned(SHORT))[0].history.tokens
     assert not await exceeds(10_000 - tokens, refused=False)
     assert await exceeds(10_001 - tokens, refused=False)
     assert await exceeds(9_700, refused=True), "our count may be a little low"

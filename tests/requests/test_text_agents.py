@@ -78,8 +78,8 @@ async def test_other_policies_leave_such_requests_as_they_come(policy: Policy, w
 
 async def test_a_client_that_defines_its_tools_gets_names_beside_these() -> None:
     tools = [{"type": "function", "function": {"name": "search"}}]
-    history, reader = await planned(TASK, AGENTS, tools=tools)
-    assert names_of(json.loads(Rendered.of(history, None, {}, reader).turn().request())) == [
+    made, reader = await planned(TASK, AGENTS, tools=tools)
+    assert names_of(json.loads(Rendered.of(made, None, {}, reader).turn().request())) == [
         "search",
         "grep",
         "read_file",
@@ -89,11 +89,11 @@ async def test_a_client_that_defines_its_tools_gets_names_beside_these() -> None
 async def test_results_move_early_with_our_tools_from_the_start() -> None:
     """With our tools added at the first event, that event would have to pay for the whole prompt."""
     messages = [{"role": "system", "content": "tool " * 3_000}, *LONG[1:]]
-    history, _ = await planned(messages, AGENTS)
-    assert history.tokens < 35_000 and history.plan.moves.keys() == {3}
+    made, _ = await planned(messages, AGENTS)
+    assert made.history.tokens < 35_000 and made.plan.moves.keys() == {3}
     later = replace(AGENTS, tools=ToolsPolicy(inject=Inject.WHEN_OFFLOADING))
-    history, _ = await planned(messages, later)
-    assert history.plan.empty
+    made, _ = await planned(messages, later)
+    assert made.plan.empty
 
 
 # -- the reply --------------------------------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ async def test_recorded_runs_in_text_keep_their_tools_and_their_prefix_between_e
     run = min(load(30_000, source), key=lambda one: one.total_tokens)
     counter, sent, events = Tokens(), list[Json](), list[int]()
     for messages, _ in in_text(run):
-        history, reader = await planned(messages, AGENTS, counter=counter)
-        sent.append(json.loads(Rendered.of(history, None, {}, reader).turn().request()))
-        events.append(len(history.plan.events))
+        made, reader = await planned(messages, AGENTS, counter=counter)
+        sent.append(json.loads(Rendered.of(made, None, {}, reader).turn().request()))
+        events.append(len(made.plan.events))
     assert all(names_of(one) == OURS for one in sent) and all(one["tools"] == sent[0]["tools"] for one in sent)
     for (one, other), (before, after) in zip(pairwise(sent), pairwise(events), strict=True):
         assert before != after or other["messages"][: len(one["messages"])] == one["messages"]
