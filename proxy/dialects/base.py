@@ -33,7 +33,7 @@ from proxy.dialects.entries import (
     with_texts,
 )
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, bounded, is_bound, lowered, model_of, opened, our_names, with_tools
+from proxy.dialects.request import RoundRequest, bounded, forbids_ours, lowered, model_of, opened, our_names, with_tools
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
@@ -121,7 +121,7 @@ class Dialect(ABC):
             reply_tokens=max(integer(members.get(limit)) for limit in self.requests.limits),
             names=names,
             theirs=theirs,
-            bound=is_bound(members.get("tool_choice")),
+            forbids_ours=forbids_ours(members.get("tool_choice")),
             obstacle=next(barred, obstacle) or ("" if names else "tools"),
             unknown=tuple(sorted(given.keys() - self.known)),
             **more,

@@ -92,7 +92,7 @@ def model_of(members: Members) -> str:
     return "" if rawjson.is_null(model) else rawjson.text(model)
 
 
-def is_bound(choice: Raw | None) -> bool:
+def forbids_ours(choice: Raw | None) -> bool:
     """Whether the model may not call our tools by this `tool_choice`."""
     return (text_of(choice) or text_of(object_of(choice).get("type"))) not in FREE
 

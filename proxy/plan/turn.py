@@ -203,7 +203,7 @@ class Request(msgspec.Struct, frozen=True):
     theirs: frozenset[str]  # those of our tools' names that the client has for tools of its own, in any case
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
-    bound: bool = False
+    forbids_ours: bool = False
     """Whether the model may not call our tools, as `tool_choice` says, so that it could not read what was moved."""
     unknown: tuple[str, ...] = ()
     """The top-level members that we do not know. They may mean anything, so the history is not touched."""

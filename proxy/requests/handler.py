@@ -223,7 +223,7 @@ class _Request:
         if planned is None:
             obstacle = request.obstacle_beside(policy.upstream.members)
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
-        return replace(prepared, planned=planned, obstacle="tool_choice" if planned.bound else "")
+        return replace(prepared, planned=planned, obstacle="tool_choice" if planned.whole_for_tool_choice else "")
 
     async def _pauses(self, planned: Planned) -> Mapping[bytes, int]:
         """Return at which of this history's requests upstream's cache had expired. Whoever sees a pause first records

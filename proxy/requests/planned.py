@@ -86,12 +86,12 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def may_change(self) -> bool:
         """Whether the request may have to be changed."""
-        return self._changes and not self.bound
+        return self._changes and not self.whole_for_tool_choice
 
     @cached_property
-    def bound(self) -> bool:
+    def whole_for_tool_choice(self) -> bool:
         """Whether it is sent whole, because the model may not read what was moved, and everything fits."""
-        return self.request.bound and self._changes and self.room.holds(self.history.tokens)
+        return self.request.forbids_ours and self._changes and self.room.holds(self.history.tokens)
 
     @property
     def _changes(self) -> bool:
@@ -115,7 +115,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return last if compacting.asks_for_summary(texts) else None
 
     @cached_property
-    def sent_whole(self) -> bool:
+    def whole_for_summary(self) -> bool:
         """Whether the history is sent whole so that its summary lacks nothing: that fits, and costs little more."""
         if self.summary_asked is None or not self.room.holds(self.history.tokens):
             return False
@@ -258,7 +258,7 @@ async def plan(
         quoted = names_in(request.body, policy.offload.store_dir)
         plan = history.plan()
         planned = Planned(dialect, request, policy, history, plan, room, names, refused and not plan.empty, quoted)
-        _ = planned.sent_whole, planned.last_point_digests  # here in a thread, because a history may be long
+        _ = planned.whole_for_summary, planned.last_point_digests  # here in a thread, because a history may be long
         return planned
 
     read = partial(reader.history, dialect, request.entries, caller=caller, size=request.size)

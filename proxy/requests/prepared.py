@@ -110,7 +110,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         """Why the request is sent as the client sent it, without its plan."""
         held = Reason.FIELD if self.obstacle else Reason.NONE
         why = self.unplanned or held or (self.form.reason if self.may_have_changed else Reason.NONE)
-        whole = self.planned is not None and self.planned.sent_whole and not self.observed
+        whole = self.planned is not None and self.planned.whole_for_summary and not self.observed
         return why or (Reason.SUMMARY if whole else Reason.NONE)
 
     @property
@@ -188,7 +188,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     @property
     def unfollowed(self) -> bool:
         """Whether something moved that the model may not read back, because the request did not fit whole."""
-        return self.rendered is not None and self.rendered.planned.request.bound and self.compacted > 0
+        return self.rendered is not None and self.rendered.planned.request.forbids_ours and self.compacted > 0
 
     @cached_property
     def words(self) -> str:
