@@ -80,7 +80,7 @@ def _shown(history: Planned, made: set[str]) -> ActiveSnapshot | None:
 def _note(told: Texts, ready: Rendered) -> None:
     """Note the texts that this request only refers to."""
     transcript = ready.planned.transcript
-    gone = set(render.taken(transcript, ready.shown.boundary)) if ready.shown else set[int]()
+    gone = set(render.replaced(transcript, ready.shown.boundary)) if ready.shown else set[int]()
     if ready.shown:
         told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]
     stay = [index for index in range(len(transcript.raws)) if index not in gone]

@@ -95,7 +95,7 @@ class Tally:
         key = SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller)
         course = self.sessions.setdefault(key, Course())
         if not course.requests and recorded.said is not None and recorded.source in SESSIONS:
-            course.unseen = max(recorded.said.prompt - planned.prompt(planned.tokens), 0)
+            course.unseen = max(recorded.said.prompt - planned.tokens_before, 0)
         seen, event = foreseen(planned, recorded.said, course.unseen), event_at(planned.plan)
         self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None

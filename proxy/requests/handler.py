@@ -110,7 +110,7 @@ class _Request:
     async def _staged(self, body: bytes) -> None:
         self.prepared = await self._parse(body)
         self.prepared = await self._plan(self.prepared)
-        if self.prepared.wish is not None and await self._compacted(self.prepared, self.prepared.wish):
+        if self.prepared.wish is not None and await self._serve_wish(self.prepared, self.prepared.wish):
             return
         if self.prepared.only_observed:
             await self._observe()
@@ -287,17 +287,17 @@ class _Request:
 
     # -- compaction that the client asks for --
 
-    async def _compacted(self, prepared: Prepared, wish: Wish) -> bool:
+    async def _serve_wish(self, prepared: Prepared, wish: Wish) -> bool:
         """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
         if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
         ours, whole = references.compacts(prepared, self._dialect), wish.kind is Compacting.WHOLE
-        if ours and whole and prepared.planned and await self._compact(prepared, prepared.planned):
+        if ours and whole and prepared.planned and await self._compact_all(prepared, prepared.planned):
             return True
         if not ours or whole:
             self.prepared = references.as_wished(prepared, wish)
         return False
 
-    async def _compact(self, prepared: Prepared, planned: Planned) -> bool:
+    async def _compact_all(self, prepared: Prepared, planned: Planned) -> bool:
         """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
         summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
@@ -314,7 +314,7 @@ class _Request:
         text = shown_block(cut.transcript, rendered.shown)
         if not await self._records.keep_compaction(text):
             return False
-        head, body = await self._run(partial(references.compacted, planned, self._client.path, text, reader), size)
+        head, body = await self._run(partial(references.reply_to_wish, planned, self._client.path, text, reader), size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
         return True

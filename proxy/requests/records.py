@@ -81,7 +81,7 @@ class _Continued(msgspec.Struct, frozen=True):
     reply: Raw
 
 
-class _Compacted(msgspec.Struct, frozen=True):
+class _Compaction(msgspec.Struct, frozen=True):
     text: str
 
 
@@ -91,7 +91,7 @@ class _Paused(msgspec.Struct, frozen=True):
 
 KINDS: Mapping[type[msgspec.Struct], str] = {
     Snapshot: "snapshots",
-    _Compacted: "compactions",
+    _Compaction: "compactions",
     _Paused: "pauses",
     _Round: "rounds",
     _Continued: "continuations",
@@ -143,7 +143,7 @@ class Records:
     async def compaction(self, digest: str) -> str:
         """Return the snapshot that a reference leads to, or the words for one that is not kept. Its age begins anew,
         because its caller has no other copy."""
-        [record] = await self.read(_Compacted, [digest])
+        [record] = await self.read(_Compaction, [digest])
         if record is None or compacting.digest(record.text) != digest:
             return compacting.GONE
         await self._put(digest, record)
@@ -151,7 +151,7 @@ class Records:
 
     async def keep_compaction(self, text: str) -> bool:
         """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""
-        return await self._put(compacting.digest(text), _Compacted(text), sure=True) is not Put.FAILED
+        return await self._put(compacting.digest(text), _Compaction(text), sure=True) is not Put.FAILED
 
     async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a

@@ -79,11 +79,11 @@ def as_wished(prepared: Prepared, wish: Wish) -> Prepared:
     return prepared.unrendered(planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle)
 
 
-def compacted(planned: Planned, path: bytes, text: str, reader: MessageCache) -> tuple[list[Header], bytes]:
+def reply_to_wish(planned: Planned, path: bytes, text: str, reader: MessageCache) -> tuple[list[Header], bytes]:
     """Return the head and the body of the reply with the reference to the snapshot `text`."""
     request = planned.request
     tokens = planned.history.tokens, reader.count(text, request.model)
-    body = planned.dialect.compacted(path, request, text, tokens, int(time.time()))
+    body = planned.dialect.compaction_reply(path, request, text, tokens, int(time.time()))
     kind = b"text/event-stream" if request.stream else b"application/json"
     return [(b"content-type", kind), (b"content-length", b"%d" % len(body))], body
 

@@ -143,7 +143,7 @@ def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy:
     assert len([asked for asked in up.requests if b"scratchpad" in asked.body]) == 1
 
 
-@pytest.mark.parametrize("broken", ["proxy.requests.handler.Rendered.of", "proxy.requests.references.compacted"])
+@pytest.mark.parametrize("broken", ["proxy.requests.handler.Rendered.of", "proxy.requests.references.reply_to_wish"])
 def test_a_bug_of_ours_leaves_the_compaction_to_upstream(
     broken: str, up: StrictUpstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

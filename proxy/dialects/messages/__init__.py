@@ -132,7 +132,7 @@ class MessagesDialect(Dialect):
         made = [one for message in messages for one in _restored(message, texts)]
         return rawjson.encode(request.members | {"messages": Raw(rawjson.array(made))})
 
-    def compacted(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    def compaction_reply(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
         """The reply is a message, or the events of one if the client streams."""
         id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
         block = {"type": WHOLE, "content": text, "signature": reference(text)}

@@ -117,7 +117,7 @@ class ResponsesDialect(Dialect):
             made.append(item if text is None else rawjson.encode(said))
         return rawjson.encode(request.members | {"input": Raw(rawjson.array(made))})
 
-    def compacted(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    def compaction_reply(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
         """The reply is an object, or the events of one if the client streams."""
         id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         item = {"id": f"cmp_{id}", "type": "compaction", "encrypted_content": reference(text)}
