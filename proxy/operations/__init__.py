@@ -21,7 +21,7 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.relay import served
 from proxy.requests.rounds import Services
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.upstream.codings import decoded
+from proxy.upstream.codings import decoded_request
 
 __all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal", "serves"]
 
@@ -116,7 +116,7 @@ class Operations:
         limit = self._services.settings.body_limit
         body = await client.read(limit)
         with client.present():
-            clear = await decoded(body, client.headers, limit, threads, caller, client.hold)
+            clear = await decoded_request(body, client.headers, limit, threads, caller, client.hold)
             given, call.messages = await threads.run(caller, partial(schema.body, clear))
             _, run, kinds = PATHS[client.path]
             if run is offload.offload:  # whose replies always hold messages

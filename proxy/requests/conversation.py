@@ -27,7 +27,7 @@ from proxy.requests import relay
 from proxy.requests.exchange import Exchange
 from proxy.requests.relay import REFUSAL_LIMIT, Refusal, is_stream
 from proxy.requests.rounds import Rounds
-from proxy.upstream.client import UpstreamReply, decoded
+from proxy.upstream.client import UpstreamReply, decoded_reply
 from proxy.upstream.headers import Header, Headers, reply_headers
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class _Conversation:
             self._head, self._spoke = (reply.status, self._reply_headers([])), self._clock()
         decoder = self._decoder = sse.EventDecoder()
         early = raw = b""  # what came before the first event with data, for the client and as it came
-        async with aclosing(decoded(reply)) as chunks:
+        async with aclosing(decoded_reply(reply)) as chunks:
             async for chunk in chunks:
                 self._heard += len(chunk)
                 out = await self._received(decoder.feed, chunk)

@@ -40,7 +40,7 @@ from proxy.requests.rounds import Rounds, Services
 from proxy.requests.summary_writer import ask
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.upstream.codings import decoded
+from proxy.upstream.codings import decoded_request
 from proxy.upstream.headers import Header, Headers, reply_headers
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class _Request:
         try:
             if client.encoded:
                 limit, threads = self._services.settings.body_limit, self._services.threads
-                clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
+                clear = await decoded_request(body, client.headers, limit, threads, tenant.namespace, client.hold)
             request = await self._run(partial(self._dialect.parse, clear), len(clear))
             tenant = self._identify(request)
             if self._dialect.name in references.NATIVE:

@@ -18,7 +18,7 @@ from proxy.requests.exchange import ClientGone, Exchange
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream import codings
-from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded_reply
 from proxy.upstream.headers import Header, Headers, reply_headers, request_headers, url_for
 
 GATHERED = 1 << 20
@@ -255,7 +255,7 @@ async def refusal(reply: UpstreamReply) -> Refusal:
 async def body(reply: UpstreamReply) -> bytes:
     """Return a whole reply, decompressed. Raises UpstreamFault if it breaks off or is too large."""
     whole = bytearray()
-    async with aclosing(decoded(reply)) as chunks:
+    async with aclosing(decoded_reply(reply)) as chunks:
         async for chunk in chunks:
             whole += chunk
             if len(whole) > WHOLE_LIMIT:

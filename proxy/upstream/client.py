@@ -132,7 +132,7 @@ class UpstreamReply(AsyncIterator[bytes]):
             self._content.set_exception(aiohttp.ClientPayloadError("the connection was closed within the body"))
 
 
-async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
+async def decoded_reply(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     """Yield the reply's body, decoded by its `Content-Encoding`. Raises UpstreamBroken if it cannot be decoded."""
     codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
     try:
@@ -412,7 +412,7 @@ async def models(
         async with asyncio.timeout(seconds), aclosing(await client._sent(request)) as reply:
             whole = bytearray()
             if read:
-                async with aclosing(decoded(reply)) as pieces:
+                async with aclosing(decoded_reply(reply)) as pieces:
                     async for piece in pieces:
                         whole += piece
                         if len(whole) > LARGEST_LIST:

@@ -145,7 +145,7 @@ def reply_decoder(content_encoding: str) -> ContentDecoder:
     return ContentDecoder(",".join(name for name in names if name in _CODINGS))
 
 
-async def decoded(
+async def decoded_request(
     body: bytes,
     headers: Iterable[tuple[bytes, bytes]],
     limit: int,

@@ -94,7 +94,7 @@ def test_the_body_of_a_refused_caller_is_not_read(
         raise AssertionError("the body was read")
 
     monkeypatch.setattr(Exchange, "body", look)
-    monkeypatch.setattr(operations, "decoded", look)
+    monkeypatch.setattr(operations, "decoded_request", look)
     upstream = {"base_url": "http://127.0.0.1:9/v1"}
     proxy = serve({"acme": {"tenant": "acme", "api_keys": [{"sha256": "0" * 64}], "upstream": upstream}})
     for body in (BODY, b"{"):

@@ -27,7 +27,7 @@ from proxy.upstream.client import (
     UpstreamReply,
     UpstreamRequest,
     certificates,
-    decoded,
+    decoded_reply,
     listed_windows,
     models,
 )
@@ -213,9 +213,9 @@ async def test_decoded_undoes_what_upstream_does_or_says_whose_fault_it_is(
     async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
         if sent_as == b"plain":
             with pytest.raises(UpstreamBroken, match="decoded"):
-                await anext(decoded(got))
+                await anext(decoded_reply(got))
         else:
-            assert b"".join([piece async for piece in decoded(got)]) == b"data: 1\n\n"
+            assert b"".join([piece async for piece in decoded_reply(got)]) == b"data: 1\n\n"
 
 
 async def test_few_of_many_small_chunks_wait_for_a_slow_reader(pool: UpstreamClient) -> None:

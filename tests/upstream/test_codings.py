@@ -16,7 +16,7 @@ import zstandard
 
 from proxy.errors import BadEncoding, BodyTooLarge, Overloaded
 from proxy.threads import WorkPool
-from proxy.upstream.codings import ContentDecoder, beginning, decoded
+from proxy.upstream.codings import ContentDecoder, beginning, decoded_request
 from tests.clock import turns
 from tests.doubling import assert_linear
 
@@ -27,7 +27,7 @@ TEXT = b'{"messages": []}' * 20_000
 
 def decode(body: bytes, coding: str, limit: int) -> bytes:
     headers = [(b"content-encoding", coding.encode())]
-    return asyncio.run(decoded(body, headers, limit, WorkPool("decoding", 1)))
+    return asyncio.run(decoded_request(body, headers, limit, WorkPool("decoding", 1)))
 
 
 ENCODED: list[tuple[str, bytes]] = [
@@ -99,8 +99,8 @@ def test_a_bomb_is_met_piece_by_piece(coding: str) -> None:
 async def test_a_request_in_the_clear() -> None:
     pool = WorkPool("decoding", 1)
     headers = [(b"Content-Encoding", b"identity"), (b"x", b"y"), (b"content-encoding", b"gzip")]
-    assert await decoded(gzip.compress(TEXT), headers, len(TEXT), pool) == TEXT
-    assert await decoded(TEXT, headers[1:2], 0, pool) == TEXT, "what is not compressed was measured when it was read"
+    assert await decoded_request(gzip.compress(TEXT), headers, len(TEXT), pool) == TEXT
+    assert await decoded_request(TEXT, headers[1:2], 0, pool) == TEXT, "what is not compressed was measured already"
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
@@ -146,20 +146,20 @@ class Counted(WorkPool):
 async def test_what_comes_out_is_accounted_for_while_it_does(size: int) -> None:
     headers, pool = [(b"content-encoding", b"gzip")], WorkPool("decoding", 1)
     body, held = gzip.compress(bytes(size)), list[int]()
-    await decoded(body, headers, size, pool, hold=held.append)
+    await decoded_request(body, headers, size, pool, hold=held.append)
     assert sum(held) == size and max(held) <= 2 << 20
 
     def full(_: int) -> None:
         raise Overloaded("full")
 
     with pytest.raises(Overloaded):
-        await decoded(body, headers, size, pool, hold=full)
+        await decoded_request(body, headers, size, pool, hold=full)
 
 
 async def test_decoding_ends_when_the_client_leaves() -> None:
     pool = Counted()
     body = gzip.compress(bytes(32 << 20), 1) * 16
-    task = asyncio.create_task(decoded(body, [(b"content-encoding", b"gzip")], 1 << 30, pool))
+    task = asyncio.create_task(decoded_request(body, [(b"content-encoding", b"gzip")], 1 << 30, pool))
     await pool.third.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
