@@ -32,6 +32,9 @@ TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type"
 SETTLED = 0.3
 """Seconds after a reply in which its records and its outcome are written."""
 
+RUNS = 4
+"""The one with the fewest files counts: what runs by the clock, such as looking for changed policies, is in few."""
+
 
 class Visits:
     """Notes the files of every call in threads that start after it."""
@@ -112,7 +115,8 @@ def counts() -> dict[str, tuple[dict[str, int], int]]:
                         ask(one, body, "k")
                 time.sleep(SETTLED)
                 for name, body in REQUESTS.items():
-                    found[name] = visits.of(lambda body=body: ask(one, body, "k"))
+                    runs = [visits.of(lambda body=body: ask(one, body, "k")) for _ in range(RUNS)]
+                    found[name] = min(runs, key=lambda run: len(run[0]))
         finally:
             threading.setprofile(None)  # type: ignore[arg-type]
     return found

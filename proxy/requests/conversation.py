@@ -90,7 +90,6 @@ class _Conversation:
         self._spoke = self._clock()
         self._begun = False  # whether any event with data has come
         self._heard = 0  # bytes of all replies
-        self._decoder = sse.EventDecoder()
         self._showing = False  # whether the newest answers have an image or a file
         self._refused: Refusal | None = None  # after which the client's own request was sent
 
@@ -216,12 +215,12 @@ class _Conversation:
         if not self._client.status:
             self._client.error_event = self._turn.error_event
             self._head, self._spoke = (reply.status, self._reply_headers([])), self._clock()
-        decoder = self._decoder = sse.EventDecoder()
+        decoder = sse.EventDecoder()
         early = raw = b""  # what came before the first event with data, for the client and as it came
         async with aclosing(decoded_reply(reply)) as chunks:
             async for chunk in chunks:
                 self._heard += len(chunk)
-                out = await self._received(decoder.feed, chunk)
+                out = await self._received(decoder, chunk)
                 if self._turn.refusal is not None:
                     raise _refused(reply, raw + chunk + await _rest(chunks), self._turn.refusal)
                 if not (self._begun or self._client.status or len(raw) > EARLY):
@@ -231,23 +230,24 @@ class _Conversation:
                 early = b""
                 if self._turn.over:
                     if rest := await _rest(chunks):
-                        await self._write(await self._received(decoder.feed, rest))
+                        await self._write(await self._received(decoder, rest))
                     return
-        out = early + await self._received(lambda _: _ended(decoder.flush()), b"")
+        out = early + await self._received(decoder, None)
         if self._turn.refusal is not None:
             raise _refused(reply, raw, self._turn.refusal)
         await self._write(out)
 
-    async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
-        """Feed the events that this chunk completes to the turn, and return the bytes for the client."""
+    async def _received(self, decoder: sse.EventDecoder, chunk: bytes | None) -> bytes:
+        """Feed the events that this chunk completes to the turn, and return the bytes for the client. None: the end."""
 
         def turned() -> bytes:
-            events = events_of(chunk)
+            events = _ended(decoder.flush()) if chunk is None else decoder.feed(chunk)
             self._begun = self._begun or any(event.data is not None for event in events)
             return b"".join(map(self._turn.receive, events))
 
-        lines = chunk.count(b"\n") + chunk.count(b"\r")
-        return await self._taken(turned, PARSED * max(self._decoder.held + len(chunk), lines * LINE))
+        came = chunk or b""
+        lines = came.count(b"\n") + came.count(b"\r")
+        return await self._taken(turned, PARSED * max(decoder.held + len(came), lines * LINE))
 
     async def _taken(self, work: Callable[[], T], size: int | None = None) -> T:
         """Return the result of `work` that looks through `size` bytes, or through all that the turn holds. Raises

@@ -138,7 +138,7 @@ class _Request:
         if self._services.watch is not None:
             self._services.watch(outcome, self.prepared)
         self._services.sink(outcome)
-        if self.prepared.turn is not None:
+        if self.prepared.turn is not None and self.prepared.tenant.policy.offload.verify:
             verify.consider(self._services, self._client, self.prepared, self._records, outcome)
 
     # -- from the body to what is sent --

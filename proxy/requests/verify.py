@@ -45,7 +45,7 @@ Action = tuple[tuple[str, str], ...]
 def consider(services: Services, client: Exchange, prepared: Prepared, records: Records, outcome: Outcome) -> None:
     """Start asking again if the request is of the share, and its tenant has money left today. Returns at once."""
     rendered, turn, policy, spending = prepared.rendered, prepared.turn, prepared.tenant.policy, services.verifying
-    if not policy.offload.verify or spending is None or rendered is None or turn is None:
+    if spending is None or rendered is None or turn is None:
         return
     if outcome.status != 200 or outcome.fault:
         return
