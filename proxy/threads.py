@@ -92,7 +92,7 @@ Lane = OrderedDict[str, OrderedDict[str, OrderedDict[Slot, None]]]
 """Who waits, by tenant and caller. Those whose turn comes next are first."""
 
 
-class Turns:
+class Places:
     """Lets at most `places` things run at once. All methods run on one event loop.
 
     A caller is a namespace, or the empty string for the proxy's own work.
@@ -181,9 +181,9 @@ class _Piece:
 
     async def next_turn(self) -> None:
         """Pass the place on, and wait for another one."""
-        turns = self.pool.turns
-        turns.give_back(self.slot)
-        self.slot = await turns.take(self.slot.caller, self.slot.later)
+        places = self.pool.places
+        places.give_back(self.slot)
+        self.slot = await places.take(self.slot.caller, self.slot.later)
 
 
 _running = threading.local()
@@ -213,7 +213,7 @@ class WorkPool:
 
     def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
-        self.turns = Turns(threads)
+        self.places = Places(threads)
         self.pauses = threading.Semaphore(PAUSED)
         self._most_waiting = waiting
         self._under_way = 0
@@ -234,9 +234,9 @@ class WorkPool:
             return work()
         if self._closed:
             raise Overloaded("The proxy is shutting down", retry_after=1)
-        if not begun and self.turns.waiting_of(caller) >= self._most_waiting:
+        if not begun and self.places.waiting_of(caller) >= self._most_waiting:
             raise Overloaded(f"More than {self._most_waiting} pieces of work wait for {self._name}", retry_after=1)
-        slot = await self.turns.take(caller)
+        slot = await self.places.take(caller)
         ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         piece = _Piece(self, slot, ended)
         self._under_way += 1
@@ -278,7 +278,7 @@ class WorkPool:
     def _release(self, slot: Slot) -> None:
         self._under_way -= 1
         self._idle.set()
-        self.turns.give_back(slot)
+        self.places.give_back(slot)
 
 
 def _work(work: Callable[[], object], piece: _Piece, settle: Callable[..., None]) -> None:

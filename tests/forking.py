@@ -140,7 +140,7 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], outputs: S
     if os.environ.pop("QUIET", ""):
         from proxy.requests.windows import Known
 
-        Known.ask = lambda *_: None  # type: ignore[assignment,method-assign,misc]
+        Known.list_models = lambda *_: None  # type: ignore[assignment,method-assign,misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["proxy", *arguments]
     try:

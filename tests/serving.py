@@ -192,15 +192,15 @@ def stop(process: Process) -> None:
 
 _QUIET: set[str] = set()
 """Upstreams that are not asked for their models, so that tests see the requests that they cause."""
-_ask = Known.ask
+_list_models = Known.list_models
 
 
-def _ask_unless_quiet(known: Known, tenant: Tenant, headers: Headers) -> None:
+def _list_unless_quiet(known: Known, tenant: Tenant, headers: Headers) -> None:
     if tenant.policy.upstream.base_url not in _QUIET:
-        _ask(known, tenant, headers)
+        _list_models(known, tenant, headers)
 
 
-Known.ask = _ask_unless_quiet  # type: ignore[method-assign]
+Known.list_models = _list_unless_quiet  # type: ignore[method-assign]
 
 
 def write_policies(folder: Path, policies: Policies) -> None:

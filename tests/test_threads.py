@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import SLICE, SMALL, Slot, Turns, WorkPool, breathe, nobody_waits
+from proxy.threads import SLICE, SMALL, Places, Slot, WorkPool, breathe, nobody_waits
 from tests.clock import PATIENCE, soon
 from tests.clock import turns as settle
 
@@ -224,11 +224,11 @@ async def test_closing_waits_for_hanging_work_and_leaves_nothing_behind_of_who_g
     assert sorted(gate.ran) == ["a", "b"]
 
 
-def ask(turns: Turns, callers: Sequence[str], got: list[str]) -> list[asyncio.Task[Slot]]:
+def ask(places: Places, callers: Sequence[str], got: list[str]) -> list[asyncio.Task[Slot]]:
     """Return tasks that each wait for a place."""
 
     async def take(caller: str) -> Slot:
-        turn = await turns.take(caller)
+        turn = await places.take(caller)
         got.append(caller)
         return turn
 
@@ -236,40 +236,40 @@ def ask(turns: Turns, callers: Sequence[str], got: list[str]) -> list[asyncio.Ta
 
 
 async def test_a_place_is_lost_to_nobody_who_has_gone() -> None:
-    turns, got = Turns(1), list[str]()
-    turn = await turns.take("a")
-    *gone, last = ask(turns, ("a", "b", "b", "c"), got)
+    places, got = Places(1), list[str]()
+    turn = await places.take("a")
+    *gone, last = ask(places, ("a", "b", "b", "c"), got)
     await settle()
     for task in gone:
         task.cancel()
     await asyncio.sleep(0)
-    turns.give_back(turn)
-    turns.give_back(await last)
+    places.give_back(turn)
+    places.give_back(await last)
     assert got == ["c"]
-    await soon(turns.take("d"))
+    await soon(places.take("d"))
 
 
 @pytest.mark.parametrize("first", ["given", "cancelled"])
 async def test_a_place_that_comes_as_its_waiter_goes_is_passed_on(first: str) -> None:
-    turns, got = Turns(1), list[str]()
-    turn = await turns.take("x")
-    task, other = ask(turns, "ab", got)
+    places, got = Places(1), list[str]()
+    turn = await places.take("x")
+    task, other = ask(places, "ab", got)
     await settle()
-    steps = [lambda: turns.give_back(turn), task.cancel]
+    steps = [lambda: places.give_back(turn), task.cancel]
     for step in steps if first == "given" else reversed(steps):
         step()
-    turns.give_back(await other)
+    places.give_back(await other)
     assert task.cancelled() and got == ["b"]
-    await soon(turns.take("d"))
+    await soon(places.take("d"))
 
 
 async def test_a_flood_of_one_caller_holds_up_no_other_by_more_than_one_turn() -> None:
-    turns, got = Turns(1), list[str]()
-    turn = await turns.take("flood")
-    ask(turns, [*["flood"] * 1_000, "b", "b", "c"], got)
+    places, got = Places(1), list[str]()
+    turn = await places.take("flood")
+    ask(places, [*["flood"] * 1_000, "b", "b", "c"], got)
     await settle()
     for _ in range(6):
-        turns.give_back(turn)
+        places.give_back(turn)
         await settle()
         turn = Slot(got[-1], False)
     assert got == ["flood", "b", "c", "flood", "b", "flood"]

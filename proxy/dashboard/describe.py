@@ -100,7 +100,7 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
     moves, gone, start = {}, set[int](), 0
     if rendered:
         moves, shown = rendered.plan.moves, rendered.shown
-        gone = set(render.taken(planned.transcript, shown.boundary)) if shown else gone
+        gone = set(render.replaced(planned.transcript, shown.boundary)) if shown else gone
         start = shown.boundary.end if shown else 0
     elif prepared.foreseen:
         moves = planned.plan.moves

@@ -179,7 +179,7 @@ def stays(transcript: Transcript, shown: SummaryBoundary | None, index: int) -> 
     return shown is None or index >= shown.end or index in shown.pins or index < transcript.leading
 
 
-def taken(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[int]:
+def replaced(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[int]:
     """Return the indexes of the entries that the boundary's snapshot replaces, and that of `since` does not.
 
     A history has many boundaries, so only the entries between the two are looked at, and those that `since` kept.
@@ -193,7 +193,7 @@ def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
     """Return the snapshot's whole text as it appears in the context; empty if none is shown."""
     if shown is None:
         return ""
-    messages = len(taken(transcript, shown.boundary, shown.since))
+    messages = len(replaced(transcript, shown.boundary, shown.since))
     return summary.block(shown.text, messages, shown.path, shown.earlier)
 
 
@@ -206,7 +206,7 @@ def originals(
     `results` name count as results, so that they are shortened before what the user said.
     """
     found: list[Section] = []
-    for index in taken(transcript, boundary, since):
+    for index in replaced(transcript, boundary, since):
         message = transcript.messages[index]
         sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
         found += [replace(section, role=Role.TOOL) for section in sections] if message.carries else sections
@@ -304,7 +304,7 @@ def moved_files(
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
             add(index, piece)
     cuts = [
-        (boundary, taken(transcript, boundary, since))
+        (boundary, replaced(transcript, boundary, since))
         for since, boundary in pairwise((None, *plan.boundaries))
         if boundary and shown and boundary.end <= shown.end
     ]

@@ -108,13 +108,13 @@ class _Conversation:
         await self._io.on_accepted()
         while turn.state is not State.DONE:
             if turn.state is State.CALLING:
-                answers = await self._io.resolve(await self._taken(lambda: turn.calls))
+                answers = await self._io.resolve(await self._run(lambda: turn.calls))
                 texts, parts = [one.text for one in answers], [one.part for one in answers]
                 self._showing = any(parts)
-                await self._taken(partial(turn.answer, texts, parts))
+                await self._run(partial(turn.answer, texts, parts))
             if turn.state is State.READY:
                 await self._round(RETRIES)
-        last = await self._taken(turn.close)
+        last = await self._run(turn.close)
         await self._io.remember(turn)
         if self._head is None:
             self._head = 200, self._reply_headers([(b"content-length", b"%d" % len(last))])
@@ -165,7 +165,7 @@ class _Conversation:
     async def _ask(self, retries: int) -> UpstreamReply:
         """Return the reply to the turn's next request. Raises Refusal if upstream does not answer 200. The client's
         reply depends on a follow-up, so that one is sent again after a passing fault."""
-        body = await self._taken(self._turn.request)
+        body = await self._run(self._turn.request)
         reworded = False
         for attempt in range(retries):
             try:
@@ -176,7 +176,7 @@ class _Conversation:
                 if (too_long or (self._showing and not passing)) and not reworded:
                     reworded = True
                     self._turn.reword(TOO_LONG if too_long else NOT_TAKEN)
-                    body = await self._taken(self._turn.request)
+                    body = await self._run(self._turn.request)
                 elif passing:
                     await asyncio.sleep(_pause(refusal.headers, attempt))
                 else:
@@ -201,12 +201,12 @@ class _Conversation:
                 await self._read_stream(reply)
             else:
                 await self._read_whole(reply)
-            await self._write(await self._taken(self._turn.end))
+            await self._write(await self._run(self._turn.end))
 
     async def _read_whole(self, reply: UpstreamReply) -> None:
         whole = await relay.body(reply)
         self._heard += len(whole)
-        out = await self._taken(partial(self._turn.receive_whole, whole), PARSED * len(whole))
+        out = await self._run(partial(self._turn.receive_whole, whole), PARSED * len(whole))
         if self._turn.refusal is not None:
             raise _refused(reply, whole, self._turn.refusal)
         await self._write(out)
@@ -247,9 +247,9 @@ class _Conversation:
 
         came = chunk or b""
         lines = came.count(b"\n") + came.count(b"\r")
-        return await self._taken(turned, PARSED * max(decoder.held + len(came), lines * LINE))
+        return await self._run(turned, PARSED * max(decoder.held + len(came), lines * LINE))
 
-    async def _taken(self, work: Callable[[], T], size: int | None = None) -> T:
+    async def _run(self, work: Callable[[], T], size: int | None = None) -> T:
         """Return the result of `work` that looks through `size` bytes, or through all that the turn holds. Raises
         UpstreamBroken if upstream's reply cannot be used."""
         if size is None:

@@ -133,7 +133,7 @@ class _Request:
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
         if self._vouched and not self._dialect.counts and 200 <= outcome.status < 300:
-            miss, missed = self._services.pauses.ended(outcome.namespace, self.prepared)
+            miss, missed = self._services.last_requests.ended(outcome.namespace, self.prepared)
             outcome = replace(outcome, miss=miss, missed_tokens=missed)
         if self._services.watch is not None:
             self._services.watch(outcome, self.prepared)
@@ -174,7 +174,7 @@ class _Request:
         elif chosen.offload.mode is Mode.OBSERVE or b"observe" in header:
             return replace(prepared, observed=True)
         elif self._vouched:
-            self._services.known.ask(tenant, client.headers)
+            self._services.known.list_models(tenant, client.headers)
         going_on = await self._records.continuation(request.continues) if request.continues else None
         return replace(prepared, continued=self._dialect.continued(request, going_on)) if going_on else prepared
 
@@ -232,7 +232,7 @@ class _Request:
         found = await self._records.pauses(planned.point_digests, model)
         if self._dialect.counts or not self._vouched or planned.last_point_digests[-1] in found:
             return found
-        pause = self._services.pauses.expired(self._owner.namespace, planned)
+        pause = self._services.last_requests.expired(self._owner.namespace, planned)
         return found | await self._records.keep_pause(planned.last_point_digests[-1], model, pause) if pause else found
 
     async def _render(self, prepared: Prepared) -> Prepared:
@@ -425,7 +425,7 @@ class _Request:
                 tenant = replace(prepared.tenant, namespace=self._owner.namespace)
                 self.prepared = prepared = replace(prepared, tenant=tenant)
                 if not prepared.unplanned and not prepared.observed:
-                    self._services.known.ask(tenant, self._client.headers)
+                    self._services.known.list_models(tenant, self._client.headers)
                 if rendered is not None and rendered.planned.plan.boundaries:
                     await self._summarised(prepared, rendered, waits=False)
             if rendered is not None:

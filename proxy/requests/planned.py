@@ -376,7 +376,7 @@ class Rendered(msgspec.Struct, frozen=True):
         return replace(Rendered.of(planned, self.shown, rounds, reader, self.plan), found=self.found)
 
     def _replaced(self) -> list[int]:
-        return render.taken(self.planned.transcript, self.shown.boundary) if self.shown else []
+        return render.replaced(self.planned.transcript, self.shown.boundary) if self.shown else []
 
     def compressed(self) -> int:
         """Return how many entries the snapshot replaces."""

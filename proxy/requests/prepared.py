@@ -404,7 +404,7 @@ class Ladder:
         if complaint is Verdict.OVERFLOW and planned is not None:
             reply = planned.request.reply_tokens if prepared.limit is None else prepared.limit
             learn = partial(
-                self._known.too_long,
+                self._known.learn_window,
                 policy=planned.policy,
                 model=planned.request.model,
                 named=refusals.window(refusal.said()),

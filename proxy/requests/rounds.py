@@ -37,7 +37,7 @@ from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
 from proxy.requests.relay import Refusal, Relay, Sink
 from proxy.requests.summaries import Summaries
-from proxy.requests.upstream_caches import Pauses
+from proxy.requests.upstream_caches import LastRequests
 from proxy.requests.windows import Known
 from proxy.settings import Settings
 from proxy.stores.guarded import Guarded
@@ -88,7 +88,7 @@ class Services:
     threads: WorkPool
     known: Known
     sink: Sink
-    pauses: Pauses = field(default_factory=Pauses)
+    last_requests: LastRequests = field(default_factory=LastRequests)
     verifying: Spending | None = None
     """What tenants spend on asking again; None: nothing is asked again."""
     watch: Callable[[Outcome, Prepared], None] | None = None

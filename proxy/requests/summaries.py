@@ -253,7 +253,7 @@ def job_for(
         moves = planned.plan.moves
         return {
             f"{store_dir}/{piece.name}": piece.label.about
-            for index in reversed(render.taken(transcript, boundary))
+            for index in reversed(render.replaced(transcript, boundary))
             if index in moves
             for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
         }
@@ -270,7 +270,7 @@ def job_for(
         history=lambda: render.originals(dialect, transcript, boundary, shown.boundary if shown else None),
         earlier=shown.text if shown else "",
         originals=f"{store_dir}/" if several else planned.originals_path(boundary),
-        taken=lambda: render.originals(dialect, transcript, boundary),
+        replaced=lambda: render.originals(dialect, transcript, boundary),
         references=references,
         ask=ask,
     )
@@ -303,10 +303,10 @@ def _measured(planned: Planned, boundary: SummaryBoundary, shown: ActiveSnapshot
     """
     moves = planned.plan.before(boundary.event).moves
     sizes = {index: live(item, moves.get(index)) for index, item in enumerate(planned.history.items[: boundary.end])}
-    before = render.taken(planned.transcript, shown.boundary) if shown else []
+    before = render.replaced(planned.transcript, shown.boundary) if shown else []
     sizes |= dict.fromkeys(before, 0)
     sizes |= dict.fromkeys(before[:1], planned.policy.offload.compress.snapshot_tokens)
-    replaced = sum(sizes.get(index, 0) for index in render.taken(planned.transcript, boundary))
+    replaced = sum(sizes.get(index, 0) for index in render.replaced(planned.transcript, boundary))
     return sum(sizes.values()), replaced
 
 

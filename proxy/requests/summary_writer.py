@@ -71,7 +71,7 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """The task → the body of a call on the cached prefix; None if that is impossible, as with another model."""
     earlier: str = ""
     """The text of the snapshot that this one replaces; empty if there is none."""
-    taken: Callable[[], list[Section]] = list
+    replaced: Callable[[], list[Section]] = list
     """Returns everything that the snapshot replaces, for the exact details in it."""
     references: Callable[[], Mapping[str, str]] = dict
     """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
@@ -242,7 +242,7 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snaps
     lines = summary.fitting((f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count)
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
-    said = [turn for turn in job.taken() if not turn.part]
+    said = [turn for turn in job.replaced() if not turn.part]
     whole = encodable(summary.completed(text, summary.details(said, text, room, count), lines))
     return Snapshot(whole, count(whole), encodable(job.model))
 

@@ -48,7 +48,7 @@ class _Last(msgspec.Struct, frozen=True, gc=False):
     """Its tokens as upstream counted them; 0 if it did not say."""
 
 
-class Pauses:
+class LastRequests:
     """The last requests that this process served. `clock` returns seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

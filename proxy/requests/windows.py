@@ -128,7 +128,7 @@ class Known:
         shown = self._shown.of(namespace).get((upstream.base_url, model))
         return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
 
-    def shown(self, namespaces: Collection[str]) -> list[tuple[str, dict[str, str | int]]]:
+    def learned(self, namespaces: Collection[str]) -> list[tuple[str, dict[str, str | int]]]:
         """Return the windows that refusals have shown to these namespaces, for the dashboard."""
         return [
             (name, {"upstream": url, "model": model, "window": size})
@@ -136,7 +136,7 @@ class Known:
             for (url, model), size in sorted(self._shown.of(name).items())
         ]
 
-    def too_long(
+    def learn_window(
         self, namespace: str, policy: Policy, model: str, named: int | None, counted: int, *, measured: bool
     ) -> int:
         """Learn from a request of `counted` tokens that was refused as too long, and return the window for which to
@@ -198,7 +198,7 @@ class Known:
 
     # -- lists of models --
 
-    def ask(self, tenant: Tenant, headers: Headers) -> None:
+    def list_models(self, tenant: Tenant, headers: Headers) -> None:
         """Fetch the list of models in the background, unless that was done or the policy needs none.
 
         `tenant` has the policy for the request's model, and `headers` are the request's.

@@ -360,7 +360,7 @@ class App:
             "policies": policies,
             "reload": book.last,
             "advice": sorted(set(self._adviser.given.values())),
-            "windows": self._known.shown(namespaces),
+            "windows": self._known.learned(namespaces),
         }
 
     @asynccontextmanager

@@ -143,6 +143,6 @@ PINS = st.sets(st.integers(0, 9)).map(frozenset)
 def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: tuple[int, frozenset[int]]) -> None:
     (first, kept), (end, pins) = sorted((one, other))
     since, boundary = SummaryBoundary(first, kept, 1), SummaryBoundary(end, pins, 2)
-    before = set(render.taken(TRANSCRIPT, since))
-    expected = [index for index in render.taken(TRANSCRIPT, boundary) if index not in before]
-    assert render.taken(TRANSCRIPT, boundary, since) == expected
+    before = set(render.replaced(TRANSCRIPT, since))
+    expected = [index for index in render.replaced(TRANSCRIPT, boundary) if index not in before]
+    assert render.replaced(TRANSCRIPT, boundary, since) == expected

@@ -60,7 +60,7 @@ async def test_a_hidden_round_with_half_a_character_is_put_back() -> None:
 async def test_a_snapshot_with_half_a_character_is_stored() -> None:
     world = Writer()
     said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]
-    made = await world.made(taken=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"})
+    made = await world.made(replaced=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"})
     assert made is not None
     assert "?-7341" in made.text and "\ud83d" not in made.text
     assert msgspec.json.decode(msgspec.json.encode(made), type=Snapshot) == made

@@ -155,7 +155,7 @@ async def test_what_cannot_be_planned_says_why(world: World) -> None:
 
 async def test_nothing_is_asked_for_in_the_background(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(world.services.known, "ask", lambda tenant, headers: asked.append(tenant))
+    monkeypatch.setattr(world.services.known, "list_models", lambda tenant, headers: asked.append(tenant))
     await world.ask(LONG, ScriptedReply(REPLY))
     world.policy = OFF
     await world.ask(LONG, ScriptedReply(REPLY))

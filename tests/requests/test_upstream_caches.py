@@ -16,7 +16,7 @@ from proxy.dialects.chat import CHAT
 from proxy.plan.prices import cache_lifetime
 from proxy.policy import Mode, Offload, Policy, Upstream
 from proxy.requests.handler import Chat
-from proxy.requests.upstream_caches import ENOUGH, LARGE, LATER, MOST, Adviser, Pauses, Seen, advice
+from proxy.requests.upstream_caches import ENOUGH, LARGE, LATER, MOST, Adviser, LastRequests, Seen, advice
 from proxy.telemetry.outcome import CacheMiss, Kind, Outcome
 from tests import written
 from tests.dialects.chat.turns import called, whole
@@ -50,7 +50,7 @@ class Replica(World):
         super().__init__()
         self.policy, self.store = POLICY, store
         made = self._services(self.services.settings)
-        self.services = replace(made, pauses=Pauses(clock), reader=self.services.reader)
+        self.services = replace(made, last_requests=LastRequests(clock), reader=self.services.reader)
         self.chat = Chat(self.services, CHAT)
 
     async def turn(self, messages: list[Json], cached: int | None = None, **members: Any) -> Outcome:

@@ -38,7 +38,7 @@ class Process:
         self.known = Known(upstream, self.background, self.threads, self.lessons.append, clock=lambda: self.now)
 
     def too_long(self, policy: Policy, named: int | None, counted: int, *, measured: bool = True) -> int:
-        return self.known.too_long(ME, policy, "m", named, counted, measured=measured)
+        return self.known.learn_window(ME, policy, "m", named, counted, measured=measured)
 
     def window(self, policy: Policy, model: str = "m", namespace: str = ME) -> int | None:
         return self.known.window(namespace, policy, model)
@@ -48,7 +48,7 @@ class Process:
     ) -> int | None:
         """Ask, wait for the answer, and return the window of `m`."""
         self.upstream.replies += replies
-        self.known.ask(tenant, KEY if headers is None else headers)
+        self.known.list_models(tenant, KEY if headers is None else headers)
         await asyncio.gather(*self.background._tasks.values())
         return self.window(tenant.policy, namespace=tenant.namespace)
 
@@ -112,8 +112,8 @@ async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Proces
     for namespace, where, model in ((OTHER, policy(), "m"), (ME, policy(url="http://o/v1"), "m"), (ME, policy(), "n")):
         assert one.window(where, model, namespace) is None
     assert one.window(policy()) == 8_000
-    assert one.known.shown([ME]) == [(ME, {"upstream": URL, "model": "m", "window": 8_000})]
-    assert not one.known.shown([OTHER])
+    assert one.known.learned([ME]) == [(ME, {"upstream": URL, "model": "m", "window": 8_000})]
+    assert not one.known.learned([OTHER])
 
 
 # -- additions that upstream refuses ----------------------------------------------------------------------------------
@@ -157,10 +157,10 @@ async def test_nothing_else_is_left_out(one: Process, other: dict[str, str]) -> 
 
 async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) -> None:
     refuse(one)
-    one.known.too_long(ME, policy(), "m", 4096, 9000, measured=True)
+    one.known.learn_window(ME, policy(), "m", 4096, 9000, measured=True)
     for number in range(2 * windows.LEARNED):
         refuse(one, Refusable("mallory", URL, f"m{number}", PLACE, ""))
-        one.known.too_long("mallory", policy(), f"m{number}", 4096, 9000, measured=True)
+        one.known.learn_window("mallory", policy(), f"m{number}", 4096, 9000, measured=True)
     assert one.known.refuses(ONE) and one.window(policy()) == 4096
     assert not one.known.refuses(Refusable("mallory", URL, "m0", PLACE, ""))
     assert one.window(policy(), "m0", "mallory") is None
@@ -170,7 +170,7 @@ async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.Monkey
     monkeypatch.setattr(windows, "NAMESPACES", 10)
     one = Process()
     refuse(one)
-    one.known.too_long(ME, policy(), "m", 4096, 9000, measured=True)
+    one.known.learn_window(ME, policy(), "m", 4096, 9000, measured=True)
     for number in range(20):
         assert one.window(policy(), "m", f"made-up-{number}") is None
         assert not one.known.has_refusals(f"made-up-{number}")
@@ -235,7 +235,7 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
     late = asyncio.Event()
     one.upstream.replies = [ScriptedReply(LIST, late, headers=[JSON])]
     for _ in range(3):
-        one.known.ask(tenant(), KEY)
+        one.known.list_models(tenant(), KEY)
     assert one.window(tenant().policy) is None
     late.set()
     assert await one.ask(tenant()) == 32_768

@@ -24,7 +24,7 @@ from proxy.stores.guarded import (
     Put,
     Visit,
 )
-from proxy.threads import Turns
+from proxy.threads import Places
 from tests.clock import Clock, turns
 
 T = TypeVar("T")
@@ -272,7 +272,7 @@ async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
     class Busy(Scripted):
         """Does one operation at a time, and hangs, or takes a twentieth of the seconds that a request has."""
 
-        turns = Turns(1)
+        turns = Places(1)
 
         async def put(self, key: str, value: bytes) -> bool:
             slot = await self.turns.take(namespace_of(key))
