@@ -108,8 +108,6 @@ class Exchange:
         self._more = self._announced > 0 or b"transfer-encoding" in fields
         self.encoded = b"content-encoding" in fields
         """Whether the body has a content coding."""
-        self.has_our_header = b"x-offload" in fields
-        """Whether the client says how this request is to be treated."""
         self._send = send
         self.charge, self.hold = self._inflow.charge, self._inflow.hold
 
@@ -248,6 +246,12 @@ class Exchange:
         ]
         await self.start(status, [*ours, *headers])
         await self.finish(body)
+
+    @property
+    def our_header(self) -> set[bytes]:
+        """The words of `x-offload`: how the client wants this request treated. Proxies may join several headers."""
+        said = self.headers.get_all(b"x-offload") if b"x-offload" in self.fields else ()
+        return {word.strip().lower() for word in b",".join(said).split(b",")}
 
     @property
     def shown_path(self) -> str:

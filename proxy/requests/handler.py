@@ -163,7 +163,7 @@ class _Request:
             return Prepared(body, tenant, unplanned=error.reason)
         if not request.model:
             request = replace(request, model=model_in(client.path))
-        chosen, header = tenant.policy.for_model(request.model), _our_header(client)
+        chosen, header = tenant.policy.for_model(request.model), client.our_header
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         prepared = Prepared(body, tenant, request, request.body if wish or restored else None, wish=wish)
@@ -443,11 +443,3 @@ class _Request:
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Return the result of `work`, which looks through so many bytes."""
         return await self._services.threads.run(self._tenant.namespace, work, size)
-
-
-def _our_header(client: Exchange) -> set[bytes]:
-    """Return the words of the client's `x-offload`. Proxies may join several of these headers into a list."""
-    if not client.has_our_header:
-        return set()
-    said = b",".join(client.headers.get_all(b"x-offload")).split(b",")
-    return {word.strip().lower() for word in said}
