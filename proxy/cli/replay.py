@@ -27,7 +27,7 @@ from proxy.settings import Settings
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
 
-DEFAULTS = "the defaults"
+DEFAULTS, HOME = "the defaults", "the home directory"
 REASONS = 20
 """Most reasons for leaving out files that are shown."""
 ASIDE = 5
@@ -64,7 +64,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     if not count:
         raise UserMistake("\n".join(left_out))
     shown = [harmless(line) for line in headline(tallies, recommend=chosen.profile)]
-    names, rows = [harmless(file) for file in files], list(rows_of(count, tallies))
+    names, rows = [harmless(file) for file in files or [HOME]], list(rows_of(count, tallies))
     if report:
         try:
             report.write_text(page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8")
@@ -90,17 +90,19 @@ def _at_home(environment: Mapping[str, str]) -> list[Path]:
     """Return the sessions that agents keep in the home directory, each agent's oldest first, and say which they are.
     Raises UserMistake if there are none."""
     home = Path(environment.get("HOME") or Path.home())
-    claude = Path(environment.get("CLAUDE_CONFIG_DIR") or home / ".claude", "projects")
-    codex = Path(environment.get("CODEX_HOME") or home / ".codex", "sessions")
+    set_by_user = environment.get("CLAUDE_CONFIG_DIR")
+    claude = [Path(set_by_user)] if set_by_user else [home / ".claude", home / ".config" / "claude"]
+    codex = Path(environment.get("CODEX_HOME") or home / ".codex")
     data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
     agents = {
-        "Claude Code": (claude, "*.jsonl"),
-        "Codex": (codex, "rollout-*.jsonl"),
-        "opencode": (data / "opencode", "opencode.db"),
+        "Claude Code": ([one / "projects" for one in claude], "*.jsonl"),
+        "Codex": ([codex / "sessions", codex / "archived_sessions"], "rollout-*.jsonl"),
+        "opencode": ([data / "opencode"], "opencode.db"),
     }
     found: list[Path] = []
-    for name, (folder, files) in agents.items():
-        if ordered := sorted(below(folder, [files]) if folder.is_dir() else (), key=_written):
+    for name, (folders, files) in agents.items():
+        kept = [file for folder in folders if folder.is_dir() for file in below(folder, [files])]
+        if ordered := sorted(kept, key=_written):
             place = os.path.commonpath([file.parent for file in ordered])
             sys.stderr.write(f"{name}: {several(len(ordered), 'file')} in {harmless(place)}\n")
             found += ordered

@@ -388,10 +388,15 @@ def test_without_files_the_sessions_of_the_home_directory_are_read(
     for folder, name, sample in ((claude, "s.jsonl", "claude_code"), (codex, "rollout-1.jsonl", "codex")):
         folder.mkdir(parents=True)
         (folder / name).write_text((SAMPLES / f"{sample}.jsonl").read_text())
-    assert main(["replay", "--profile"]) == OK
+    archive = tmp_path / ".codex/archived_sessions"
+    archive.mkdir()
+    (archive / "rollout-0.jsonl").symlink_to("nowhere")
+    assert main(["replay", "--profile", "--html", str(tmp_path / "r.html")]) == OK
     out, err = capsys.readouterr()
+    assert "Recordings: the home directory</p>" in (tmp_path / "r.html").read_text()
+    assert f"left out: {archive}/rollout-0.jsonl: cannot be read: No such file" in out
     assert f"Claude Code: 1 file in {claude}" in err and "nothing leaves this machine" in err
-    assert "18 requests, 2 sessions, 2 files" in out and "recommended: " in out
+    assert "18 requests, 2 sessions, 3 files" in out and "recommended: " in out
     assert all(f"{name}: " in out for name in ("careful", "balanced", "frugal"))
 
 
