@@ -24,6 +24,7 @@ from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
 from proxy.plan.history import extend
 from proxy.plan.plan import ToolCall
+from proxy.plan.preview import names_in
 from proxy.plan.recognise import Visible
 from proxy.plan.turn import Unplannable, Verdict
 from proxy.policy import ArchiveUse
@@ -251,7 +252,9 @@ class Rounds:
         kept = self._kept or {}
         if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
             return files.beside(kept)
-        earlier = sorted(name for name in (*self._planned.quoted, *kept) if f"{store_dir}/{name}" not in files)
+        body = self._planned.request.body  # which may quote a name without our folder
+        named = [name for name in names_in(path.encode("utf-8", "replace"), "") if name.encode() in body]
+        earlier = sorted(name for name in {*self._planned.quoted, *named, *kept} if f"{store_dir}/{name}" not in files)
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:
             return files

@@ -161,6 +161,16 @@ def test_a_name_in_other_words_is_understood(tmp_path: Path) -> None:
             assert FACT in model.got, path
 
 
+def test_a_name_is_enough_where_the_model_has_our_tools(tmp_path: Path) -> None:
+    """A summary may keep it without our folder."""
+    model = Model()
+    with archived(model, tmp_path, tools={"inject": "agents"}) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+        model.path = reference.rpartition("/")[2]
+        ask(proxy, "chat", [], f"Recall {model.path}")
+    assert FACT in model.got and "from an earlier conversation" in model.got
+
+
 def test_a_call_without_a_name_is_told_the_names(tmp_path: Path) -> None:
     model = Model("grep", pattern="vault")
     with archived(model, tmp_path) as proxy:
