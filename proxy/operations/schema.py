@@ -174,7 +174,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="the text itself")]
     file_path: Annotated[Path, Meta(description="the file")]
-    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most")] = 50
+    limit: Annotated[int, Meta(ge=1, description="matches at most")] = 50
 
 
 class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +251,7 @@ class Envelope(msgspec.Struct):
 # -- a body and what it asks for --
 
 Body = Mapping[str, Raw]
-"""A request's members as they came."""
+"""A request's members as they came, but for those that are null: clients send that for what they leave out."""
 
 
 def body(raw: bytes) -> tuple[Body, list[Raw]]:
@@ -261,7 +261,9 @@ def body(raw: bytes) -> tuple[Body, list[Raw]]:
         rawjson.check_utf8(raw)
         if rawjson.commas(raw) > MAX_COMMAS:
             raise ClientFault(f"The body has more than {MAX_COMMAS} commas")
-        members = rawjson.members(raw, checked=True)
+        members = {
+            name: value for name, value in rawjson.members(raw, checked=True).items() if not rawjson.is_null(value)
+        }
         return members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else []
     except NotJson as error:
         raise ClientFault(f"The body is not a JSON object: {error}") from error

@@ -115,6 +115,13 @@ def test_grep_in_one_file_has_a_limit_of_50_by_default(caller: Caller) -> None:
     assert counts == [50, 7, 150, 200]
 
 
+def test_a_file_path_of_null_is_none(caller: Caller) -> None:
+    path = put(caller, TOOLS)["alpha"]
+    reply = caller.post("/grep", {"pattern": "tool one", "path": None, "file_path": None, "limit": None})
+    assert reply.status == 200
+    assert path.endswith(reply.metadata["matches"][0]["path"].removeprefix("."))
+
+
 # -- read_file ---------------------------------------------------------------------------------------------------------
 
 LINES = "".join(f"line {number}\u2028 Ärger ☃\r\n" for number in range(250)) + "the end, unended"

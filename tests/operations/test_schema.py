@@ -13,6 +13,7 @@ from proxy.operations import description, schema
 from proxy.operations.schema import ALIASES
 
 OFFLOADS = (schema.OffloadParameters, schema.CompactParameters, schema.CompressParameters)
+Json = dict[str, Any]
 HISTORY = [{"role": "user", "content": "Hi."}]
 BODY = {"messages": HISTORY, "store_dir": "/s"}
 
@@ -35,12 +36,12 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("keep_recent_count", [-1, {}]),
     ("keep_recent", ["5"]),
     ("compact_ratio_threshold", ["high", -0.1]),
-    ("preview_char_length", [-1, None]),
+    ("preview_char_length", [-1]),
     ("compress_system_message", ["yes", 1]),
     ("chat_id", [7]),
     ("model", [["m"]]),
-    ("store_dir", [3, None, "", "..", "a/../../x", "a\x00b", "\ud800", "x" * 100_000]),
-    ("messages", [None, 3, "x", {"role": "user"}, True, []]),
+    ("store_dir", [3, "", "..", "a/../../x", "a\x00b", "\ud800", "x" * 100_000]),
+    ("messages", [3, "x", {"role": "user"}, True, []]),
 ]
 
 
@@ -53,7 +54,7 @@ def test_a_wrong_parameter_of_an_offload_is_named(kind: Any, name: str, values: 
 
 @pytest.mark.parametrize("name", ["context_manage_mode", "working_summary_mode"])
 def test_an_unknown_mode_is_named(name: str) -> None:
-    for mode in ("", "Auto", "off", "summarise", 3, None, ["auto"]):
+    for mode in ("", "Auto", "off", "summarise", 3, ["auto"]):
         assert f"$.{name}" in refused(schema.OffloadParameters, {**BODY, name: mode})
 
 
@@ -63,7 +64,7 @@ def test_an_unknown_mode_is_named(name: str) -> None:
         *[(kind, {"store_dir": "/s"}, "messages") for kind in OFFLOADS],
         *[(kind, {"messages": HISTORY}, "store_dir") for kind in OFFLOADS],
         (schema.Search, {}, "pattern"),
-        *[(schema.Search, {"pattern": value}, "$.pattern") for value in (3, None, "")],
+        *[(schema.Search, {"pattern": value}, "$.pattern") for value in (3, "")],
         (schema.Search, {"pattern": "x", "path": 3}, "$.path"),
         (schema.Search, {"pattern": "x", "glob": []}, "$.glob"),
         *[(schema.Search, {"pattern": "x", "limit": value}, "$.limit") for value in ("5", -1, 1.5)],
@@ -84,6 +85,27 @@ def test_an_unknown_mode_is_named(name: str) -> None:
 )
 def test_a_missing_or_wrong_parameter_is_named(kind: Any, body: Any, place: str) -> None:
     assert place in refused(kind, body)
+
+
+NULLED: list[tuple[Any, Json]] = [
+    *((kind, BODY) for kind in OFFLOADS),
+    (schema.Search, {"pattern": "x"}),
+    (schema.Find, {"pattern": "x", "file_path": "x"}),
+    (schema.ReadFile, {"absolute_path": "x"}),
+    (schema.RecallSessions, {}),
+    (schema.RecallSearch, {"pattern": "x"}),
+    (schema.RecallRead, {"path": "x"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), NULLED)
+def test_null_is_as_if_it_were_left_out(kind: Any, body: Json) -> None:
+    """Models give every parameter of a tool, and many clients write every member of a struct."""
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    nulls = dict.fromkeys([*names, *(alias for alias, name in ALIASES.items() if name in names)])
+    assert taken(kind, nulls | body) == taken(kind, body)
+    for name in body:
+        assert "missing" in refused(kind, {**nulls, **body, name: None})
 
 
 @pytest.mark.parametrize(

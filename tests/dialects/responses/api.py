@@ -136,7 +136,7 @@ class ResponsesApi(ScriptedApi):
         for name in body:
             if name not in PARAMETERS:
                 raise Refused(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
-        if body.get("max_output_tokens", LEAST_OUTPUT) < LEAST_OUTPUT:
+        if (body.get("max_output_tokens") or LEAST_OUTPUT) < LEAST_OUTPUT:
             raise Refused("Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16")
         self._check_tools(body)
         given = body.get("input") or []
@@ -260,7 +260,7 @@ class ResponsesApi(ScriptedApi):
         item = {"id": f"{prefix}_{number}", **said}
         if said["type"] in OPENERS:
             item = {"call_id": f"call_{number}", **item}
-        if said["type"] == "reasoning" and "reasoning.encrypted_content" in body.get("include", []):
+        if said["type"] == "reasoning" and "reasoning.encrypted_content" in (body.get("include") or ()):
             item["encrypted_content"] = f"gAAAA-{number}"
             self._encrypted.add(item["encrypted_content"])
         return item
