@@ -334,7 +334,8 @@ class Dialect(ABC):
     @staticmethod
     def written(instead: bytes) -> list[Entry]:
         """Return the entry that `Hidden.instead` holds; none if the model wrote nothing."""
-        return [instead]
+        reply = instead.strip()[1:-1]
+        return [reply] if reply else []
 
     def shrunk(self, hidden: Hidden, least: int, names: Names = NAMES) -> Hidden:
         """Return the round with a line in place of each answer above `least` tokens that says how to get it again. The

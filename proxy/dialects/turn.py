@@ -92,10 +92,6 @@ class Turn(ABC):
         """Return the event that ends a stream after a failure; `number` is its place. Upstream's refusal `said` is used
         instead of `fault` if it has the shape that clients of this API know."""
 
-    def _as_one(self, entries: list[bytes]) -> bytes | None:
-        """Return the entries of a reply as `Hidden.instead` has them."""
-        return entries[0] if entries else None
-
     # -- what the driver calls --
 
     def request(self) -> bytes:
@@ -181,7 +177,7 @@ class Turn(ABC):
         self.state = State.DONE
         parts += ending.release(visible=True)
         if self._spoke:
-            self._instead = self._as_one(ending.written(()))
+            self._instead = rawjson.array(ending.written(()))
         return self._show(parts if self._shown.hides else parts + ending.close(visible=True))
 
     @property
@@ -194,7 +190,7 @@ class Turn(ABC):
         """Take the results of `calls`, in the same order, and the images and files among them as parts of results."""
         self._require(State.CALLING)
         if self._round.theirs:  # the client answers its own calls next and does not see ours
-            self._instead = self._as_one(self._round.written(frozenset(self._answering)))
+            self._instead = rawjson.array(self._round.written(frozenset(self._answering)))
             self._after = self._results(answers, parts)
             self.state = State.DONE
         else:
@@ -243,6 +239,11 @@ class Turn(ABC):
     def continuation(self) -> Continuation | None:
         """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep the history."""
         return None
+
+    @property
+    def hides(self) -> bool:
+        """Whether upstream has sent more than the client sees."""
+        return self._shown.hides
 
     @property
     def mixed(self) -> bool:

@@ -71,7 +71,7 @@ class Continuation(msgspec.Struct, frozen=True):
 class Hidden(msgspec.Struct, frozen=True):
     """What a reply hid from the client, to be put back into the client's next request. `before` goes in front of the
     reply that the client saw, and `after` directly follows it. `instead` replaces the reply where the model wrote
-    another one than the client saw; None: it is as the client saw it."""
+    another one than the client saw: a JSON array of its messages or items. None: it is as the client saw it."""
 
     before: tuple[bytes, ...]
     instead: bytes | None

@@ -208,7 +208,7 @@ class _Conversation:
         self._heard += len(whole)
         out = await self._run(partial(self._turn.receive_whole, whole), PARSED * len(whole))
         if self._turn.refusal is not None:
-            raise _refused(reply, whole, self._turn.refusal)
+            raise self._refusal(reply, whole, whole)
         await self._write(out)
 
     async def _read_stream(self, reply: UpstreamReply) -> None:
@@ -222,7 +222,8 @@ class _Conversation:
                 self._heard += len(chunk)
                 out = await self._received(decoder, chunk)
                 if self._turn.refusal is not None:
-                    raise _refused(reply, raw + chunk + await _rest(chunks), self._turn.refusal)
+                    rest = await _rest(chunks)
+                    raise self._refusal(reply, raw + chunk + rest, early + out + rest)
                 if not (self._begun or self._client.status or len(raw) > EARLY):
                     early, raw = early + out, raw + chunk
                     continue
@@ -234,8 +235,14 @@ class _Conversation:
                     return
         out = early + await self._received(decoder, None)
         if self._turn.refusal is not None:
-            raise _refused(reply, raw, self._turn.refusal)
+            raise self._refusal(reply, raw, out)
         await self._write(out)
+
+    def _refusal(self, reply: UpstreamReply, came: bytes, shown: bytes) -> Refusal:
+        """Return the refusal that an error in the place of a reply is. The client gets the reply as it `came`,
+        decompressed, or what it may be `shown` of it."""
+        headers = reply.headers.without((b"content-encoding", b"content-length"))
+        return Refusal(reply.status, headers, shown if self._turn.hides else came, self._turn.refusal)
 
     async def _received(self, decoder: sse.EventDecoder, chunk: bytes | None) -> bytes:
         """Feed the events that this chunk completes to the turn, and return the bytes for the client. None: the end."""
@@ -272,11 +279,6 @@ async def _rest(chunks: AsyncIterator[bytes]) -> bytes:
             async for chunk in chunks:
                 rest += chunk[: REFUSAL_LIMIT - len(rest)]
     return bytes(rest)
-
-
-def _refused(reply: UpstreamReply, body: bytes, error: bytes) -> Refusal:
-    """Return the refusal that an error in the place of a reply is. `body` is the whole reply, decompressed."""
-    return Refusal(reply.status, reply.headers.without((b"content-encoding", b"content-length")), body, error)
 
 
 def _ended(unfinished: Sequence[sse.ServerSentEvent]) -> list[sse.ServerSentEvent]:

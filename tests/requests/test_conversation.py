@@ -477,6 +477,14 @@ async def test_error_in_the_first_event_is_a_refusal(reply: list[bytes]) -> None
     assert (caught.value.status, caught.value.body) == (200, b"".join(reply))
 
 
+async def test_a_refusal_that_comes_at_once_with_a_call_of_ours_does_not_show_the_call() -> None:
+    bench = Bench(ScriptedReply(stream(ROLE, chunk(calls(called("grep"))), ERROR)))
+    with pytest.raises(Refusal) as caught:
+        await bench.run()
+    assert bench.browser.messages == []
+    assert events(caught.value.body) == [ROLE, ERROR]
+
+
 async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last(clock: Clock) -> None:
     bench = Bench(ScriptedReply(KEEP_ALIVE, 60.0, ANSWER), heartbeat=10)
     running = asyncio.create_task(bench.run())

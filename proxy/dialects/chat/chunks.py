@@ -8,6 +8,8 @@ A whole reply becomes such events, too, so streams and whole replies share one c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -15,7 +17,19 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.reply import Call, is_object
 from proxy.plan.plan import ToolCall
-from proxy.rawjson import EMPTY, NULL, Members, NotJson, join, members_of, object_of, place, string, text_of
+from proxy.rawjson import (
+    EMPTY,
+    NULL,
+    Members,
+    NotJson,
+    elements_of,
+    join,
+    members_of,
+    object_of,
+    place,
+    string,
+    text_of,
+)
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
@@ -87,8 +101,9 @@ class Chunk(msgspec.Struct, eq=False):
 
     @property
     def usage(self) -> Raw | None:
-        usage = self.members.get("usage")
-        return None if rawjson.is_null(usage) else usage
+        """Moonshot has it in the choice."""
+        found = [part.get("usage") for part in (self.members, self.choice or {})]
+        return next((usage for usage in found if not rawjson.is_null(usage)), None)
 
     @property
     def finish(self) -> str:
@@ -368,11 +383,10 @@ def _joined(pieces: list[str | Raw]) -> Raw:
     strings = [piece for piece in pieces if isinstance(piece, str)]
     if strings and len(strings) == len(pieces):
         return string(join(strings))
-    items = [
-        piece if isinstance(piece, Raw) else Raw(rawjson.encode({"type": "text", "text": piece}))
-        for piece in pieces
-        if piece != ""
-    ]
+    items: list[Raw] = []
+    for texts, run in groupby(filter(None, pieces), key=lambda piece: isinstance(piece, str)):
+        found: Any = list(run)
+        items += [Raw(rawjson.encode({"type": "text", "text": join(found)}))] if texts else found
     blocks: list[list[Members]] = []
     try:
         for part in map(rawjson.members, items):
@@ -400,4 +414,6 @@ def _merged(pieces: list[Members]) -> Members:
     for piece in pieces:
         merged |= {key: raw for key, raw in piece.items() if key not in merged or not rawjson.is_null(raw)}
     texts = {key: join(text_of(piece.get(key)) for piece in pieces) for key in merged if key in _BLOCK_TEXTS}
+    if rawjson.is_array(merged.get("thinking")):  # Mistral
+        merged["thinking"] = Raw(rawjson.array(part for piece in pieces for part in elements_of(piece.get("thinking"))))
     return merged | {key: string(text) for key, text in texts.items() if text}

@@ -101,12 +101,12 @@ class ChatRound(Round):
     def read(self, chunk: Chunk) -> list[Part]:
         size = len(chunk.raw or b"")
         self.usage = chunk.usage or self.usage
-        if chunk.choice is None:
-            if chunk.failed:
-                return self.fail(chunk, size)
-            ends = chunk.usage is not None and (self.finish or self._reply.hides)
-            return self.put(chunk, self.closing if ends else self._loose, size)
         self.failed |= chunk.failed
+        if chunk.choice is None and chunk.failed:
+            return self.fail(chunk, size)
+        ends = self.finish or (chunk.choice is None and self._reply.hides)
+        if chunk.choice is None or (ends and chunk.usage is not None and not chunk.says):
+            return self.put(chunk, self.closing if ends and chunk.usage is not None else self._loose, size)
         self.grow(sum(len(memoryview(raw)) for raw in chunk.delta.values()))  # all of the reply is kept
         self.message.add(chunk.delta)
         split = [*self._split_text(chunk), *self._split_calls(chunk)]
@@ -229,7 +229,8 @@ class ChatReply(ClientReply):
             self._join(chunk)
         if chunk.calls:
             self._number(chunk)
-        if chunk.raw is None and chunk.choice and not (chunk.finish or chunk.says or "role" in chunk.delta):
+        used = chunk.choice is None or chunk.finish or chunk.says or chunk.usage is not None or "role" in chunk.delta
+        if chunk.raw is None and not used:
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
         self.begun, self.seen = "role" in self.message.parts, self.seen or chunk.says

@@ -63,7 +63,6 @@ class MessagesDialect(Dialect):
     contents = staticmethod(blocks.contents)
     knows = staticmethod(blocks.knows)
     content = staticmethod(blocks.content)
-    written = staticmethod(blocks.written)
     error_body = staticmethod(reply.error_body)
 
     counting: Dialect

@@ -194,10 +194,6 @@ def result(id: str, text: str, part: str = "") -> bytes:
     return rawjson.encode({"type": RESULT, "tool_use_id": id, "content": content})
 
 
-def written(instead: bytes) -> list[Entry]:
-    return [instead] if _blocks(parts_of(instead)) else []
-
-
 # -- several entries ---------------------------------------------------------------------------------------------------
 
 

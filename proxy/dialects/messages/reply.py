@@ -159,7 +159,7 @@ class MessagesRound(Round):
         if event.type in (CLOSING, END):
             return self.put(event, self.closing, size)
         index = place(head.index)
-        block = self._begun(head, index) if event.type == START else self._by_index.get(-1 if index is None else index)
+        block = self._begun(head, index) if event.type == START else self._by_index.get(index)
         if block is None:
             return self.put(event, self._loose, size)
         if event.type == DELTA:

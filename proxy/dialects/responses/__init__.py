@@ -56,7 +56,6 @@ class ResponsesDialect(Dialect):
     contents = staticmethod(items.contents)
     knows = staticmethod(items.knows)
     content = staticmethod(items.content)
-    written = staticmethod(items.written)
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """An item of a type that nobody knows yet is a call like any other, also if it stands alone."""

@@ -230,12 +230,6 @@ def without_id(members: Members) -> Members:
     return members if kept else {key: raw for key, raw in members.items() if key != "id"}
 
 
-def written(instead: bytes) -> list[Entry]:
-    """It is one JSON value, so it is an array of the reply's items."""
-    reply = instead.strip()[1:-1]
-    return [reply] if reply else []
-
-
 # -- another content ---------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ class _Head(msgspec.Struct, frozen=True):
     type: str
     sequence_number: Raw = NULL
     output_index: Raw = NULL
+    item_id: Raw = NULL
     item: Raw = NULL
     response: Raw = NULL
     delta: Raw = NULL
@@ -114,7 +115,7 @@ class ResponsesRound(Round):
     def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(request, names, reply)
         self._stored = stores(request.members)
-        self._by_index: dict[int, OutputItem] = {}
+        self._known: dict[int | str, OutputItem] = {}  # by index, and by each id
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
     @property
@@ -138,10 +139,7 @@ class ResponsesRound(Round):
             return self._ended(event)
         if event.type == "error":
             return self.fail(event, size)
-        index = place(event.head.output_index)
-        item = self._by_index.get(-1 if index is None else index)
-        if item is None and index is not None and event.type in (ADDED, DONE):  # some servers announce none
-            item = self._begin(index, event.head.item)
+        item = self._item(event)
         if item is None:
             return self.put(event, self._loose, size)
         if event.type == DONE:
@@ -152,9 +150,24 @@ class ResponsesRound(Round):
             check_arguments(item.size)
         return self.put(event, item, size)
 
-    def _begin(self, index: int, raw: Raw) -> OutputItem:
-        item = self._by_index[index] = OutputItem(raw)
-        self.blocks.append(item)
+    def _item(self, event: ItemEvent) -> OutputItem | None:
+        """Return the item that an event is about.
+
+        Some servers give no index (llama.cpp), the same one to several items, or an id that changes within an item
+        (Copilot), and some announce no item.
+        """
+        members = object_of(event.head.item)
+        index, ids = place(event.head.output_index), [event.head.item_id, members.get("id"), members.get("call_id")]
+        keys: list[str | int] = [*filter(None, map(text_of, ids)), *([] if index is None else [index])]
+        item = next((self._known[key] for key in keys if key in self._known), None)
+        if event.type in (ADDED, DONE):
+            if event.type == ADDED or item is None or item.final is not None:
+                item = self._begin(event.head.item)
+            self._known |= dict.fromkeys(keys, item)
+        return item
+
+    def _begin(self, raw: Raw) -> OutputItem:
+        self.blocks.append(item := OutputItem(raw))
         if item.type == "reasoning":
             self._reasoning.append(item)
         else:
@@ -167,9 +180,9 @@ class ResponsesRound(Round):
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
         parts: list[Part] = []
-        if not self._by_index:  # some gateways send only the end, in which all items are listed
-            for index, raw in enumerate(elements_of(response.get("output"))):
-                item = self._begin(index, raw)
+        if not self.blocks:  # some gateways send only the end, in which all items are listed
+            for raw in elements_of(response.get("output")):
+                item = self._begin(raw)
                 item.complete(raw)
                 self._decide(item, sure=True)
                 parts += self.put(None, item, len(memoryview(raw)))
@@ -314,9 +327,6 @@ class ResponsesTurn(Turn):
             return None
         error = object_of(parsed.head.response).get("error")
         return data if rawjson.is_null(error) else rawjson.encode({"error": error})
-
-    def _as_one(self, entries: list[bytes]) -> bytes:
-        return rawjson.array(entries)
 
     @property
     def continuation(self) -> Continuation | None:

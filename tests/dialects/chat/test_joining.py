@@ -25,7 +25,7 @@ def message(content: Any, *calls: Json) -> bytes:
 OURS, FIRST, SECOND = call("h1", "grep"), call("c1"), call("c2", arguments='{"path":"b"}')
 ANSWER = json.dumps({"role": "tool", "tool_call_id": "h1", "content": "found"}).encode()
 WROTE = message("I look.", FIRST, OURS, SECOND)
-MIXED = Hidden((), WROTE, (ANSWER,))
+MIXED = Hidden((), b"[%b]" % WROTE, (ANSWER,))
 
 
 @pytest.mark.parametrize("content", ["I look.", None, "edited"])
@@ -48,7 +48,7 @@ REWRITTEN = [
 def test_calls_that_the_client_rewrote_stay_as_it_sent_them(visible: bytes) -> None:
     assert CHAT.reinserted(CHAT.paired(MIXED, visible), visible) == [visible]
     before = (message("Let me see.", OURS), ANSWER)
-    spoken = Hidden(before, message("I look.", FIRST, SECOND), ())
+    spoken = Hidden(before, b"[%b]" % message("I look.", FIRST, SECOND), ())
     assert CHAT.reinserted(CHAT.paired(spoken, visible), visible) == [*before, visible]
 
 

@@ -46,7 +46,8 @@ def named(name: str | None = None, arguments: Any = None, **members: Any) -> Jso
 def put_back(one: Any) -> list[Json]:
     """The calls of a mixed turn as they go back upstream."""
     assert one.hidden is not None
-    found: list[Json] = json.loads(one.hidden.instead)["tool_calls"]
+    [reply] = json.loads(one.hidden.instead)
+    found: list[Json] = reply["tool_calls"]
     return found
 
 

@@ -149,7 +149,7 @@ def test_calls_with_the_same_id_are_told_apart() -> None:
     turn = ChatTurn(asked(messages=[]))
     run(turn, stream(ROLE, chunk(calls(*same)), chunk({}, "stop"), DONE))
     assert turn.hidden is not None
-    ids = [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]]
+    ids = [call["id"] for call in json.loads(turn.hidden.instead or b"")[0]["tool_calls"]]
     assert ids[0] == "x" and len(set(ids)) == 3
     assert [json.loads(raw)["tool_call_id"] for raw in turn.hidden.after] == ids[1:]
 
@@ -190,7 +190,7 @@ def test_a_mixed_round_that_was_stopped() -> None:
     assert made(folded(out)) == [("a", "search", "{}")]
     assert folded(out)["finish"] == "length"
     assert turn.hidden is not None and len(turn.hidden.after) == 1
-    assert [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]] == ["b", "a"]
+    assert [call["id"] for call in json.loads(turn.hidden.instead or b"")[0]["tool_calls"]] == ["b", "a"]
 
 
 def test_a_round_that_nobody_said_was_over() -> None:
@@ -276,6 +276,27 @@ def test_usage_is_asked_for_always_and_shown_only_to_who_asked() -> None:
     assert out == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), DONE)
     assert (turn.spent.prompt, turn.spent.completion) == (10, 2)
     assert run(ChatTurn(asked(stream_options=SHOW_USAGE)), raw)[0] == raw
+
+
+def moonshot(finish: str, used: Json) -> list[Json]:
+    choice = {"index": 0, "delta": {}, "finish_reason": finish, "usage": used}
+    return [chunk() | {"choices": [choice]}]
+
+
+ENDS = {
+    "DeepSeek": lambda finish, used: [chunk({}, finish, usage=used)],
+    "OpenRouter": lambda finish, used: [chunk({}, finish), chunk({"role": "assistant", "content": ""}, usage=used)],
+    "Moonshot": moonshot,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_usage_that_comes_beside_a_choice_covers_all_rounds_and_is_shown_once(end: Any) -> None:
+    first = stream(ROLE, chunk(calls(called("grep"))), *end("tool_calls", usage(100, 10)), DONE)
+    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
+    out, _ = run(turn, first, stream(ROLE, chunk({"content": "42"}), *end("stop", usage(150, 5)), DONE))
+    assert [one["usage"] for one in events(out)[:-1] if one.get("usage")] == [usage(150, 15)]
+    assert (turn.spent.prompt, turn.spent.completion) == (250, 15)
 
 
 def test_one_frame_and_one_role() -> None:
@@ -372,6 +393,16 @@ def test_signed_reasoning_is_kept_and_not_shown_of_hidden_rounds(deltas: list[Js
     assert out == stream(ROLE, *thinking, DONE)
 
 
+def test_thinking_that_is_part_of_the_content_is_kept() -> None:
+    """Mistral's."""
+    thoughts = [[{"type": "text", "text": text}] for text in ("Hm", ", ")]
+    deltas = [*({"content": [{"type": "thinking", "thinking": thought}]} for thought in thoughts)]
+    deltas += [{"content": text} for text in ("", "Let ", "me.")]
+    _, requests = run(ChatTurn(asked()), stream(ROLE, *map(chunk, deltas), SILENT), ANSWER)
+    thinking = {"type": "thinking", "thinking": [part for thought in thoughts for part in thought]}
+    assert requests[1]["messages"][1]["content"] == [thinking, {"type": "text", "text": "Let me."}]
+
+
 @pytest.mark.parametrize("signed", [GEMINI, {"thought_signature": "S"}])
 def test_geminis_signature_goes_to_the_clients_first_call(signed: Json) -> None:
     made = [called("grep", "{}", "a", 0, **signed), called("search", "{}", "b", 1), called("search", "{}", "c", 2)]
@@ -380,7 +411,7 @@ def test_geminis_signature_goes_to_the_clients_first_call(signed: Json) -> None:
     shown = folded(out)["message"]["tool_calls"]
     assert [{key: call[key] for key in signed if key in call} for call in shown] == [signed, {}]
     assert turn.hidden is not None
-    instead = json.loads(turn.hidden.instead or b"")["tool_calls"]
+    instead = json.loads(turn.hidden.instead or b"")[0]["tool_calls"]
     assert [{key: call[key] for key in signed if key in call} for call in instead] == [signed, {}, {}]
     reply, _ = run(ChatTurn(asked(stream=False)), whole(calls(*made), "tool_calls"))
     assert [{key: call[key] for key in signed if key in call} for call in read(reply)["message"]["tool_calls"]] == [
@@ -416,8 +447,8 @@ def check_pairs(turn: ChatTurn) -> None:
     if turn.hidden is None:
         return
     seen = {"role": "assistant", "tool_calls": [{"id": call.id} for call in turn.visible[1]]}
-    instead = json.loads(turn.hidden.instead) if turn.hidden.instead else seen
-    history = [*map(json.loads, turn.hidden.before), instead, *map(json.loads, turn.hidden.after)]
+    instead = json.loads(turn.hidden.instead) if turn.hidden.instead else [seen]
+    history = [*map(json.loads, turn.hidden.before), *instead, *map(json.loads, turn.hidden.after)]
     history += [{"role": "tool", "tool_call_id": call.id} for call in turn.visible[1]]
     waiting: list[str] = []
     for message in history:

@@ -300,7 +300,35 @@ class Responses(Api):
             numbered = [event | {"sequence_number": number} for number, event in enumerate(found)]
             return b"".join(map(encoded, numbered))
 
-        return {"own": responses.stream, "large": lambda reply: responses.stream(reply, 1_000), "few words": few_words}
+        def ids_alone(reply: Json) -> bytes:
+            """llama.cpp says by an id alone which item an event is about, and ends all items at the end."""
+            found, ids = list(responses_api.events_of(reply)), {}
+            for event in found:
+                event.pop("output_index", None)
+                event.pop("sequence_number")
+                item = event.get("item", {})
+                ids[item.get("id")] = item.get("call_id", item.get("id"))
+                event |= {"item_id": ids[event["item_id"]]} if "item_id" in event else {}
+            found[:-1] = sorted(found[:-1], key=lambda event: event["type"] == "response.output_item.done")
+            return b"".join(map(encoded, found))
+
+        def one_index(reply: Json) -> bytes:
+            """Some gateways count texts and calls each from 0."""
+            found = responses_api.events_of(reply)
+            return b"".join(
+                encoded(event | {"output_index": 0} if "output_index" in event else event) for event in found
+            )
+
+        def new_ids(reply: Json) -> bytes:
+            """Copilot encrypts the ids, each time anew."""
+            found = list(responses_api.events_of(reply))
+            for event in found:
+                event |= {"item_id": f"{event['sequence_number']}"} if "item_id" in event else {}
+                event |= {"item": event["item"] | {"id": "it"}} if event["type"] == "response.output_item.added" else {}
+            return b"".join(map(encoded, found))
+
+        odd = {"few words": few_words, "ids alone": ids_alone, "one index": one_index, "new ids": new_ids}
+        return {"own": responses.stream, "large": lambda reply: responses.stream(reply, 1_000), **odd}
 
     def assembled(self, out: bytes) -> Json:
         made = responses.accumulated(out)

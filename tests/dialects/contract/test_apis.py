@@ -116,7 +116,7 @@ def test_what_a_round_shows_that_is_asked_again_goes_back_once(stream: bool) -> 
     form = {"format": {"type": "json_schema", "schema": {}}}
     got, _, turn = converse(*rounds, stream=stream, max_rounds=1, output_config=form)
     assert kinds(got) == ["thinking", "text"]
-    [reply] = json.loads(b"[%b]" % turn.hidden.instead)
+    [reply] = json.loads(turn.hidden.instead)
     assert [block["type"] for block in reply["content"]] == ["text"]
 
 
