@@ -31,6 +31,9 @@ _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
 # -- YAML --
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}?")
+_MOST_VALUES = 200_000
+"""A few lines with aliases can stand for billions of values."""
+
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
@@ -78,6 +81,8 @@ class Document:
     def _value(self, node: yaml.Node, path: Path) -> Any:
         line = node.start_mark.line + 1
         self._lines.setdefault(path, line)
+        if len(self._lines) > _MOST_VALUES:
+            raise self.error((), f"more than {_MOST_VALUES:,} values, with those that aliases repeat", line)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):

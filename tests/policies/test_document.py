@@ -1,5 +1,7 @@
 """YAML with lines: values, places, variables, and what is refused."""
 
+from itertools import pairwise
+
 import pytest
 import yaml
 from hypothesis import given
@@ -18,6 +20,10 @@ VALUES = st.recursive(
 def test_values_are_those_of_the_safe_loader(value: dict[str, object]) -> None:
     text = yaml.safe_dump(value, allow_unicode=True)
     assert Document(text, "x.yaml", {}).value == yaml.safe_load(text)
+
+
+LAUGHS = "".join(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh"))
+"""Each line stands for ten times as many values as the one before it."""
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,7 @@ def test_aliases_work() -> None:
         ("a: {k: ${X}}", "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here"),
         ("a: ${X", "x.yaml:1: a: expected ${NAME}"),
         ("[" * 2_000, "x.yaml:1: nested too deeply"),
+        ("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + LAUGHS, "x.yaml:1: more than 200,000 values"),
     ],
 )
 def test_bad_texts_are_named_with_file_line_and_key(text: str, message: str) -> None:
