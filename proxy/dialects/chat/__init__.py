@@ -21,7 +21,7 @@ from proxy.plan.plan import Role, ToolCall
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Reason
 from proxy.policy import SnapshotRole
-from proxy.rawjson import NULL, Members, NotJson, text_of
+from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, text_of
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -108,6 +108,8 @@ CALLS = {
     "custom": ("id", "index", "custom"),
 }
 """`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
+CALLED = {"name", "arguments", "input"}
+"""The members of what is called."""
 
 
 class ChatDialect(Dialect):
@@ -159,6 +161,8 @@ class ChatDialect(Dialect):
                 else:
                     found.files.append(seen)
                     found.other(raw)
+        if refusal := text_of(members.get("refusal")):
+            found.text(None, refusal, said=False, moves=False)
         found.sources(members)
         for call in tool_calls(members):
             found.call(call)
@@ -172,6 +176,7 @@ class ChatDialect(Dialect):
             entries.known(members, MESSAGES, text_of(members.get("role")))
             and entries.all_known(members.get("content"), PARTS, "text")
             and entries.all_known(members.get("tool_calls"), CALLS, "function")
+            and all(_called(rawjson.members(one)).keys() <= CALLED for one in elements_of(members.get("tool_calls")))
         )
 
     @staticmethod
@@ -234,12 +239,19 @@ def _with_newer_limit(body: bytes) -> bytes:
     return rawjson.encode({new if name == old else name: value for name, value in rawjson.members(body).items()})
 
 
+LISTS = ("reasoning_details", "thinking_blocks")
+"""OpenRouter's and LiteLLM's lists of reasoning."""
+
+
 def reasoning(members: Members) -> str:
-    """Return the model's reasoning, under any vendor's name for it."""
+    """Return the model's reasoning, under any vendor's name for it. Where lists have it too, they say the same."""
     for field in ("reasoning_content", "reasoning"):
         if rawjson.is_string(members.get(field)):
             return rawjson.text(members[field])
-    return ""
+    parts = [object_of(part) for field in LISTS for part in elements_of(members.get(field))]
+    return "\n".join(
+        filter(None, (text_of(part.get(key)) for part in parts for key in ("text", "summary", "thinking")))
+    )
 
 
 def tool_calls(members: Members) -> list[ToolCall]:
@@ -248,10 +260,15 @@ def tool_calls(members: Members) -> list[ToolCall]:
         return []
     calls: list[ToolCall] = []
     for call in map(rawjson.members, rawjson.elements(members["tool_calls"])):
-        kind, field = ("custom", "input") if "custom" in call else ("function", "arguments")
-        inner = rawjson.members(call[kind]) if kind in call else call
+        inner, field = _called(call), "input" if "custom" in call else "arguments"
         calls.append(ToolCall(_text(call.get("id")), _text(inner.get("name")), _text(inner.get(field))))
     return calls
+
+
+def _called(call: Members) -> Members:
+    """Return what is called, with which arguments. Some clients write that into the call itself."""
+    kind = "custom" if "custom" in call else "function"
+    return rawjson.members(call[kind]) if kind in call else call
 
 
 def _text(raw: Raw | None) -> str:

@@ -139,7 +139,7 @@ def _add_call(found: Contents, type: str, members: Members, *, alone: bool) -> N
         made.append((0, _image(f"data:image/{text_of(members.get('output_format')) or 'png'};base64,{bytes64}")))
     urls = [text_of(part.get("url")) if _is_image(part) else "" for part in map(object_of, outputs)]
     made += [(place, _image(url)) for place, url in enumerate(urls) if url]
-    kept = [part for part in outputs if not _is_image(object_of(part))]
+    kept = [part for part, url in zip(outputs, urls, strict=True) if not url]
     others = {"outputs": Raw(rawjson.array(kept))} if "outputs" in members else {}
     shown = call_of({key: raw for key, raw in members.items() if key != "result"} | others, type).arguments
     found.call(call_of(members, type), answered=is_answered(type, members), shown=shown)
@@ -177,7 +177,7 @@ def knows(found: Contents, items: Items) -> bool:
 def _known(members: Members, kind: ItemKind) -> bool:
     return known(members, ITEMS, kind.type) and all(
         known(part, PARTS, text_of(part.get("type")))
-        for field in ("content", "output", "summary")
+        for field in ("content", "output", "outputs", "summary")
         for part in map(rawjson.members, listed(members.get(field)))
     )
 

@@ -84,6 +84,8 @@ PARTS = {
     "computer_screenshot": ("file_id", "image_url"),
     "reasoning_text": ("text",),
     "summary_text": ("text",),
+    "logs": ("logs",),  # of code that upstream ran
+    "image": ("url",),
     "": ("outcome", "stdout", "stderr"),  # of a shell
 }
 """The members of an item's parts, by type, that may be moved or cut."""
