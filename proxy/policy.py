@@ -102,8 +102,8 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     api_key: Annotated[
         # It becomes a header's value: a stray newline from a secrets file would make every request fail.
-        Annotated[str, Meta(pattern=r"^[!-~]+" + _END)] | None,
-        says("a key of visible ASCII characters; left out: the client's own goes through"),
+        Annotated[str, Meta(pattern=r"^(?!\$)[!-~]+" + _END)] | None,
+        says("a key of visible ASCII characters, such as ${NAME}; left out: the client's own goes through"),
     ] = None
     connect_timeout: ClassVar[float] = 5
     idle_timeout: Annotated[
@@ -238,12 +238,12 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             rule for named in self.results for rule in ((named,) if isinstance(named, ResultRule) else PRESETS[named])
         )
 
-    @property
-    def asking(self) -> tuple[str, ...]:
-        return (*texts.TOOLS, *filter(texts.is_tool, self.said)) if self.said else texts.TOOLS
-
     def excludes(self, tool: str) -> bool:
         return any(fnmatchcase(tool, glob) for glob in self.exclude_tools)
+
+    def keeps(self, tool: str) -> bool:
+        """Whether the results of this tool stay: the policy excludes it, or they are the user's answers."""
+        return tool in texts.TOOLS or tool in self.said or self.excludes(tool)
 
     def factor(self, prompt: int) -> float:
         """How many times the usual price a prompt of so many tokens costs."""

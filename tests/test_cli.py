@@ -164,7 +164,8 @@ def test_check_says_what_policies_mean() -> None:
     assert acme.splitlines() == [
         "  callers    2 keys",
         "  upstream   https://api.openai.com/v1 with the policy's key",
-        "  offload    auto, balanced, at most 30,000 tokens of history; tool results above 500; tools agents",
+        "  offload    auto, balanced, ceiling 30,000 tokens of history; moves results above 500; grep and read_file "
+        "for agents from the start",
         "  prices     plain input 1, cached 0.1, written to the cache 1.25 (gpt-5.6 and newer: "
         "https://developers.openai.com/api/docs/pricing, 2026-11)",
         "  results    of 300 tokens: it first acts at request 84, where 30,080 tokens become 2,060 (history above its "
@@ -173,10 +174,22 @@ def test_check_says_what_policies_mean() -> None:
         "cost more to keep than to move)",
         "  results    of 4,000 tokens: it first acts at request 7, where 24,560 tokens become 8,840 (results that "
         "cost more to keep than to move)",
+        "  offload    gpt-4.1*: auto, balanced, ceiling 100,000 tokens of history; moves results above 500; grep and "
+        "read_file for agents from the start",
+        "  prices     plain input 1, cached 0.25, written to the cache 1 (gpt-4.1 o3: "
+        "https://developers.openai.com/api/docs/pricing, 2026-11)",
+        "  results    of 300 tokens: it first acts at request 279, where 100,280 tokens become 2,060 (history above "
+        "its ceiling)",
+        "  results    of 1,000 tokens: it first acts at request 5, where 4,440 tokens become 2,580 (results that "
+        "cost more to keep than to move)",
+        "  results    of 4,000 tokens: it first acts at request 4, where 12,380 tokens become 8,450 (results that "
+        "cost more to keep than to move)",
+        "  offload    *-mini: compact, balanced, ceiling 30,000 tokens of history; moves results above 500; grep and "
+        "read_file for agents from the start",
+        *acme.splitlines()[13:17],
         "  records    kept for 7d, one namespace per key",
         "  identity   a client is its key; with another key, it is another client",
         "  relay      also /audio/*",
-        "  rules      gpt-4.1*, *-mini",
     ]
     assert "Callers with other keys, or none, get 401" in done.stdout
     assert "sk-" not in done.stdout
@@ -193,7 +206,8 @@ def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Pa
         "prices     plain input 1, cached 0, written to the cache 1 (this machine: no price list: reading a cache "
         "takes no time)",
         "results    of 300 tokens: it does not act within 300 requests; waiting: the history is 107,840 tokens, above "
-        "3,000, but an event would free only 0 now, less than 300, a tenth of that",
+        "its ceiling of 3,000, but an event would free only 0; it waits until it frees 300, a tenth of the ceiling; no "
+        "result above 400 tokens is left to move",
         "results    of 1,000 tokens: it first acts at request 4, where 3,380 tokens become 1,520 (history above its "
         "ceiling)",
         "results    of 4,000 tokens: it first acts at request 3, where 8,320 tokens become 4,390 (history above its "
@@ -201,6 +215,19 @@ def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Pa
         f"warning: {tmp_path}/default.yaml:1: offload.keep_views: `keep_views` (2) has no effect where cached input is "
         "free: history moves above `max_total_tokens` (3,000)",
     ]
+
+
+def test_check_says_it_of_each_api_and_of_what_is_only_observed(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text(
+        "upstreams:\n  chat: {idle_timeout: 9}\n  messages: {base_url: 'http://127.0.0.1:9'}\n"
+        "offload: {mode: observe, exclude_tools: ['*']}\nrules: [{model: m, offload: {exclude_tools: []}}]\n"
+    )
+    told = run("check", str(tmp_path)).stdout
+    assert [line.split()[1:3] for line in told.splitlines() if line.startswith("  offload")] == [
+        ["observe,", "balanced,"], ["messages:", "observe,"], ["m:", "observe,"],
+    ]  # fmt: skip
+    assert told.count("299 results above 500 tokens may not move") == 4
+    assert told.count("it would first act at request") == 3
 
 
 def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:

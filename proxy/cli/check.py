@@ -23,7 +23,7 @@ from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
 from proxy.policies import Policies, load, reference, schema
 from proxy.policies.tenants import KEY_HEADERS, Tenant, described
-from proxy.policy import Inject, Mode, Policy, Upstream
+from proxy.policy import Inject, ListedOffload, Mode, Policy, Upstream
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.settings import Settings, refuse_loop, strange_variables
 from proxy.stores import describe, folder_of, open_store
@@ -33,6 +33,13 @@ from proxy.upstream.headers import url_for
 
 RESULTS = (300, 1_000, 4_000)
 """Tokens of the results in the sessions that are simulated."""
+INJECTED = {
+    Inject.AGENTS: "for agents from the start",
+    Inject.ALWAYS: "in every request",
+    Inject.WHEN_OFFLOADING: "once something has moved",
+    Inject.NEVER: "never",
+}
+"""When requests get our tools."""
 TASK, CALL, PREVIEW = 200, 60, 70
 """Tokens of their task, of each call with what the model says beside it, and of a result that has moved."""
 MOST_REQUESTS = 300
@@ -90,11 +97,13 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     for title, one in {"upstream": policy, **policy.by_api}.items():
         upstream = one.upstream
         yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
-    yield "offload", offloads(policy)
-    if policy.offload.mode is not Mode.OFF:
-        yield "prices", prices(policy)
-        for size in RESULTS:
-            yield "results", f"of {size:,} tokens: {first_event(policy, size)}"
+    acts = list(_acts("", policy))
+    yield from acts
+    for api, own in policy.by_api.items():
+        if (other := list(_acts(f"{api}: ", own)))[1:] != acts[1:]:
+            yield from other
+    for rule in policy.rules:
+        yield from _acts(f"{rule.model}: ", policy.for_model(rule.model.rstrip("*")))
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
     yield "records", f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}"
     if not policy.share_namespace:
@@ -103,20 +112,32 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
         yield "capture", "whole requests, where `serve --capture` names a folder"
     if policy.relay:
         yield "relay", "also " + ", ".join(policy.relay)
-    if policy.rules:
-        yield "rules", ", ".join(rule.model for rule in policy.rules)
+
+
+def _acts(whose: str, part: Policy) -> Iterator[tuple[str, str]]:
+    """Say what a policy does, or what is `whose` of it, and when."""
+    yield "offload", whose + offloads(part)
+    if part.offload.mode is not Mode.OFF:
+        yield "prices", prices(part)
+        for size in RESULTS:
+            yield "results", f"of {size:,} tokens: {first_event(part, size)}"
 
 
 def offloads(policy: Policy) -> str:
     offload = policy.offload
     if offload.mode is Mode.OFF:
         return "off"
-    tools = f"tool results above {offload.max_tool_message_tokens:,}; tools {policy.tools.inject.replace('_', ' ')}"
-    return f"{offload.mode}, {offload.profile}, at most {offload.max_total_tokens:,} tokens of history; {tools}"
+    ceiling = Room(policy.upstream.context_window).ceiling(offload.max_total_tokens)
+    moves = "" if offload.mode is Mode.COMPRESS else f"; moves results above {offload.max_tool_message_tokens:,}"
+    return (
+        f"{offload.mode}, {offload.profile}, ceiling {ceiling:,} tokens of history{moves}; "
+        f"grep and read_file {INJECTED[policy.tools.inject]}"
+    )
 
 
 def prices(policy: Policy) -> str:
-    offload, listed = policy.offload, price_of(policy.upstream.base_url)
+    offload = policy.offload
+    listed = offload.prices if isinstance(offload, ListedOffload) else price_of(policy.upstream.base_url)
     same = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)
     source = f"{listed.models}: {listed.source}" if same else "this policy"
     return f"plain input 1, cached {offload.cached_read:g}, written to the cache {offload.cache_write:g} ({source})"
@@ -124,12 +145,14 @@ def prices(policy: Policy) -> str:
 
 def first_event(policy: Policy, size: int) -> str:
     """Say when an agent's session whose results have so many tokens is first changed."""
+    acts = "would first act" if policy.offload.mode is Mode.OBSERVE else "first acts"
     policy = policy.planning.for_request(has_tools=True)
     upstream, offload = policy.upstream, policy.offload
     reply = upstream.reply_room(upstream.context_window)
     room = Room(upstream.context_window, reply + OUR_TOOLS_TOKENS, reply)
     state = Fold(offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0)
-    preview = min(PREVIEW, size)
+    stays = offload.keeps("")
+    preview = size if stays else min(PREVIEW, size)
     first = preview if size > offload.unseen_limit(upstream.context_window) else size
     state.add(Item(Role.USER, TASK, TASK, TASK))
     for request in range(1, MOST_REQUESTS):
@@ -137,9 +160,9 @@ def first_event(policy: Policy, size: int) -> str:
         if plan.events:
             why = CAUSES[plan.events[-1].cause.name.lower()]
             total, left = plan.events[-1].total, plan.standing.total
-            return f"it first acts at request {request}, where {total:,} tokens become {left:,} ({why})"
+            return f"it {acts} at request {request}, where {total:,} tokens become {left:,} ({why})"
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
-        state.add(Item(Role.TOOL, size, first, preview))
+        state.add(Item(Role.TOOL, size, first, preview, stays=stays, stays_before=int(stays)))
     return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
 
 

@@ -16,7 +16,7 @@ from itertools import takewhile
 
 import msgspec
 
-from proxy.plan.plan import CEILING_SHARE, Cause, Item, OffloadEvent, Plan, Role, live
+from proxy.plan.plan import CEILING_SHARE, Cause, Item, OffloadEvent, Plan, Role, Standing, live
 from proxy.plan.planner import PAYBACK, least_freed
 from proxy.policy import Inject, Mode, Offload, Policy, Wait
 
@@ -234,30 +234,46 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
             f"waiting: {now.task:,} of {now.total:,} tokens are in the user's first message, which stays as it is: "
             "what a client writes into one message cannot be moved"
         )
+    if not (now.full or now.total > now.ceiling):
+        so_far = f"waiting: the history is {now.total:,} of {now.ceiling:,} tokens"
+        return so_far if offload.mode is Mode.COMPRESS else so_far + _early(now, offload) + _stuck(now, offload)
     free, least = max(now.free, 0), least_freed(now.ceiling, full=now.full)
-    if now.full:
-        return (
-            f"waiting: the request does not fit the context window, but an event would free only {free:,} of the "
-            f"history's {now.total:,} tokens now, less than {least:,}, half of its ceiling"
+    if not now.full:
+        said = (
+            f"the history is {now.total:,} tokens, above its ceiling of {now.ceiling:,}, but an event would free only "
+            f"{free:,}; it waits until it frees {least:,}, a tenth of the ceiling"
         )
-    if now.total > now.ceiling:
-        return (
-            f"waiting: the history is {now.total:,} tokens, above {now.ceiling:,}, but an event would free only "
-            f"{free:,} now, less than {least:,}, a tenth of that"
+    elif free:
+        said = (
+            f"the request does not fit the context window, but a summary would free only {free:,} of the history's "
+            f"{now.total:,} tokens; it waits until it frees {least:,}, half of the ceiling"
         )
-    so_far = f"waiting: the history is {now.total:,} of {now.ceiling:,} tokens"
-    if offload.mode is Mode.COMPRESS:
-        return so_far
+    else:
+        said = "the request does not fit the context window, but nothing in its history can move now"
+    return f"waiting: {said}{_stuck(now, offload)}"
+
+
+def _early(now: Standing, offload: Offload) -> str:
+    """Say when results move below the ceiling."""
     if not now.results:
-        return f"{so_far}; no result above {offload.max_tool_message_tokens:,} tokens is left to move"
-    are = "is" if now.results == 1 else "are"
-    old = f"{so_far}; {now.old:,} of {_several(now.results, 'result')} {are} old"
+        return ""
+    old = f"; {now.old:,} of {_several(now.results, 'result')} {'is' if now.results == 1 else 'are'} old"
     if not now.old:
         return old
-    if now.pays_after is None:
-        return f"{old}, and moving early saves nothing where cached input is free"
-    them = "it" if now.old == 1 else "them"
-    return f"{old}, moving {them} pays after {_several(now.pays_after, 'more request')}"
+    if now.pays_after is not None:
+        them = "it" if now.old == 1 else "them"
+        return f"{old}, moving {them} pays after {_several(now.pays_after, 'more request')}"
+    if offload.cached_read:
+        return f"{old}, with so many messages behind that moving waits for the ceiling"
+    return f"{old}, and moving early saves nothing where cached input is free"
+
+
+def _stuck(now: Standing, offload: Offload) -> str:
+    """Say which results never move."""
+    size = f"{offload.max_tool_message_tokens:,} tokens"
+    if now.kept:
+        return f"; {_several(now.kept, 'result')} above {size} may not move"
+    return "" if now.results or offload.mode is Mode.COMPRESS else f"; no result above {size} is left to move"
 
 
 def unseen(items: Sequence[Item], plan: Plan) -> list[int]:

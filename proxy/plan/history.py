@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple, Self
@@ -102,10 +102,10 @@ class Pairing:
         answers: str,
         sealed: bool = False,
         said: bool = False,
-        asking: Collection[str] = (),
+        keeps: Callable[[str], bool] = lambda tool: False,
     ) -> Place:
-        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `asking`: tools whose
-        results are the user's words."""
+        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `keeps`: whether a tool's
+        results stay."""
         reasons = list[Irregular]()
         if self.open and role not in (Role.TOOL, Role.SEALED):  # the step goes on without their results
             reasons.append(Irregular.NO_RESULT)
@@ -122,7 +122,7 @@ class Pairing:
         fits = not sealed and (role is not Role.TOOL or tool is not None)
         if not fits:
             reasons.append(Irregular.SEALED if sealed else Irregular.NO_CALL)
-        if not fits or (role is Role.TOOL and (said or tool in asking)):
+        if not fits or (role is Role.TOOL and (said or keeps(tool or ""))):
             before += self._begin_to_stay()
         for id, name in calls if role is Role.ASSISTANT else ():
             self.open.setdefault(id, deque()).append(name)
@@ -235,10 +235,10 @@ class History:
         leads = role is Role.SYSTEM and self.links[-1] == BEGINNING
         kept = offload.keep_errors and message.failed
         place = self._pairing.add(
-            role, message.calls, message.answers, message.sealed, message.said or kept, offload.asking
+            role, message.calls, message.answers, message.sealed, message.said or kept, offload.keeps
         )
         part, movable = (role, False) if leads else self._part(message)
-        if kept or not place.fits or (place.tool and (offload.excludes(place.tool) or place.tool in offload.asking)):
+        if kept or not place.fits or (place.tool and offload.keeps(place.tool)):
             movable = False
         item = Item(
             part,

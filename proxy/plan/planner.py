@@ -112,6 +112,7 @@ class Fold:
             ceiling=self._ceiling,
             results=sum(1 for _ in messages.results(len(messages.items))),
             old=sum(1 for _ in messages.results(self._seen)),
+            kept=messages.kept,
             free=max(self._gain(), self._compressible() if summarises else 0),
             full=full,
             task=0 if messages.first is None else messages.items[messages.first].tokens,
@@ -259,6 +260,7 @@ class Messages:
         self.reply = self.reply_before = 0  # where the model's newest reply begins, and the one before it
         self.gains: list[int] = []
         """What has yet to move once it is old: results above `max_tool_message_tokens`, and large user messages."""
+        self.kept = 0  # results of that size that may not move
         self.first: int | None = None  # the user's first message, which usually states the task and always stays
         self._users: list[int] = []  # the others, without large ones
         self._large_users: list[int] = []
@@ -297,8 +299,10 @@ class Messages:
                 self._users.append(index)
         elif role is Role.SYSTEM:
             self._systems.append(index)
-        elif role is Role.TOOL and shrinks and self._compacts and item.tokens > self._offload.max_tool_message_tokens:
-            self.gains.append(index)
+        elif role is Role.TOOL and self._compacts and item.tokens > self._offload.max_tool_message_tokens:
+            if shrinks:
+                self.gains.append(index)
+            self.kept += item.preview >= item.tokens
 
     def copy(self) -> Self:
         other = copy.copy(self)

@@ -104,6 +104,37 @@ class Reason(StrEnum):
     BUG = "bug"  # the proxy failed at it before the reply began, and the log says where
     REFUSED = "refused"  # upstream refused the request as we changed it
 
+    def words(self, obstacle: str = "", unknown: Collection[str] = ()) -> str:
+        """Say in a sentence why a request has no plan. `unknown` are the members that we do not know."""
+        if obstacle in unknown:
+            return (
+                f"sent as it came: the proxy does not know what `{obstacle}` means; where it is harmless, name it in "
+                "the policy's `upstream.members`"
+            )
+        why = _OBSTACLES.get(obstacle) or (f"the proxy's tools do not go with `{obstacle}`" if obstacle else _WHY[self])
+        return f"sent as it came: {why}"
+
+
+_WHY = {
+    Reason.OFF: "the policy's mode for this model is off",
+    Reason.HEADER: "the client sent `x-offload: off`",
+    Reason.ENCODING: "its body cannot be decompressed, or is too large then",
+    Reason.INVALID: "its body is no chat that this API takes",
+    Reason.TOO_MANY_MESSAGES: "it has too many messages",
+    Reason.TOO_MANY_TOOLS: "it has too many tools",
+    Reason.TOO_MANY_MEMBERS: "it has too many members",
+    Reason.FIELD: "the proxy's tools do not go with one of its fields",
+    Reason.SUMMARY: "the client has its history summarised, and the model gets all of it",
+    Reason.BUSY: "it was only to be observed, and the proxy had too much to do",
+    Reason.BUG: "the proxy failed at it, and its log says where",
+    Reason.REFUSED: "upstream refused it as the proxy had changed it",
+}
+_OBSTACLES = {
+    "tools": "the client's tools have the names of the proxy's",
+    "tool_choice": "by its `tool_choice`, the model cannot read back what would move",
+    **dict.fromkeys(("compact", "compaction", "compaction_trigger"), "upstream is asked to compact it"),
+}
+
 
 class Addition(StrEnum):
     """What we add to a client's request. Metrics and the log show these values."""

@@ -14,6 +14,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -49,6 +51,9 @@ INTERVAL = 0.5
 
 _OF_THE_ADDRESS = frozenset(("api_key", "context_window"))
 """Keys of an upstream that another address must not get."""
+
+_convert = partial(msgspec.convert, strict=False)
+"""Takes a number that is written as text, as that of an environment variable is."""
 
 _SUMMARISING = (Mode.COMPRESS, Mode.AUTO, Mode.OBSERVE)
 
@@ -89,7 +94,7 @@ def parse(
     if isinstance(value, dict):
         value = overlay({"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}, value)
     try:
-        written = msgspec.convert(value, PolicyFile)
+        written = _convert(value, PolicyFile)
     except msgspec.ValidationError as error:
         raise document.error(*explained(str(error))) from error
     bare = Policy(
@@ -139,15 +144,15 @@ def _ruled(policy: Policy, value: Mapping[str, Any], own: Mapping[str, Any]) -> 
 
 def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
     """Return the policy with these sections, and with what their profile and upstream set where they say nothing."""
-    upstream, offload = msgspec.convert(value.get("upstream", {}), Upstream), value.get("offload", {})
+    upstream, offload = _convert(value.get("upstream", {}), Upstream), value.get("offload", {})
     known, (chosen, tools) = price_of(upstream.base_url), PROFILES[offload.get("profile", Profile.BALANCED)]
     prices = {"cached_read": known.cached_read, "cache_write": known.cache_write}
     return replace(
         policy,
         model=model,
         upstream=upstream,
-        offload=msgspec.convert({**prices, **chosen, **offload}, Offload),
-        tools=msgspec.convert({**tools, **value.get("tools", {})}, Tools),
+        offload=_convert({**prices, **chosen, **offload}, Offload),
+        tools=_convert({**tools, **value.get("tools", {})}, Tools),
         listed=LISTED.difference(offload),
     )
 
@@ -234,14 +239,26 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
             sections = sections.get(name) if isinstance(sections, Mapping) else None
         return sections
 
-    for (path, part), written in zip(_parts(policy), (value, *value.get("rules", ())), strict=True):
+    parts = [*zip(_parts(policy), (value, *value.get("rules", ())), strict=True)]
+    apis = value.get("upstreams", {}).items()
+    parts += [((("upstreams", api), policy.by_api[api]), {"upstream": own}) for api, own in apis]
+    for (path, part), written in parts:
         for key, other, holds, text in _pairs(part) if part.offload.mode is not Mode.OFF else ():
             place = next((one for one in (key, other) if one and at(written, one) is not None), None)
             if holds and place:
                 first = attrgetter(key)(part)
                 shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})"
-                shown = "" if isinstance(first, Compress) else shown
+                shown = "" if isinstance(first, Compress | tuple) else shown
+                place = place.removeprefix("upstream.") if path[:1] == ("upstreams",) else place
                 yield (*path, *place.split(".")), f"`{key.rpartition('.')[2]}`{shown} {text}"
+    for index, rule in enumerate(policy.rules):
+        if before := next((one.model for one in policy.rules[:index] if _covers(one.model, rule.model)), ""):
+            yield ("rules", index, "model"), f"`{rule.model}` is for no model: `{before}` comes first and matches all"
+
+
+def _covers(glob: str, other: str) -> bool:
+    """Whether a glob surely matches all that the other one does."""
+    return not set(glob) & set("?[") and fnmatchcase(other, glob)
 
 
 def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
@@ -258,6 +275,8 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
          f"is not below the ceiling ({ceiling:,}): history can exceed it without a result that may move"),
         ("offload.keep_recent_count", "", (offload.keep_recent_count or 0) >= _MANY_RECENT,
          f"leaves the newest messages alone: history stays above {ceiling:,} where these exceed it"),
+        ("offload.exclude_tools", "", "*" in offload.exclude_tools,
+         "names every tool: no result ever leaves"),
         ("offload.verify", "", bool(offload.verify) and offload.input_price is None and unpriced,
          "asks nothing again: its cost is not known, for want of `input_price`"),
         ("tools.inject", "", part.tools.inject is Inject.NEVER, "leaves references that the model cannot follow"),

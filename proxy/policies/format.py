@@ -158,7 +158,9 @@ class PolicyFile(Sections, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$(?!\n)")] | None,
         says("a name of 1 to 64 characters a-z, 0-9, _ and -; left out: the file's name"),
     ] = None
-    api_keys: Annotated[tuple[ApiKey, ...], says("whose requests these are")] = ()
+    api_keys: Annotated[
+        tuple[ApiKey, ...], says("whose requests these are: a list with `env` or `sha256` of each key")
+    ] = ()
     upstreams: Upstreams = msgspec.field(default_factory=Upstreams)
     retention: Annotated[
         Annotated[str, Meta(pattern=rf"^({_DURATION}|forever)$(?!\n)")] | None,
@@ -293,7 +295,7 @@ def explained(message: str) -> tuple[Path, str]:
     if sections and sections[-1] in SECTIONS:
         about = types[SECTIONS[sections[-1]]]["properties"].get(key, {})
         about = {**types.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
-    if said.startswith("Invalid enum value") and "enum" in about:
+    if "enum" in about:
         return path, "expected one of " + ", ".join(about["enum"])
     if said.startswith("Invalid enum value") or "matching regex" in said:
         return path, "expected " + about["description"]

@@ -192,11 +192,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def words(self) -> str:
-        """What the plan did at this request, or what it waits for; empty if there is no plan."""
+        """What the plan did at this request, or what it waits for; without a plan, why there is none."""
         words, planned, rendered = list[str](), self.planned, self.rendered
         if planned is not None and planned.summary_asked is not None:  # its operator should know
-            if self.reason is Reason.SUMMARY:
-                words.append("A summary was asked for, so the whole history was sent.")
             limit = compacting.limit(
                 planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
             )
@@ -210,13 +208,15 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 if planned.relearned and window is not None:
                     words.append(f"Planned again for a context window of {window:,}, which was learned.")
                 words.append(told(planned.history.items, plan, offload, window, late=late, answers=self.pointed))
+        if self.reason:
+            words.append(self.reason.words(self.obstacle, self.request.unknown if self.request else ()))
         return " ".join(filter(None, (*words, UNFOLLOWED if self.unfollowed else "")))
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
         planned, limit = self.in_force, self.limit
         if planned is None:
-            why = (self.obstacle or self.reason.value).encode()
+            why = self.words.encode()
             return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
         changed = self.compacted or self.compressed
         return [

@@ -1,6 +1,6 @@
 """The fold as tables, and its promises as properties. A history is written as `s u a t:900`: roles and sizes.
 
-`U` is a user message that is large enough to move.
+`U` is a user message that is large enough to move, and `T` a result that may not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.policy import Compress, Mode, Offload
 from tests import written
 from tests.written import fold
 
-ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
+ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL, "T": Role.TOOL}
 BRIEF, GLIMPSE = 50, 550
 
 

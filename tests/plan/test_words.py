@@ -125,13 +125,22 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
     "in compress": ("u a:600 u:5", policy(Mode.COMPRESS), "the history is 615 of 1,000 tokens"),
     "until an event frees enough": (
         "u a:900 t:240 a:2000 u", policy(max_total_tokens=2000),
-        "the history is 3,160 tokens, above 2,000, but an event would free only 190 now, less than 200, a tenth of "
-        "that",
+        "the history is 3,160 tokens, above its ceiling of 2,000, but an event would free only 190; it waits until it "
+        "frees 200, a tenth of the ceiling",
     ),
     "in auto, where moving leaves no more than the ceiling": (
         "u a:1700 t:240 a:20 u", policy(Mode.AUTO, max_total_tokens=1950),
-        "the history is 1,980 tokens, above 1,950, but an event would free only 190 now, less than 195, a tenth of "
-        "that",
+        "the history is 1,980 tokens, above its ceiling of 1,950, but an event would free only 190; it waits until it "
+        "frees 195, a tenth of the ceiling",
+    ),
+    "for the ceiling, behind too many messages": (
+        "u a t:900 a:3000 u " + "a u " * 150, rules(),
+        "the history is 6,930 of 1,000,000 tokens; 1 of 1 result is old, with so many messages behind that moving "
+        "waits for the ceiling",
+    ),
+    "where results may not move": (
+        "u a T:900 T:900 a u", policy(max_total_tokens=3000),
+        "the history is 1,840 of 3,000 tokens; 2 results above 200 tokens may not move",
     ),
 }  # fmt: skip
 
@@ -173,8 +182,8 @@ def test_an_event_of_a_request_with_a_prefill_is_said() -> None:
 def test_a_request_that_does_not_fit_says_what_it_lacks() -> None:
     offload, items = policy(Mode.AUTO, max_total_tokens=5000), history("s:3000 u a:700 u")
     assert told(items, fold(items, offload, Room(2500)), offload, 2500) == (
-        "waiting: the request does not fit the context window, but an event would free only 600 of the history's 720 "
-        "tokens now, less than 750, half of its ceiling"
+        "waiting: the request does not fit the context window, but a summary would free only 600 of the history's 720 "
+        "tokens; it waits until it frees 750, half of the ceiling; no result above 200 tokens is left to move"
     )
 
 

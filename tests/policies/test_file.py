@@ -260,6 +260,19 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "(16,000): one turn's reading can fill it",
         ),
         (
+            "upstreams: {messages: {base_url: 'http://a', context_window: 16000}}",
+            "1: upstreams.messages.context_window: `max_total_tokens` (30,000) is more than 60% of `context_window` "
+            "(16,000): history moves above 9,600 tokens",
+        ),
+        (
+            "offload: {exclude_tools: [a, '*']}",
+            "1: offload.exclude_tools: `exclude_tools` names every tool: no result ever leaves",
+        ),
+        (
+            "rules:\n- model: gpt-5*\n- model: gpt-5.6-luna",
+            "3: rules[1].model: `gpt-5.6-luna` is for no model: `gpt-5*` comes first and matches all",
+        ),
+        (
             RULE + "{mode: compact, max_total_tokens: 400}",
             "3: rules[0].offload.max_total_tokens: `max_tool_message_tokens` (500) is not below the ceiling (400): "
             "history can exceed it without a result that may move",
@@ -272,7 +285,14 @@ def test_keys_that_contradict_each_other_are_named(text: str, warning: str) -> N
 
 def test_a_policy_that_says_nothing_has_no_contradictions() -> None:
     silent = ("offload: {mode: off, max_total_tokens: 1}", FREE + "offload: {keep_views: 1, cached_read: 0.1}")
-    for text in ("{}", "offload: {profile: frugal}", "offload: {max_total_tokens: 7000, keep_views: 2}", *silent):
+    rules = "rules: [{model: 'gpt-?'}, {model: 'gpt-*'}, {model: '*'}]"
+    for text in (
+        "{}",
+        "offload: {profile: frugal}",
+        "offload: {max_total_tokens: 7000, keep_views: 2}",
+        *silent,
+        rules,
+    ):
         assert warned(text) == []
 
 
@@ -345,6 +365,17 @@ def test_a_section_with_everything_commented_out_is_all_defaults(section: str) -
     assert taken("offload: {compress: , exclude_tools: }", "default") == DEFAULTS
 
 
+def test_numbers_may_be_written_as_text_as_those_of_variables_are() -> None:
+    text = "upstream: {context_window: '${NUMBER}'}\noffload: {max_total_tokens: '7', cached_read: '${SHARE}'}\n"
+    text += "open: '${YES}'\nrules: [{model: m, tools: {max_rounds: '${ROUNDS}'}}]"
+    variables = {"NUMBER": "128000", "SHARE": "0.5", "YES": "true", "ROUNDS": "9"}
+    policy = parse(text, "default.yaml", "default", variables).policy
+    assert (policy.upstream.context_window, policy.offload.max_total_tokens) == (128_000, 7)
+    assert (policy.offload.cached_read, policy.rules[0].tools.max_rounds) == (0.5, 9)
+    with pytest.raises(PolicyError, match=r"offload\.cached_read: expected a number >= 0"):
+        parse(text, "default.yaml", "default", {**variables, "SHARE": "nan"})
+
+
 @pytest.mark.parametrize("off", ["off", "'off'"])
 def test_off_is_off_however_yaml_reads_it(off: str) -> None:
     text = f"offload: {{mode: {off}}}\nrules: [{{model: x, offload: {{mode: {off}}}}}]"
@@ -384,13 +415,16 @@ def test_bad_durations(text: str) -> None:
         ("- a", "acme.yaml:1: expected a mapping, got a list"),
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
         (
-            "offload:\n  max_total_tokens: '20000'",
+            "offload:\n  max_total_tokens: 20k",
             "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
         ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
+        ("offload: {mode: on}", "offload.mode: expected one of auto, compact, compress, observe, off"),
+        ("tools: {inject: no}", "tools.inject: expected one of agents, always, never, when_offloading"),
+        ("upstream: {api_key: $KEY}", "upstream.api_key: expected a key of visible ASCII characters, such as ${NAME}"),
         ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
         (
             "upstream: {base_url: api.openai.com}",

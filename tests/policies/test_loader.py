@@ -85,7 +85,8 @@ def test_each_bad_file_has_its_line(tmp_path: Path) -> None:
     put(tmp_path, acme=ACME + "open: maybe", default="{}", globex="api_keys: 3", odd="a: [")
     assert refused(tmp_path) == [
         "acme.yaml:2: open: expected true or false, got text (default.yaml only: strangers may use upstream.api_key)",
-        "globex.yaml:1: api_keys: expected a list, got a whole number (whose requests these are)",
+        "globex.yaml:1: api_keys: expected a list, got a whole number (whose requests these are: a list with `env` or "
+        "`sha256` of each key)",
         "odd.yaml:1: not valid YAML: expected the node content, but found '<stream end>'",
     ]
 

@@ -177,21 +177,6 @@ export const fleet = ({ replica, replicas }) => (replicas.length
 export const choice = (page, chosen) => element("nav", { class: "choice", "aria-label": "Period" },
   PERIODS.map(([period, title]) => element("a", { href: `#${page}/${period}`, "aria-current": period === chosen ? "true" : null }, title)));
 
-// Why a request went upstream as it came, without a plan: the values of `reason` in the log.
-const REASONS = {
-  off: "left alone: the policy's mode is off",
-  header: "left alone: the client asked for that",
-  encoding: "left alone: the body cannot be decompressed",
-  invalid: "left alone: the body is no request that the API takes",
-  too_many_messages: "left alone: too many messages",
-  too_many_tools: "left alone: too many tools",
-  too_many_members: "left alone: too many members",
-  field: "left alone: our tools do not go with the field",
-  bug: "left alone: a fault of the proxy, which its log shows",
-  busy: "not observed: the proxy had too much to do",
-  refused: "sent as it came: upstream refused the request as we changed it",
-};
-
 // Whether the plan's words say only what it waits for.
 export const isWaiting = (row) => (row.words ?? "").startsWith("waiting");
 
@@ -206,7 +191,7 @@ export function happened(row) {
   if (row.status >= 400) return `upstream answered ${row.status}`;
   if (row.kind === "relay") return `passed on: ${row.method} ${row.path}`;
   if (row.kind === "operation") return row.path;
-  if (row.reason) return `${REASONS[row.reason] ?? row.reason}${row.obstacle ? ` ${row.obstacle}` : ""}`;
+  if (row.reason) return row.words || row.reason;
   const done = [];
   if (row.compacted) done.push(`${number(row.compacted)} moved`);
   if (row.compressed) done.push(`${number(row.compressed)} summarised`);

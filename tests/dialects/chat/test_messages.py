@@ -229,6 +229,7 @@ def test_excluded_tools_are_never_moved() -> None:
     found = history(*raws, offload=Offload(exclude_tools=("fet*",))).items
     assert found[1].preview < found[1].tokens
     assert found[2].preview == found[2].first_preview == found[2].tokens
+    assert (found[2].stays, found[2].stays_before) == (True, 2), "also in a cut, with its step"
 
 
 @given(
