@@ -35,6 +35,11 @@ TEXTS = {
     "opencode, queued": f"<system-reminder>\nThe user sent the following message:\n{RULE}\n\nOk.\n</system-reminder>",
     "opencode, rejected": "The user rejected permission to use this specific tool call with the following feedback: "
     f"{RULE}",
+    "opencode, rejected, as an error": "Error: The user rejected permission to use this specific tool call with the "
+    f"following feedback: {RULE}",
+    "Claude Code, rejected in a subagent": "Permission for this tool use was denied. The tool use was rejected (eg. if "
+    f"it was a file edit, the new_string was NOT written to the file). The user said:\n{RULE}",
+    "Gemini CLI, a rejected plan": f"Plan rejected. User feedback: {RULE}",
     "Qwen Code, asked": f"User has provided the following answers:\n\n**Files**: {RULE}",
     "Kimi, rejected": f"The tool call is rejected by the user. User feedback: {RULE}",
     "Cline, rejected": "The user denied this operation and provided the following feedback:\n"
@@ -102,6 +107,7 @@ def test_a_span_ends_with_its_tag_or_with_the_text() -> None:
         return [text[start:end] for start, end in texts.spans(text)]
 
     assert found(f"x\n{QUEUED}\ny") == [QUEUED]
+    assert found(f"the end.{QUEUED}y") == [QUEUED]
     assert found(f"{REJECTED}\nand\n") == [f"{REJECTED}\nand\n"]
     assert found("a\n <feedback>no</feedback> b\n<answer>yes</answer>") == [
         "<feedback>no</feedback>",
