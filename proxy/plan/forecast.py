@@ -238,34 +238,37 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
         so_far = f"waiting: the history is {now.total:,} of {now.ceiling:,} tokens"
         return so_far if offload.mode is Mode.COMPRESS else so_far + _early(now, offload) + _stuck(now, offload)
     free, least = max(now.free, 0), least_freed(now.ceiling, full=now.full)
+    compress = now.full or offload.mode is Mode.COMPRESS
+    event = f"a summary of {offload.compress.snapshot_tokens:,} tokens" if compress else "an event"
     if not now.full:
         said = (
-            f"the history is {now.total:,} tokens, above its ceiling of {now.ceiling:,}, but an event would free only "
+            f"the history is {now.total:,} tokens, above its ceiling of {now.ceiling:,}, but {event} would free only "
             f"{free:,}; it waits until it frees {least:,}, a tenth of the ceiling"
         )
     elif free:
         said = (
-            f"the request does not fit the context window, but a summary would free only {free:,} of the history's "
-            f"{now.total:,} tokens; it waits until it frees {least:,}, half of the ceiling"
+            f"the request does not fit the context window, but {event} would free only {free:,} of the "
+            f"history's {now.total:,} tokens; it waits until it frees {least:,}, half of the ceiling"
         )
     else:
         said = "the request does not fit the context window, but nothing in its history can move now"
-    return f"waiting: {said}{_stuck(now, offload)}"
+    new = f"; {_several(now.new, 'new result')} {'stays' if now.new == 1 else 'stay'} for now" if now.new else ""
+    return f"waiting: {said}{new}{_stuck(now, offload)}"
 
 
 def _early(now: Standing, offload: Offload) -> str:
     """Say when results move below the ceiling."""
     if not now.results:
         return ""
-    old = f"; {now.old:,} of {_several(now.results, 'result')} {'is' if now.results == 1 else 'are'} old"
+    results = _several(now.results, "result")
+    if not offload.cached_read:
+        return f"; {results} can move, and moving early saves nothing where cached input is free"
+    old = f"; {now.old:,} of {results} {'is' if now.results == 1 else 'are'} old"
     if not now.old:
-        return old
-    if now.pays_after is not None:
-        them = "it" if now.old == 1 else "them"
-        return f"{old}, moving {them} pays after {_several(now.pays_after, 'more request')}"
-    if offload.cached_read:
+        return f"{old}, which takes {_several(offload.keep_views, 'reply', 'replies')}"
+    if now.pays_after is None:
         return f"{old}, with so many messages behind that moving waits for the ceiling"
-    return f"{old}, and moving early saves nothing where cached input is free"
+    return f"{old}, moving {'it' if now.old == 1 else 'them'} pays after {_several(now.pays_after, 'more request')}"
 
 
 def _stuck(now: Standing, offload: Offload) -> str:
@@ -299,7 +302,7 @@ def _because(event: OffloadEvent, offload: Offload, window: int | None, plan: Pl
         them = "it" if sum(move.event == len(plan.events) for move in plan.moves.values()) == 1 else "them"
         return f"{PAYBACK} more requests with {them} would cost more than writing {again:,} tokens again"
     if event.cause is Cause.WINDOW:
-        return f"the history, {total}, did not fit the context window of {window or 0:,}{behind}"
+        return f"the request, with {total} of history, did not fit the context window of {window or 0:,}{behind}"
     limit = "max_total_tokens" if ceiling == offload.max_total_tokens else f"{CEILING_SHARE:.0%} of the context window"
     return f"the history had grown to {total}, above {ceiling:,} ({limit}){behind}"
 

@@ -222,6 +222,7 @@ class Standing(msgspec.Struct, frozen=True):
     ceiling: int
     results: int = 0  # results that are large enough to move, and have not
     old: int = 0  # those that the model has answered `keep_views` times
+    new: int = 0  # those among the newest messages, which stay for now
     kept: int = 0  # results of that size that may not move
     free: int = 0
     """Tokens that an event would free now: what the mode moves or, where it would summarise, what that replaces."""

@@ -112,6 +112,7 @@ class Fold:
             ceiling=self._ceiling,
             results=sum(1 for _ in messages.results(len(messages.items))),
             old=sum(1 for _ in messages.results(self._seen)),
+            new=sum(1 for index in messages.results(len(messages.items)) if index >= self._end),
             kept=messages.kept,
             free=max(self._gain(), self._compressible() if summarises else 0),
             full=full,

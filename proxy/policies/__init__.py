@@ -31,7 +31,6 @@ from proxy.policies.tenants import CALLER, Policies
 from proxy.policy import (
     LISTED,
     PROFILES,
-    Compress,
     Inject,
     Mode,
     Offload,
@@ -247,18 +246,13 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
             place = next((one for one in (key, other) if one and at(written, one) is not None), None)
             if holds and place:
                 first = attrgetter(key)(part)
-                shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})"
-                shown = "" if isinstance(first, Compress | tuple) else shown
+                shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})" * isinstance(first, str)
                 place = place.removeprefix("upstream.") if path[:1] == ("upstreams",) else place
                 yield (*path, *place.split(".")), f"`{key.rpartition('.')[2]}`{shown} {text}"
     for index, rule in enumerate(policy.rules):
-        if before := next((one.model for one in policy.rules[:index] if _covers(one.model, rule.model)), ""):
+        plain = (one.model for one in policy.rules[:index] if not set(one.model) & set("?["))
+        if before := next((glob for glob in plain if fnmatchcase(rule.model, glob)), ""):
             yield ("rules", index, "model"), f"`{rule.model}` is for no model: `{before}` comes first and matches all"
-
-
-def _covers(glob: str, other: str) -> bool:
-    """Whether a glob surely matches all that the other one does."""
-    return not set(glob) & set("?[") and fnmatchcase(other, glob)
 
 
 def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
@@ -277,6 +271,7 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
          f"leaves the newest messages alone: history stays above {ceiling:,} where these exceed it"),
         ("offload.exclude_tools", "", "*" in offload.exclude_tools,
          "names every tool: no result ever leaves"),
+        ("offload.holdout", "", offload.holdout == 1, "leaves every conversation as it comes"),
         ("offload.verify", "", bool(offload.verify) and offload.input_price is None and unpriced,
          "asks nothing again: its cost is not known, for want of `input_price`"),
         ("tools.inject", "", part.tools.inject is Inject.NEVER, "leaves references that the model cannot follow"),

@@ -207,7 +207,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 late = len(rendered.plan.events) < len(plan.events) if rendered else not (self.foreseen or plan.empty)
                 if planned.relearned and window is not None:
                     words.append(f"Planned again for a context window of {window:,}, which was learned.")
-                words.append(told(planned.history.items, plan, offload, window, late=late, answers=self.pointed))
+                said = told(planned.history.items, plan, offload, window, late=late, answers=self.pointed)
+                done = self.only_observed and not said.startswith("waiting")
+                words.append(f"Only observed; the plan: {said}" if done else said)
         if self.reason:
             words.append(self.reason.words(self.obstacle, self.request.unknown if self.request else ()))
         return " ".join(filter(None, (*words, UNFOLLOWED if self.unfollowed else "")))

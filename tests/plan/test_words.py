@@ -97,8 +97,8 @@ def test_a_full_window_has_its_sentence() -> None:
     offload, items = rules(keep_views=9), history("u a t:900 a:10 t:900")
     plan = fold(items, offload, Room(3500, aside=1300))
     assert told(items, plan, offload, 3500) == (
-        "Moved 1 result (900 tokens, 50 stay) because the history, 1,830 tokens, did not fit the context window of "
-        "3,500; 960 tokens are written again."
+        "Moved 1 result (900 tokens, 50 stay) because the request, with 1,830 tokens of history, did not fit the "
+        "context window of 3,500; 960 tokens are written again."
     )
 
 
@@ -106,7 +106,7 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
     "for results": ("u a u", policy(), "the history is 30 of 1,000 tokens; no result above 200 tokens is left to move"),
     "for replies": (
         "u a t:900", rules(),
-        "the history is 920 of 1,000,000 tokens; 0 of 1 result is old",
+        "the history is 920 of 1,000,000 tokens; 0 of 1 result is old, which takes 1 reply",
     ),
     "for more requests": (
         "u a t:900 a:600 t:300 a t:300", rules(keep_views=2),
@@ -114,8 +114,8 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
     ),
     "where reads are free": (
         "u a t:900 a u", policy(),
-        "the history is 940 of 1,000 tokens; 1 of 1 result is old, and moving early saves nothing where cached input "
-        "is free",
+        "the history is 940 of 1,000 tokens; 1 result can move, and moving early saves nothing where cached input is "
+        "free",
     ),
     "for nothing": (
         "u:1500 a u", policy(),
@@ -127,6 +127,11 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
         "u a:900 t:240 a:2000 u", policy(max_total_tokens=2000),
         "the history is 3,160 tokens, above its ceiling of 2,000, but an event would free only 190; it waits until it "
         "frees 200, a tenth of the ceiling",
+    ),
+    "for results that are new": (
+        "u a t:1500", rules(max_total_tokens=1000),
+        "the history is 1,520 tokens, above its ceiling of 1,000, but an event would free only 0; it waits until it "
+        "frees 100, a tenth of the ceiling; 1 new result stays for now",
     ),
     "in auto, where moving leaves no more than the ceiling": (
         "u a:1700 t:240 a:20 u", policy(Mode.AUTO, max_total_tokens=1950),
@@ -182,8 +187,9 @@ def test_an_event_of_a_request_with_a_prefill_is_said() -> None:
 def test_a_request_that_does_not_fit_says_what_it_lacks() -> None:
     offload, items = policy(Mode.AUTO, max_total_tokens=5000), history("s:3000 u a:700 u")
     assert told(items, fold(items, offload, Room(2500)), offload, 2500) == (
-        "waiting: the request does not fit the context window, but a summary would free only 600 of the history's 720 "
-        "tokens; it waits until it frees 750, half of the ceiling; no result above 200 tokens is left to move"
+        "waiting: the request does not fit the context window, but a summary of 100 tokens would free only 600 of the "
+        "history's 720 tokens; it waits until it frees 750, half of the ceiling; no result above 200 tokens is left to "
+        "move"
     )
 
 

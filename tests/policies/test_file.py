@@ -259,6 +259,7 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "3: tools.max_retrieved_tokens: `max_retrieved_tokens` (9,000) is more than half of `context_window` "
             "(16,000): one turn's reading can fill it",
         ),
+        ("offload: {holdout: 1}", "1: offload.holdout: `holdout` (1) leaves every conversation as it comes"),
         (
             "upstreams: {messages: {base_url: 'http://a', context_window: 16000}}",
             "1: upstreams.messages.context_window: `max_total_tokens` (30,000) is more than 60% of `context_window` "

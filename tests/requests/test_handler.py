@@ -282,7 +282,7 @@ async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_littl
         assert outcome.kind == kind, outcome.words
         assert "Your client compacts itself; raise its limit to " in outcome.words
         assert (outcome.reason == "summary") is (kind == "untouched")
-        assert ("whole history was sent" in outcome.words) is (kind == "untouched")
+        assert ("the model gets all of it" in outcome.words) is (kind == "untouched")
 
 
 # -- what upstream refuses --------------------------------------------------------------------------------------------

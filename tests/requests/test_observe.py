@@ -72,6 +72,7 @@ async def test_the_request_and_its_reply_go_byte_for_byte_and_the_plan_is_report
     assert headers[b"x-offload-tokens-before"] == b"%d" % outcome.tokens_before
     assert headers[b"x-offload-tokens-after"] == b"%d" % outcome.tokens_after
     assert (headers[b"x-offload-compacted"], headers[b"x-offload-compressed"]) == (b"1", b"0")
+    assert outcome.words.startswith("Only observed; the plan: Sent only a preview of 1 new result")
 
 
 def spaced(request: bytes) -> bytes:
