@@ -174,6 +174,8 @@ def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
         dearer = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
         dearer += f", by {tally.lost / tally.cost_before:.1%} of the cost together" if tally.losses else ""
         yield f"{name}{tokens}, {cost}, {dearer}"
+        if not tally.changed:
+            yield f"{name}nothing moves; the plan of the largest request is {tally.quiet[1]}"
     fit = [one for one in tallies if recommend and one.cost_before and 10 * one.lost <= one.won]
     if fit:
         best = min(fit, key=lambda one: one.cost_after / one.cost_before)

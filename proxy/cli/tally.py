@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from proxy.cli.formats import SESSIONS
 from proxy.cli.recordings import RecordedRequest
-from proxy.plan.forecast import event_at, told
+from proxy.plan.forecast import event_at, told, waiting
 from proxy.plan.plan import Role
 from proxy.plan.prices import price_of
 from proxy.plan.turn import Reason, Unplannable
@@ -78,6 +78,8 @@ class Tally:
     aside: set[str] = field(default_factory=set)
     """Members of records that no API has."""
     unplanned: Counter[str] = field(default_factory=Counter)
+    quiet: tuple[int, str] = (0, "")
+    """The tokens of the largest request that stays as it came, and what its plan waits for."""
     sessions: dict[SessionKey, Course] = field(default_factory=dict)
     total: list[tuple[int, int]] = field(default_factory=list)
     """The sums of costs after each planned request, as they came and as planned."""
@@ -100,6 +102,8 @@ class Tally:
         self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
+        if planned.plan.empty and planned.history.tokens > self.quiet[0]:
+            self.quiet = planned.history.tokens, waiting(planned.plan, planned.policy.offload)
         self.tokens_before += course.unseen + planned.tokens_before
         self.tokens_after += course.unseen + planned.head + seen.tokens + (OUR_TOOLS_TOKENS if seen.ours else 0)
         self.cost_before += seen.before

@@ -121,6 +121,15 @@ def test_the_recommended_profile_costs_least_where_little_is_lost(
         assert f"recommended: {best}. It costs least" in out and f"40 of {len(topics)} sessions cost more, by " in out
 
 
+def test_where_nothing_moves_it_says_what_the_plan_waits_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = lines(folder / "a.jsonl", session("one"))
+    (folder / "high.yaml").write_text("offload: {max_tool_message_tokens: 20000}\n")
+    assert main(["replay", "--policy", "high.yaml", recorded]) == OK
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said.startswith("nothing moves; the plan of the largest request is waiting: the history is ")
+    assert said.endswith("; no result above 20,000 tokens is left to move")
+
+
 def test_json_has_every_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = lines(folder / "a.jsonl", session("one"))
     report = asked(capsys, "--policy", "early.yaml", recorded, recorded)
