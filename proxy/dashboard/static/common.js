@@ -177,8 +177,8 @@ export const fleet = ({ replica, replicas }) => (replicas.length
 export const choice = (page, chosen) => element("nav", { class: "choice", "aria-label": "Period" },
   PERIODS.map(([period, title]) => element("a", { href: `#${page}/${period}`, "aria-current": period === chosen ? "true" : null }, title)));
 
-// Whether the plan's words say only what it waits for.
-export const isWaiting = (row) => (row.words ?? "").startsWith("waiting");
+// Whether the words say only what the plan waits for, or why there is none.
+export const isWaiting = (row) => /^(waiting|sent as it came)/.test(row.words ?? "");
 
 export const isWrong = (row) => Boolean(row.fault) || row.status >= 400;
 
