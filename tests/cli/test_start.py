@@ -28,7 +28,7 @@ def test_four_lines_on_a_terminal(up: StrictUpstream, tmp_path: Path, capsys: py
     settings = Settings(upstream=up.url, store=str(tmp_path / "s"), dashboard=tmp_path / "d.db")
     upstream, policy, store, dashboard = said(settings, capsys)
     assert upstream.startswith(f"upstream   {up.url} reachable, ")
-    assert policy.startswith("policy     built in: auto, balanced, at most 30,000 tokens of history; ")
+    assert policy.startswith("policy     built in: auto, balanced, ceiling 30,000 tokens of history; ")
     assert "plain input 1, cached 0, written to the cache 1" in policy
     assert store == f"store      {tmp_path}/s, works"
     assert dashboard == f"dashboard  {tmp_path}/d.db"
