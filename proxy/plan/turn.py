@@ -112,7 +112,7 @@ class Reason(StrEnum):
                 "the policy's `upstream.members`"
             )
         why = _OBSTACLES.get(obstacle) or (f"the proxy's tools do not go with `{obstacle}`" if obstacle else _WHY[self])
-        return f"sent as it came: {why}"
+        return f"sent as it came: {'upstream is asked to compact it' if obstacle.startswith('compact') else why}"
 
 
 _WHY = {
@@ -132,7 +132,6 @@ _WHY = {
 _OBSTACLES = {
     "tools": "the client's tools have the names of the proxy's",
     "tool_choice": "by its `tool_choice`, the model cannot read back what would move",
-    **dict.fromkeys(("compact", "compaction", "compaction_trigger"), "upstream is asked to compact it"),
 }
 
 
