@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tests.serving import Proxy, served, tight
 from tests.steps import STEP, tool
 
 Json = dict[str, Any]
-Turns = list[tuple[str, str]]
+Turns = Sequence[tuple[str, str]]
 APIS = ("chat", "responses", "messages")
 FACT = "the vault opens with 7741"
 REFERENCE = re.compile(r"/context_store/[\w.-]+-[0-9a-f]{16}\.txt")
@@ -64,20 +65,20 @@ def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice"
 
 
 class Model:
-    """Reads the path that the question quotes, and then says that it is done. `seen`: all that it was asked."""
+    """Reads the path that it is given, else the one that the question quotes, and then says that it is done. `seen`:
+    all that it was asked."""
 
     def __init__(self, tool: str = "read_file", **arguments: str) -> None:
         self.seen: list[Asked] = []
         self.tool = tool
         self.arguments = arguments
-        self.path = ""
-        """What it reads instead of a path in the question."""
 
     def __call__(self, asked: Asked) -> Message:
         self.seen.append(asked)
         said = asked.texts[-1]
         if said.startswith("Recall") and self.tool in asked.tools:
-            return calls((self.tool, {"path": self.path or REFERENCE.findall(said)[0], **self.arguments}))
+            path = self.arguments.get("path") or REFERENCE.findall(said)[0]
+            return calls((self.tool, {**self.arguments, "path": path}))
         return text("Done.")
 
     @property
@@ -101,6 +102,57 @@ def first_conversation(proxy: Proxy, name: str, model: Model) -> str:
     reference = next(path for path in REFERENCE.findall(model.seen[-1].shown) if "0.log" in path)
     wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
     return reference
+
+
+@dataclass
+class Kept:
+    """A proxy that keeps a conversation of alice's: eight logs, of which `reference` has the fact."""
+
+    proxy: Proxy
+    upstream: StrictUpstream
+    reference: str
+
+    @property
+    def session(self) -> str:
+        reply = self.proxy.post("/recall_sessions", {}, "alice").json()
+        [session] = reply["metadata"]["sessions"]
+        return str(session["session"])
+
+    def recalled(self, model: Model, what: str, turns: Turns = (), key: str = "alice") -> Model:
+        """Ask the model to recall `what` in another conversation."""
+        self.upstream.respond(api("chat", model))
+        ask(self.proxy, "chat", turns, f"Recall {what}", key)
+        return model
+
+    def did(self, *steps: tuple[str, Json], key: str = "alice") -> list[str]:
+        """The answers to these calls in a conversation that quotes nothing."""
+        self.upstream.respond(api("chat", made := Steps(*steps)))
+        ask(self.proxy, "chat", [], "Recall what opens the vault.", key)
+        return made.got
+
+
+@contextmanager
+def keeping(archive: str = "none") -> Iterator[Kept]:
+    with StrictUpstream() as upstream:
+        upstream.respond(api("chat", model := Model()))
+        policy = tight(upstream.url, tools={"archive": archive, "inject": "agents"})
+        with served({"default": policy}) as proxy:
+            reference = first_conversation(proxy, "chat", model)
+            wait_until(lambda: any("/sessions/" in str(path) for path in proxy.stored()))
+            yield Kept(proxy, upstream, reference)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    with keeping() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def searching() -> Iterator[Kept]:
+    """Searches go through earlier conversations."""
+    with keeping("search") as one:
+        yield one
 
 
 def swept(store: Path, days: float) -> None:
@@ -141,83 +193,56 @@ def test_the_next_session_reads_it_until_retention_ends(
     assert ("not among the texts that are kept" in model.got) != there
 
 
-def test_grep_finds_lines_of_an_earlier_conversation(tmp_path: Path) -> None:
-    model = Model("grep", pattern="vault")
-    with archived(model, tmp_path) as proxy:
-        reference = first_conversation(proxy, "chat", model)
-        ask(proxy, "chat", [], f"Recall {reference}: what opens the vault?")
+def test_grep_finds_lines_of_an_earlier_conversation(kept: Kept) -> None:
+    model = kept.recalled(Model("grep", pattern="vault"), kept.reference)
     assert FACT in model.got and "from an earlier conversation" in model.got
 
 
-def test_a_name_in_other_words_is_understood(tmp_path: Path) -> None:
+def test_a_name_in_other_words_is_understood(kept: Kept) -> None:
     """With a line, in quotes, without its folder or ending."""
-    model = Model()
-    with archived(model, tmp_path) as proxy:
-        reference = first_conversation(proxy, "chat", model)
-        name = reference.rpartition("/")[2]
-        for path in (f"{reference}:3", f"`{reference}`", name, name.removesuffix(".txt"), f"see {reference} there"):
-            model.path = path
-            ask(proxy, "chat", [], f"Recall what context_store has:\n{name} and no more")
-            assert FACT in model.got, path
+    reference, name = kept.reference, kept.reference.rpartition("/")[2]
+    for path in (f"{reference}:3", f"`{reference}`", name, name.removesuffix(".txt"), f"see {reference} there"):
+        model = kept.recalled(Model(path=path), f"what context_store has:\n{name} and no more")
+        assert FACT in model.got, path
 
 
-def test_a_name_is_enough_where_the_model_has_our_tools(tmp_path: Path) -> None:
+def test_a_name_is_enough_where_the_model_has_our_tools(kept: Kept) -> None:
     """A summary may keep it without our folder."""
-    model = Model()
-    with archived(model, tmp_path, tools={"inject": "agents"}) as proxy:
-        reference = first_conversation(proxy, "chat", model)
-        model.path = reference.rpartition("/")[2]
-        ask(proxy, "chat", [], f"Recall {model.path}")
+    name = kept.reference.rpartition("/")[2]
+    model = kept.recalled(Model(path=name), name)
     assert FACT in model.got and "from an earlier conversation" in model.got
 
 
-def test_a_call_without_a_name_is_told_the_names(tmp_path: Path) -> None:
-    model = Model("grep", pattern="vault")
-    with archived(model, tmp_path) as proxy:
-        reference = first_conversation(proxy, "chat", model)
-        model.path = "/context_store"
-        ask(proxy, "chat", [], f"Recall {reference}: what opens the vault?")
-    assert reference in model.got and "all of it is in your context" not in model.got
+def test_a_call_without_a_name_is_told_the_names(kept: Kept) -> None:
+    model = kept.recalled(Model("grep", pattern="vault", path="/context_store"), kept.reference)
+    assert kept.reference in model.got and "all of it is in your context" not in model.got
 
 
-def test_callers_without_a_key_share_no_archive(tmp_path: Path) -> None:
-    model = Model()
-    with archived(model, tmp_path) as proxy:
-        ask(proxy, "chat", LOGS, "And?", key="")
-        reference = next(path for path in REFERENCE.findall(model.seen[-1].shown) if "0.log" in path)
-        wait_until(lambda: any(reference.rpartition("/")[2] in path.name for path in proxy.stored()))
-        ask(proxy, "chat", [], f"Recall {reference}", key="")
+def test_callers_without_a_key_share_no_archive(kept: Kept) -> None:
+    ask(kept.proxy, "chat", LOGS, "And?", key="")
+    name = kept.reference.rpartition("/")[2]
+    wait_until(lambda: sum(name in path.name for path in kept.proxy.stored()) == 2)
+    model = kept.recalled(Model(), kept.reference, key="")
     assert FACT not in model.got and "not among the texts that are kept" in model.got
 
 
-def test_another_caller_learns_nothing_from_a_name(tmp_path: Path) -> None:
+def test_another_caller_learns_nothing_from_a_name(kept: Kept) -> None:
     """What is another's is answered in the words for what never existed."""
-    model = Model()
-    with archived(model, tmp_path) as proxy:
-        reference = first_conversation(proxy, "chat", model)
-        answers = []
-        for asked in (reference, f"/context_store/0.log-{16 * 'a'}.txt"):
-            ask(proxy, "chat", [], f"Recall {asked}", key="mallory")
-            answers.append(model.got.replace(asked, "PATH"))
+    asked = kept.reference, f"/context_store/0.log-{16 * 'a'}.txt"
+    answers = [kept.recalled(Model(), path, key="mallory").got.replace(path, "PATH") for path in asked]
     assert FACT not in answers[0] and answers[0] == answers[1]
     assert "not among the texts that are kept" in answers[0]
 
 
-def test_only_a_quoted_name_is_looked_up(tmp_path: Path) -> None:
+def test_only_a_quoted_name_is_looked_up(kept: Kept) -> None:
     """The model cannot read what the request does not name: a name that it makes up leads nowhere."""
-    model = Model()
-    with archived(model, tmp_path, tools={"inject": "agents"}) as proxy:
-        model.path = first_conversation(proxy, "chat", model)
-        ask(proxy, "chat", [], "Recall what was in the log.")
+    model = kept.recalled(Model(path=kept.reference), "what was in the log.")
     assert FACT not in model.got and "not among" not in model.got
 
 
-def test_a_text_of_this_conversation_comes_first(tmp_path: Path) -> None:
+def test_a_text_of_this_conversation_comes_first(kept: Kept) -> None:
     """Its own moved texts are read from the request, so that a store that fails loses nothing."""
-    model = Model()
-    with archived(model, tmp_path) as proxy:
-        reference = first_conversation(proxy, "chat", model)
-        ask(proxy, "chat", LOGS, f"Recall {reference}: what opens the vault?")
+    model = kept.recalled(Model(), kept.reference, LOGS)
     assert FACT in model.got and "from an earlier conversation" not in model.got
 
 
@@ -249,7 +274,7 @@ def test_paths_lead_nowhere_else(tmp_path: Path) -> None:
     model = Model()
     with archived(model, tmp_path / "a" / "b", tools={"inject": "agents"}) as proxy:
         for path in ("../../secrets", "/etc/passwd", f"../../../x-{16 * '0'}.txt"):
-            model.path = path
+            model.arguments["path"] = path
             ask(proxy, "chat", [], f"Recall {path} of context_store")
             assert "root:" not in model.got and FACT not in model.got
 
@@ -278,51 +303,37 @@ class Steps:
     _calling = False
 
 
-def searched(store: Path, *steps: tuple[str, Json], archive: str = "search", key: str = "alice") -> Steps:
-    """The answers in a conversation that quotes nothing, after alice's first one."""
-    model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        policy = tight(upstream.url, tools={"archive": archive, "inject": "always"})
-        with served({"default": policy}, store=store) as proxy:
-            first_conversation(proxy, "chat", model)
-            wait_until(lambda: bool(list(store.rglob("*/sessions/*"))))
-            made = Steps(*steps)
-            upstream.respond(api("chat", made))
-            ask(proxy, "chat", [], "Recall what opens the vault.", key)
-    return made
-
-
-def test_a_search_without_a_path_goes_through_the_last_conversations(tmp_path: Path) -> None:
-    made = searched(tmp_path, ("grep", {"pattern": "vault"}))
-    [found] = made.got
+def test_a_search_without_a_path_goes_through_the_last_conversations(searching: Kept) -> None:
+    [found] = searching.did(("grep", {"pattern": "vault"}))
     assert FACT in found and "(result of look /logs/0.log, from an earlier conversation of this user)" in found
 
 
-def test_our_folder_is_no_path(tmp_path: Path) -> None:
+def test_our_folder_is_no_path(searching: Kept) -> None:
     asked = {"vault": "", "Vault": "/context_store", "VAULT": "context_store/"}
-    made = searched(tmp_path, *(("grep", {"pattern": pattern, "path": path}) for pattern, path in asked.items()))
-    assert [FACT in found for found in made.got] == [True] * 3
+    got = searching.did(*(("grep", {"pattern": pattern, "path": path}) for pattern, path in asked.items()))
+    assert [FACT in found for found in got] == [True] * 3
 
 
-def test_what_a_search_found_can_be_read(tmp_path: Path) -> None:
-    reference = "/context_store/0.log-4c8c324e174800e0.txt"
-    found, text = searched(tmp_path, ("grep", {"pattern": "vault"}), ("read_file", {"path": reference})).got
+def test_what_a_search_found_can_be_read(searching: Kept) -> None:
+    reference = searching.reference
+    found, text = searching.did(("grep", {"pattern": "vault"}), ("read_file", {"path": reference}))
     assert reference.rpartition("/")[2] in found and FACT in text and "from an earlier conversation" in text
 
 
 @pytest.mark.parametrize(
-    ("archive", "key", "given"),
+    ("fixture", "key", "given"),
     [
-        ("none", "alice", {"pattern": "vault"}),
-        ("search", "mallory", {"pattern": "vault"}),
-        ("search", "", {"pattern": "vault"}),
-        ("search", "alice", {"pattern": "vault", "path": "/elsewhere"}),
+        ("kept", "alice", {"pattern": "vault"}),
+        ("searching", "mallory", {"pattern": "vault"}),
+        ("searching", "", {"pattern": "vault"}),
+        ("searching", "alice", {"pattern": "vault", "path": "/elsewhere"}),
     ],
 )
-def test_nothing_else_goes_through_earlier_conversations(archive: str, key: str, given: Json, tmp_path: Path) -> None:
-    made = searched(tmp_path, ("grep", given), archive=archive, key=key)
-    assert FACT not in made.got[0] and "earlier conversation" not in made.got[0]
+def test_nothing_else_goes_through_earlier_conversations(
+    request: pytest.FixtureRequest, fixture: str, key: str, given: Json
+) -> None:
+    [found] = request.getfixturevalue(fixture).did(("grep", given), key=key)
+    assert FACT not in found and "earlier conversation" not in found
 
 
 @pytest.mark.parametrize("listed", [True, False])

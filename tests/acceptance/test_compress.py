@@ -19,7 +19,7 @@ import pytest
 
 from tests.clock import Clock, wait_until
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
-from tests.serving import Proxy, stop, tight
+from tests.serving import Proxy, tight
 from tests.steps import CHAT_TOOL, chat
 from tests.tools.paging import undone
 
@@ -161,11 +161,9 @@ def test_every_process_uses_the_stored_snapshot(up: StrictUpstream, serve: Any, 
     again = talk.messages[: len(talk.messages) - 2]
     talk.post(branch)
     assert turns(up)[-1].raw_messages[0] == last.raw_messages[0]
-    for _ in range(2):
-        other = spawn({"default": policy(up)}, store=tmp_path)
-        Talk(other).post(again)
+    for start in (serve, spawn):
+        Talk(start({"default": policy(up)}, store=tmp_path)).post(again)
         assert turns(up)[-1].body == last.body
-        stop(other.process)
     assert len(summaries(up)) == made
     talk.post(again, key="another")
     assert len(summaries(up)) == made + 1

@@ -99,15 +99,15 @@ def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, proxy
 
 def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
     """RE2 needs microseconds for each byte of a text that is full of m."""
-    monkeypatch.setattr(Tools, "max_search_seconds", 0.3)
+    monkeypatch.setattr(Tools, "max_search_seconds", 0.1)
     nasty = ("grep", {"pattern": "(?:.{0,99}m){9}zq"})
     up.script(calls(*[nasty] * 30), text("ok"))
     with served({"default": tight(up.url)}) as proxy:
         begun = time.process_time()
-        assert post(proxy, {**BASE, "messages": history(("m" * 2_000 + "\n") * 300)}).status_code == 200
-        assert time.process_time() - begun < 5, "seconds of processor time; without the budget it is a minute"
+        assert post(proxy, {**BASE, "messages": history(("m" * 2_000 + "\n") * 100)}).status_code == 200
+        assert time.process_time() - begun < 5, "seconds of processor time; without the budget it is half a minute"
     answers = [message["content"] for message in up.chats[1].messages[-30:]]
-    assert all("searching took more than 0.3 seconds" in answer for answer in answers[:16])
+    assert all("searching took more than 0.1 seconds" in answer for answer in answers[:16])
     assert all("at most 16 calls" in answer for answer in answers[16:])
 
 

@@ -100,7 +100,7 @@ def test_who_only_says_to_be_the_client_gets_upstreams_refusal_and_nothing_else(
         up.respond(Checked(name))
         settings: Any = {"policies": {"default": policy(up, **BY_HEADER)}, "store": tmp_path}
         with served(**settings) as proxy:
-            for number in range(1, 9):
+            for number in (4, 8):
                 post(proxy, name, number, "And?", "good", **{"x-account": ACCOUNT})
         before, replies, rounds = files(tmp_path), [], []
         with served(**settings) as proxy:

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.acceptance.test_archive import FACT, LOGS, Model, archived, ask, body, first_conversation
+from tests.acceptance.test_archive import FACT, LOGS, Kept, Model, archived, ask, body, first_conversation, kept
 from tests.clients.apis import api
 from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, served, tight, wait_until
 
+__all__ = ["kept"]
+
 Json = dict[str, Any]
 NOBODYS = "/context_store/0.log-aaaaaaaaaaaaaaaa.txt"
-
-
-@dataclass
-class Kept:
-    """A proxy that keeps a conversation of alice's: eight logs, of which `reference` has the fact."""
-
-    proxy: Proxy
-    reference: str
-
-    @property
-    def session(self) -> str:
-        [session] = recall(self.proxy, "sessions")["metadata"]["sessions"]
-        return str(session["session"])
-
-
-@pytest.fixture(scope="module")
-def kept() -> Iterator[Kept]:
-    model = Model()
-    with StrictUpstream() as upstream:
-        upstream.respond(api("chat", model))
-        with served({"default": tight(upstream.url)}) as proxy:
-            reference = first_conversation(proxy, "chat", model)
-            wait_until(lambda: any("/sessions/" in str(path) for path in proxy.stored()))
-            yield Kept(proxy, reference)
 
 
 def posted(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> httpx.Response:

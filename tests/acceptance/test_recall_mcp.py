@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,33 +13,33 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.test_archive import FACT, LOGS
-from tests.acceptance.test_recall import NOBODYS, Kept, kept
-from tests.clock import PATIENCE
-from tests.serving import Proxy, spawned, tight, wait_until
+from tests.acceptance.test_archive import FACT, LOGS, Kept, kept
+from tests.acceptance.test_recall import NOBODYS
+from tests.clock import PATIENCE, until
+from tests.serving import Proxy
 
 mcp = pytest.importorskip("mcp")
 httpx2 = pytest.importorskip("httpx2")
 
 __all__ = ["kept"]
 
-Connect = Callable[[Kept, str], AbstractAsyncContextManager[Any]]
+Connect = Callable[[Proxy, str], AbstractAsyncContextManager[Any]]
 
 
 @asynccontextmanager
-async def over_http(kept: Kept, key: str) -> AsyncIterator[Any]:
+async def over_http(proxy: Proxy, key: str) -> AsyncIterator[Any]:
     from mcp.client.streamable_http import streamable_http_client
 
     headers = {"authorization": f"Bearer {key}"}
     async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE, trust_env=False) as http:
-        transport = streamable_http_client(f"{kept.proxy.root}/_offload/mcp", http_client=http)
+        transport = streamable_http_client(f"{proxy.root}/_offload/mcp", http_client=http)
         async with mcp.Client(transport) as client:
             yield client
 
 
 @asynccontextmanager
-async def over_stdio(kept: Kept, key: str) -> AsyncIterator[Any]:
-    command = ["-m", "proxy", "mcp", "--url", kept.proxy.url]
+async def over_stdio(proxy: Proxy, key: str) -> AsyncIterator[Any]:
+    command = ["-m", "proxy", "mcp", "--url", proxy.url]
     environment = {**os.environ, "OFFLOAD_API_KEY": key}
     parameters = mcp.StdioServerParameters(command=sys.executable, args=command, env=environment)
     async with mcp.Client(mcp.stdio_client(parameters)) as client:
@@ -52,7 +53,7 @@ def said(result: Any) -> str:
 
 @pytest.mark.parametrize("connect", [over_http, over_stdio])
 async def test_a_client_finds_and_reads_what_was_moved(kept: Kept, connect: Connect) -> None:
-    async with connect(kept, "alice") as client:
+    async with connect(kept.proxy, "alice") as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         sessions = said(await client.call_tool("recall_sessions", {}))
         found = said(await client.call_tool("recall_search", {"pattern": "vault"}))
@@ -64,7 +65,7 @@ async def test_a_client_finds_and_reads_what_was_moved(kept: Kept, connect: Conn
 
 
 async def test_another_key_gets_the_words_for_what_never_existed(kept: Kept) -> None:
-    async with over_http(kept, "mallory") as client:
+    async with over_http(kept.proxy, "mallory") as client:
         answers = [await client.call_tool("recall_read", {"path": path}) for path in (kept.reference, NOBODYS)]
         found = said(await client.call_tool("recall_search", {"pattern": "vault"}))
     assert all(answer.is_error for answer in answers) and FACT not in found
@@ -72,7 +73,7 @@ async def test_another_key_gets_the_words_for_what_never_existed(kept: Kept) -> 
 
 
 async def test_a_wrong_call_is_an_error_that_the_model_can_read(kept: Kept) -> None:
-    async with over_http(kept, "alice") as client:
+    async with over_http(kept.proxy, "alice") as client:
         wrong = await client.call_tool("recall_search", {"pattern": "("})
         unknown = await client.call_tool("store_forget", {})
     assert wrong.is_error and "`$.pattern` cannot be used" in said(wrong)
@@ -81,7 +82,7 @@ async def test_a_wrong_call_is_an_error_that_the_model_can_read(kept: Kept) -> N
 
 async def test_many_clients_at_once(kept: Kept) -> None:
     async def found(key: str) -> str:
-        async with over_http(kept, key) as client:
+        async with over_http(kept.proxy, key) as client:
             return said(await client.call_tool("recall_search", {"pattern": "vault"}))
 
     answers = await asyncio.gather(*(found(key) for key in ("alice", "mallory") * 4))
@@ -107,15 +108,13 @@ def test_what_is_no_message_is_refused(kept: Kept, method: str, key: str, body: 
     assert reply.status_code == status, reply.text
 
 
-def test_each_call_is_logged_as_its_operation() -> None:
-    async def call(proxy: Proxy) -> None:
-        async with over_http(Kept(proxy, ""), "alice") as client:
-            await client.call_tool("recall_search", {"pattern": "secret words"})
-
-    with spawned({"default": tight("http://127.0.0.1:9/v1")}) as proxy:
-        asyncio.run(call(proxy))
-        wait_until(lambda: '"path":"/recall_search"' in proxy.log())
-        assert "secret words" not in proxy.log() and proxy.metric("requests_total", 'kind="operation"')
+async def test_each_call_is_logged_as_its_operation(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with over_http(kept.proxy, "alice") as client:
+        await client.call_tool("recall_search", {"pattern": "secret words"})
+    await until(lambda: "path='/recall_search'" in str([vars(one) for one in caplog.records]))
+    assert not [one for one in caplog.records if one.name.startswith("proxy") and "secret words" in str(vars(one))]
+    assert kept.proxy.metric("requests_total", 'kind="operation"')
 
 
 def test_without_the_extra_the_answer_says_what_to_install(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ import pytest
 import respx
 
 from proxy.cli import main
-from tests.acceptance.test_archive import FACT, LOGS
-from tests.acceptance.test_recall import Kept, kept
+from tests.acceptance.test_archive import FACT, LOGS, Kept, kept
 
 __all__ = ["kept"]
 

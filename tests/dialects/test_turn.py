@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -104,6 +105,13 @@ def test_after_the_last_round_our_tools_are_gone(api: Api) -> None:
     else:
         assert [body.get("tool_choice") for body in asked] == [None, "none", None]
         assert "tools" not in asked[2]
+
+
+def test_a_last_round_that_calls_only_our_tools_ends_as_one_without_calls(api: Api) -> None:
+    replies = [says(api, text("Let me look."), ours(str(number)), number=number) for number in range(1, 4)]
+    out, _ = run(api.turn(max_rounds=1), *replies)
+    assert {one.kind for one in api.blocks(api.assembled(out))} == {"text"}
+    assert not re.search(rb'(finish|stop)_reason": ?"tool', out)
 
 
 def test_a_model_that_only_repeats_its_calls_is_told_to_answer(api: Api) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from proxy import sse
 from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
@@ -335,12 +336,15 @@ LATE: dict[str, tuple[Step, ...]] = {
     "falls silent": (stream(ROLE), UpstreamSilent("nothing for 300 s")),
     "stops within our call": (stream(ROLE, chunk(calls(called("grep", "{")))),),
     "arguments without end": (stream(ROLE), *[stream(chunk(calls(called("grep", "x" * 300_000))))] * 5),
-    "an event without end": (stream(ROLE), *[b"x" * (1 << 20)] * 65),
+    "an event without end": (stream(ROLE), *[b"x" * (1 << 18)] * 5),
 }
 
 
 @pytest.mark.parametrize("steps", LATE.values(), ids=LATE.keys())
-async def test_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...]) -> None:
+async def test_stream_that_fails_ends_with_an_error_event(
+    steps: tuple[Step, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "LIMIT", 1 << 20)
     bench = Bench(ScriptedReply(*steps))
     with pytest.raises(UpstreamFault) as caught:
         await bench.run()

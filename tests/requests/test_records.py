@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.errors import StoreFault
 from proxy.plan.plan import ToolCall
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Hidden
@@ -294,11 +296,14 @@ async def test_messages_behind_a_summary_that_were_changed_are_not_read(records:
     assert [await later.original(name) for name in (one, other)] == [None, None]
 
 
-async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) -> None:
-    broken, records = Records(store.visit(0), "tenant-caller"), Records(store.visit(), "tenant-caller")
-    await broken.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
+async def test_originals_are_looked_at_again_until_all_are_kept(
+    store: Guarded, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.store, "put", AsyncMock(side_effect=StoreFault("full")))
+    assert not await records.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
     assert not records.has_originals("these")
-    await records.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
+    monkeypatch.undo()
+    assert await records.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
     assert records.has_originals("these") and not records.has_originals("others")
 
 

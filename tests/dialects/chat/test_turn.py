@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import sse
+from proxy.dialects import reply
 from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import NO_MORE
 from proxy.plan.turn import Broken, State, WrongState
@@ -229,15 +230,17 @@ def test_nothing_counts_behind_the_end() -> None:
 @pytest.mark.parametrize(
     "delta",
     [
-        calls({"index": 0, "function": {"arguments": "x" * 100_000}}),
-        calls(called("search", "x" * 5_000_000)),
-        calls(*({"index": number, "id": f"0-{number}", "function": {"name": "search"}} for number in range(5_000))),
-        {"content": "x" * 5_000_000},
-        {"content": ["x" * 5_000_000]},
+        calls({"index": 0, "function": {"arguments": "x" * 1_000}}),
+        calls(called("search", "x" * 50_000)),
+        calls(*({"index": number, "id": f"0-{number}", "function": {"name": "search"}} for number in range(500))),
+        {"content": "x" * 50_000},
+        {"content": ["x" * 50_000]},
     ],
     ids=["arguments without a name", "the client's arguments", "calls", "text", "parts"],
 )
-def test_a_reply_without_end_is_broken(delta: Json) -> None:
+def test_a_reply_without_end_is_broken(delta: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "MAX_REPLY", reply.MAX_REPLY // 100)
+    monkeypatch.setattr(reply, "MAX_ARGUMENTS", reply.MAX_ARGUMENTS // 100)
     turn = ChatTurn(asked())
     turn.request()
     turn.receive(sse.ServerSentEvent(b"", json.dumps(ROLE).encode()))

@@ -39,8 +39,10 @@ def test_a_reply_is_readable_block_by_block(api: Api) -> None:
     ]
 
 
+@pytest.mark.parametrize("form", ['{"role":"user","content":7}', '{"role":"narrator","content":"x"}'])
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
-def test_readers_see_an_entry_that_cannot_be_read_as_it_is(api: Api) -> None:
-    entry = Raw(b'{"role":"user","content":7}')
+def test_an_entry_that_cannot_be_read_stays_and_readers_see_it_as_it_is(api: Api, form: str) -> None:
+    entry = Raw(form.encode())
     message = api.dialect.read(entry, READING, len)
+    assert message.sealed and message.pieces == ()
     assert [section.text for section in api.dialect.sections(entry, 0, message, "")] == [bytes(entry).decode()]
