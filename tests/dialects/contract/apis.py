@@ -234,7 +234,12 @@ class Messages(Api):
         def nameless(reply: Json) -> bytes:
             return b"\n".join(line for line in messages.stream(reply).split(b"\n") if not line.startswith(b"event"))
 
-        return {"own": messages.stream, "large": lambda reply: messages.stream(reply, 1_000), "nameless": nameless}
+        def unnumbered(reply: Json) -> bytes:
+            found = messages_api.events_of(reply)
+            return b"".join(encoded({key: one[key] for key in one if key != "index"}) for one in found)
+
+        odd = {"nameless": nameless, "unnumbered": unnumbered}
+        return {"own": messages.stream, "large": lambda reply: messages.stream(reply, 1_000), **odd}
 
     def assembled(self, out: bytes) -> Json:
         made = messages.accumulated(out)
