@@ -137,7 +137,7 @@ class Recordings:
         except Unreadable as error:
             self._leave(path, *error.args)
         if not found and path not in self.left_out:
-            self._leave(path, path, "no request to a model, besides those of earlier files")
+            self._leave(path, path, "holds no request to a model that an earlier file does not have")
 
     def _leave(self, path: Path, place: object, why: str) -> None:
         if path in self.left_out:
@@ -171,8 +171,8 @@ class Recordings:
         for one in records:
             try:
                 record = _value_of(one.text)
-            except (ValueError, RecursionError) as error:
-                self._leave(path, one.place, f"expected a JSON object, such as a request's body: {error}")
+            except (ValueError, RecursionError):
+                self._leave(path, one.place, "not a JSON object")
                 continue
             source = BODY
             try:
@@ -272,7 +272,7 @@ def _value_of(text: bytes) -> Json:
     except msgspec.MsgspecError:
         value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"it is a {type(value).__name__}")
+        raise ValueError("no object")
     return value
 
 
@@ -293,7 +293,7 @@ def _found(export: Exported, source: str, seen: set[bytes]) -> Iterator[Recorded
     turns = _turns(known, seen, own=bool(aside) and source == BODY)
     if turns is not None:
         for turn in turns:
-            yield replace(_parsed(turn, export, source), said=None, expanded=True)
+            yield replace(_parsed(turn, export, source), said=None, expanded=True, aside=aside)
     else:
         yield replace(_parsed(known, export, source), aside=aside) if aside else found
 

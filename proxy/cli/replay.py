@@ -150,9 +150,10 @@ def sentences(left_out: Iterable[LeftOut]) -> Iterator[str]:
     for one in left_out:
         reasons.setdefault(one.why, []).append(one)
     for why, (first, *others) in [*reasons.items()][:REASONS]:
-        more = [several(first.more, "more record")] if first.more else []
-        more += [several(len(others), "more file")] if others else []
-        yield f"{' and '.join([first.place, *more])}: {why}"
+        files = f" (and {several(len(others), 'more file')})" if others else ""
+        more = first.more + sum(one.more for one in others)
+        records = f"; {more:,} more of {'their' if others else 'its'} records cannot be read either" if more else ""
+        yield f"{first.place}{files}: {why}{records}"
     if len(reasons) > REASONS:
         yield f"more files, for {several(len(reasons) - REASONS, 'other reason')}"
 
@@ -172,14 +173,16 @@ def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
             cost = f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
         tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
         dearer = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
-        dearer += f", by {tally.lost / tally.cost_before:.1%} of the cost together" if tally.losses else ""
+        if tally.losses:
+            they = "what it loses" if tally.losses == 1 else "what they lose"
+            dearer += f"; {they} is {tally.lost / tally.cost_before:.1%} of all cost"
         yield f"{name}{tokens}, {cost}, {dearer}"
         if not tally.changed:
-            yield f"{name}nothing moves; the plan of the largest request is {tally.quiet[1]}"
-    fit = [one for one in tallies if recommend and one.cost_before and 10 * one.lost <= one.won]
-    if fit:
-        best = min(fit, key=lambda one: one.cost_after / one.cost_before)
-        yield f"recommended: {best.name}. It costs least, and dearer sessions lose at most a tenth of what others save"
+            added = tally.tokens_after > tally.tokens_before
+            more = ", and the proxy's tools add tokens" if added else ""
+            yield f"{name}nothing moves{more}. The largest request is {tally.quiet[1]}"
+    if recommend:
+        yield _recommended(tallies)
     expanded, sources = tallies[0].expanded, tallies[0].sources
     if sources.keys() - {BODY, HAR, ADDRESSED}:
         yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
@@ -187,7 +190,19 @@ def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
         more = f" and {len(aside) - ASIDE} more" if aside[ASIDE:] else ""
         yield f"left aside what no API has: {', '.join(aside[:ASIDE])}{more}; if your client sends it, nothing moves"
     if expanded:
-        yield f"{several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
+        turns = "is a turn of a whole conversation" if expanded == 1 else "are turns of whole conversations"
+        yield f"{several(expanded, 'request')} {turns}: one for each reply in {'it' if expanded == 1 else 'them'}"
+
+
+def _recommended(tallies: Sequence[Tally]) -> str:
+    fit = [one for one in tallies if one.won > 0 and 10 * one.lost <= one.won]
+    if not fit:
+        return "recommended: none, because no profile saves enough on these recordings"
+    best = min(fit, key=lambda one: one.cost_after / one.cost_before)
+    return (
+        f"recommended: {best.name}, the cheapest profile whose dearer sessions lose at most a tenth of what the others "
+        "save"
+    )
 
 
 def _less(before: float, after: float, less: str = "less") -> str:

@@ -227,7 +227,9 @@ def test_a_whole_conversation_is_one_request_for_each_reply(tmp_path: Path, caps
     path = written(tmp_path / "a.jsonl", {"messages": [*HISTORY, REPLY]})
     assert [(len(one.chat.entries), one.expanded) for one in read(path) if one.chat] == [(2, True), (4, True)]
     assert main(["replay", str(path)]) == OK
-    assert "2 requests are turns of whole conversations" in capsys.readouterr()[0]
+    assert "2 requests are turns of whole conversations: one for each reply in them" in capsys.readouterr()[0]
+    assert main(["replay", str(written(tmp_path / "a.jsonl", {"messages": [*HISTORY[:2], REPLY]}))]) == OK
+    assert "1 request is a turn of a whole conversation: one for each reply in it\n" in capsys.readouterr()[0]
 
 
 def test_turns_that_many_lines_share_count_once(tmp_path: Path) -> None:
@@ -247,6 +249,7 @@ def test_a_data_set_of_runs_is_not_taken_for_requests(tmp_path: Path) -> None:
     found = read(written(tmp_path / "a.jsonl", *lines))
     assert [len(one.chat.entries) for one in found if one.chat] == [2, 4, 2, 4, 2, 7]
     assert [one.expanded for one in found] == [True] * 4 + [False, True]
+    assert {one.aside for one in found} == {("id", "source")}, "a client that sends these is told that nothing moves"
 
 
 def test_lists_inside_a_document_are_found(tmp_path: Path) -> None:

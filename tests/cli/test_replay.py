@@ -19,6 +19,9 @@ import pytest
 
 from proxy.cli import INTERRUPTED, MISTAKE, OK, main, recordings
 from proxy.cli.recordings import Recordings
+from proxy.cli.replay import headline
+from proxy.cli.tally import Course, SessionKey, Tally
+from proxy.policies import defaults
 from tests.clock import wait_until
 from tests.dialects.messages import converting as messages
 from tests.dialects.responses import converting as responses
@@ -115,10 +118,48 @@ def test_the_recommended_profile_costs_least_where_little_is_lost(
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     short = [[body | {"tools": [tool]} for body in session(f"short {number}", 2)] for number in range(40)]
     long = [body | {"tools": [tool]} for body in session("long", 40)]
-    for topics, best in ((short, "careful"), ([*short, long], "frugal")):
+    none, frugal = (
+        "none, because no profile saves enough",
+        "frugal, the cheapest profile whose dearer sessions lose at ",
+    )
+    for topics, best in ((short, none), ([*short, long], frugal)):
         assert main(["replay", "--profile", lines(folder / "a.jsonl", [body for one in topics for body in one])]) == OK
         out = capsys.readouterr().out
-        assert f"recommended: {best}. It costs least" in out and f"40 of {len(topics)} sessions cost more, by " in out
+        assert f"recommended: {best}" in out
+        assert f"40 of {len(topics)} sessions cost more; what they lose is " in out
+
+
+@pytest.mark.parametrize(
+    ("sessions", "best"),
+    [
+        ({"careful": [(100, 90)], "frugal": [(50, 30), (50, 55)]}, "careful, the cheapest profile whose"),
+        ({"careful": [(50, 50)], "frugal": [(50, 45), (50, 51)]}, "none, because"),
+        ({"careful": [(0, 0)]}, "none, because"),
+    ],
+)
+def test_a_profile_is_recommended_if_it_saves_and_little_is_lost(
+    sessions: dict[str, list[tuple[int, int]]], best: str
+) -> None:
+    """A cheaper one whose dearer sessions lose too much is passed over."""
+    tallies = []
+    for name, costs in sessions.items():
+        tally = Tally(name, defaults())
+        tally.sessions = {
+            SessionKey("chat", "m", bytes([number]), ""): Course(1, before, after)
+            for number, (before, after) in enumerate(costs)
+        }
+        tally.cost_before, tally.cost_after = (sum(side) for side in zip(*costs, strict=True))
+        tallies.append(tally)
+    assert list(headline(tallies, recommend=True))[-1].startswith(f"recommended: {best}")
+
+
+def test_what_dearer_sessions_lose_is_a_share_of_all_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    recorded = lines(folder / "a.jsonl", [session("one", 1)[0] | {"tools": [tool]}])
+    [found] = asked(capsys, recorded)["policies"]
+    share = (found["cost_after"] - found["cost_before"]) / found["cost_before"]
+    assert main(["replay", recorded]) == OK
+    assert f"1 of 1 session cost more; what it loses is {share:.1%} of all cost" in capsys.readouterr().out
 
 
 def test_where_nothing_moves_it_says_what_the_plan_waits_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +167,12 @@ def test_where_nothing_moves_it_says_what_the_plan_waits_for(folder: Path, capsy
     (folder / "high.yaml").write_text("offload: {max_tool_message_tokens: 20000}\n")
     assert main(["replay", "--policy", "high.yaml", recorded]) == OK
     said = capsys.readouterr().out.splitlines()[1]
-    assert said.startswith("nothing moves; the plan of the largest request is waiting: the history is ")
+    assert said.startswith("nothing moves. The largest request is waiting: the history is ")
     assert said.endswith("; no result above 20,000 tokens is left to move")
+    (folder / "high.yaml").write_text("tools: {inject: always}\noffload: {max_tool_message_tokens: 20000}\n")
+    assert main(["replay", "--policy", "high.yaml", recorded]) == OK
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said.startswith("nothing moves, and the proxy's tools add tokens. The largest request is waiting: ")
 
 
 def test_json_has_every_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,10 +264,8 @@ def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(folder: Path, capsys
     (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + body + b"\r\n\n  \n" + body)
     assert asked(capsys, str(folder / "a.jsonl"))["requests"] == 2
     (folder / "empty.jsonl").write_bytes(b"")
-    assert (
-        mistake(capsys, "empty.jsonl")
-        == "offload-proxy: empty.jsonl: no request to a model, besides those of earlier files\n"
-    )
+    said = "empty.jsonl: holds no request to a model that an earlier file does not have"
+    assert mistake(capsys, "empty.jsonl") == f"offload-proxy: {said}\n"
 
 
 def test_a_record_that_is_not_whole_is_named_and_the_others_count(
@@ -236,7 +279,7 @@ def test_a_record_that_is_not_whole_is_named_and_the_others_count(
         path.write_bytes(whole[:-cut] + whole * (cut == 300))
         report = asked(capsys, "a.jsonl")
         assert report["requests"] == {1: 3, 2: 2, 300: 4}[cut]
-        assert [said[:43] for said in report["left_out"]] == ["a.jsonl:3: expected a JSON object, such as "] * (cut > 1)
+        assert report["left_out"] == ["a.jsonl:3: not a JSON object"] * (cut > 1)
 
 
 def test_a_file_that_cannot_be_read_leaves_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,14 +294,14 @@ def test_a_file_that_cannot_be_read_leaves_the_others(folder: Path, capsys: pyte
     out, _ = capsys.readouterr()
     assert "16 requests, 1 session, 7 files, 6 of them left out or read in part" in out
     said = [line.removeprefix("left out: ") for line in out.splitlines() if line.startswith("left out: ")]
-    assert said[0] == "empty.jsonl and 1 more file: no request to a model, besides those of earlier files"
+    assert said[0] == "empty.jsonl (and 1 more file): holds no request to a model that an earlier file does not have"
     starts = ("late.jsonl.gz: is not whole", "loop.jsonl: cannot be read: Too many", "package.json: expected a request",
-              "page.json:1 and 1 more record: expected a JSON object")  # fmt: skip
+              "page.json:1: not a JSON object; 1 more of its records cannot be read either")  # fmt: skip
     assert len(said) == 5 and all(one.startswith(start) for one, start in zip(said[1:], starts, strict=True))
 
 
 GOOD = json.dumps(session("one", 1)[0]) + "\n"
-NO_OBJECT = "a.jsonl:2: expected a JSON object, such as a request's body:"
+NO_OBJECT = "a.jsonl:2: not a JSON object"
 NO_BODY = "a.jsonl:2: expected a request body of chat or responses"
 UTF_16 = "a.jsonl: expected UTF-8, and this is UTF-16: PowerShell's > writes it"
 
