@@ -20,7 +20,7 @@ from proxy import __version__
 from proxy.cli import main
 from proxy.operations.call import key_part
 from proxy.policies import load, schema
-from proxy.policies.tenants import identified, identify
+from proxy.policies.tenants import identified, identify, namespace_as
 from proxy.stores import open_store
 from proxy.upstream.headers import Headers
 from tests import serving
@@ -228,6 +228,21 @@ def test_check_says_it_of_each_api_and_of_what_is_only_observed(tmp_path: Path) 
     ]  # fmt: skip
     assert told.count("299 results above 500 tokens may not move") == 4
     assert told.count("it would first act at request") == 3
+    assert told.count("; would move results above 500; ") == 3
+
+
+def test_check_says_of_each_rule_what_it_does_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "default.yaml").write_text(
+        "offload: {mode: off}\nrules:\n- {model: 'gpt-[45]*', offload: {mode: compact, max_total_tokens: 7000}}\n"
+        "- {model: 'gpt-*', offload: {mode: compress}}\n- {model: 'gpt-4.1*', offload: {mode: auto}}\n"
+        "- {model: '*', offload: {mode: off}}\n"
+    )
+    assert main(["check", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert [line.split()[1:3] for line in told.splitlines() if line.startswith("  offload")] == [
+        ["off"], ["gpt-[45]*:", "compact,"], ["gpt-*:", "compress,"], ["*:", "off"],
+    ]  # fmt: skip
+    assert "`gpt-4.1*` is for no model: `gpt-*` comes first" in told
 
 
 def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:
@@ -463,3 +478,33 @@ def test_an_identity_leads_to_its_namespace(
     sent = Headers([(b"authorization", b"Bearer k-acme"), (b"x-user", b"alice")])
     found = identified(identify(sent, known), sent)
     assert found is not None and said.out == f"{found.namespace}\n"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "by", "value", "said"),
+    [
+        ("acme", "header: x-user", "", "--identity is empty"),
+        ("acme", "header: x-user", " ", "--identity is empty"),
+        ("acme", "jwt: sub", "", "--identity is empty"),
+        ("default", "header: x-user", "a" * 31, "--identity has fewer than 32 characters"),
+        ("default", "body: user", "alice", "--identity has fewer than 32 characters"),
+        ("acme", "header: x-user", " a ", ""),
+        ("default", "header: x-user", "a" * 32, ""),
+        ("default", "jwt: sub", "a", ""),
+    ],
+)
+def test_an_identity_that_serve_does_not_go_by_has_no_namespace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tenant: str, by: str, value: str, said: str,
+) -> None:  # fmt: skip
+    """Else `store forget` would delete the records of somebody else."""
+    keys = f"api_keys: [{{sha256: {hashlib.sha256(b'k-acme').hexdigest()}}}]\n" if tenant == "acme" else ""
+    (tmp_path / f"{tenant}.yaml").write_text(f"{keys}identity: {{{by}}}\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"k-acme")))
+    code = main(["store", "namespace", "--identity", value, "--policies", str(tmp_path)])
+    out, err = capsys.readouterr()
+    if said:
+        assert (code, out) == (2, "") and said in err
+    else:
+        policy = load(tmp_path, {}).all()[0]
+        assert (code, out, err) == (0, f"{namespace_as(policy, value.strip())}\n", "")

@@ -30,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen, unknown = made.parse_known_args(arguments)
     if unknown:
         named = [one.partition("=")[0] for one in unknown if one.startswith("-")]  # their values may be secret
-        known = [f"--{name.replace('_', '-')}" for name in vars(chosen)]
-        meant = get_close_matches(named[0], known, 1) if named else []
+        meant = get_close_matches(named[0], chosen.flags, 1) if named else []
         cure = f" (did you mean {meant[0]}?)" if meant else ""
         made.error(f"unrecognized arguments: {' '.join(named or unknown)}{cure}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
@@ -62,7 +61,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line. The chosen command's `run` executes it."""
+    """Return the parser of the whole command line. The chosen command's `run` executes it; it has these `flags`."""
     parser = argparse.ArgumentParser(
         prog="offload-proxy",
         description="A reverse proxy for OpenAI's and Anthropic's APIs that keeps long-running agents inside their "
@@ -72,12 +71,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
-        _add(commands, name, command).set_defaults(run=command.run)
+        _add(commands, name, command)
     about = Command("", "list, read, search and clean up the store")
     actions = _add(commands, "store", about).add_subparsers(required=True, metavar="ACTION")
     for name, command in _ACTIONS.items():
-        action = command._replace(arguments=(*command.arguments, *_OF_STORE))
-        _add(actions, name, action).set_defaults(run=command.run)
+        _add(actions, name, command._replace(arguments=(*command.arguments, *_OF_STORE)))
     return parser
 
 
@@ -104,9 +102,13 @@ def _add(
         epilog=_EXAMPLES.get(name, ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    flags = list[str]()
+    added.set_defaults(run=command.run, flags=flags)
     for named, metavar, help in command.arguments:
         ending = named[-1] if named[-1] in "?*" else None
         name = named.rstrip("?*")
+        if name.startswith("--"):
+            flags.append(name)
         if not metavar:
             added.add_argument(name, action="store_true", help=help)
         elif name.startswith("--"):

@@ -102,8 +102,10 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     for api, own in policy.by_api.items():
         if (other := list(_acts(f"{api}: ", own)))[1:] != acts[1:]:
             yield from other
-    for rule in policy.rules:
-        yield from _acts(f"{rule.model}: ", policy.for_model(rule.model.rstrip("*")))
+    for index, rule in enumerate(policy.rules):
+        plain = (one.model for one in policy.rules[:index] if not set(one.model) & set("?["))
+        if not any(fnmatchcase(rule.model, glob) for glob in plain):  # else a warning says that it is for no model
+            yield from _acts(f"{rule.model}: ", rule.for_model(rule.model.rstrip("*")))
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
     yield "records", f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}"
     if not policy.share_namespace:
@@ -128,7 +130,8 @@ def offloads(policy: Policy) -> str:
     if offload.mode is Mode.OFF:
         return "off"
     ceiling = Room(policy.upstream.context_window).ceiling(offload.max_total_tokens)
-    moves = "" if offload.mode is Mode.COMPRESS else f"; moves results above {offload.max_tool_message_tokens:,}"
+    acts = "would move" if offload.mode is Mode.OBSERVE else "moves"
+    moves = "" if offload.mode is Mode.COMPRESS else f"; {acts} results above {offload.max_tool_message_tokens:,}"
     return (
         f"{offload.mode}, {offload.profile}, ceiling {ceiling:,} tokens of history{moves}; "
         f"grep and read_file {INJECTED[policy.tools.inject]}"

@@ -73,6 +73,8 @@ def test_a_variable_that_a_policy_names_is_known(tmp_path: Path, capsys: pytest.
         (["serve", "--upstrem", "http://h/v1"], "(did you mean --upstream?)"),
         (["serve", "--body_limit=5"], "(did you mean --body-limit?)"),
         (["replay", "--polcy", "a.yaml"], "(did you mean --policy?)"),
+        (["store", "ls", "--polices=p"], "(did you mean --policies?)"),
+        (["replay", "--dialect", "chat"], "unrecognized arguments: --dialect\n"),
         (["serve", "--zzz"], "unrecognized arguments: --zzz\n"),
         (["serve", "--admin-token", "secret", "--key=secret"], "unrecognized arguments: --admin-token --key\n"),
     ],
