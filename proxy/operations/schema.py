@@ -322,7 +322,7 @@ def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]
     described = [*types, Compressed, Envelope]
     schemas, components = msgspec.json.schema_components(described, ref_template="#/components/schemas/{name}")
     for kind in types:
-        _add_aliases(components[kind.__name__])
+        _complete(components[kind.__name__])
     kinds = dict(zip(described, schemas, strict=True))
 
     def content(about: str, schema: Json) -> Json:
@@ -345,12 +345,15 @@ def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]
     return re.sub(rb"(?<=[a-z])Parameters?\b", b"", msgspec.json.encode(whole))  # the types' names for callers
 
 
-def _add_aliases(schema: Json) -> None:
-    """Add the older names of parameters. Either name satisfies a required parameter."""
+def _complete(schema: Json) -> None:
+    """Add the older names of parameters, either of which will do, and null for what can be left out."""
     properties, required = schema["properties"], schema.get("required", [])
-    for alias, name in ALIASES.items():
-        if name in properties and alias not in properties:
-            properties[alias] = properties[name] | {"deprecated": True, "description": f"older name of `{name}`"}
-            if name in required:
-                required.remove(name)
-                schema["anyOf"] = [{"required": [name]}, {"required": [alias]}]
+    older = {alias: name for alias, name in ALIASES.items() if name in properties and alias not in properties}
+    for alias, name in older.items():
+        if name in required:
+            required.remove(name)
+            schema["anyOf"] = [{"required": [name]}, {"required": [alias]}]
+    for name in properties.keys() - set(required):
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+    for alias, name in older.items():
+        properties[alias] = properties[name] | {"deprecated": True, "description": f"older name of `{name}`"}
