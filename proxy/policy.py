@@ -241,9 +241,9 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def excludes(self, tool: str) -> bool:
         return any(fnmatchcase(tool, glob) for glob in self.exclude_tools)
 
-    def keeps(self, tool: str) -> bool:
-        """Whether the results of this tool stay: the policy excludes it, or they are the user's answers."""
-        return tool in texts.TOOLS or tool in self.said or self.excludes(tool)
+    def asks(self, tool: str) -> bool:
+        """Whether the results of this tool are the user's answers."""
+        return tool in texts.TOOLS or tool in self.said
 
     def factor(self, prompt: int) -> float:
         """How many times the usual price a prompt of so many tokens costs."""

@@ -154,7 +154,7 @@ def first_event(policy: Policy, size: int) -> str:
     reply = upstream.reply_room(upstream.context_window)
     room = Room(upstream.context_window, reply + OUR_TOOLS_TOKENS, reply)
     state = Fold(offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0)
-    stays = offload.keeps("")
+    stays = offload.excludes("")
     preview = size if stays else min(PREVIEW, size)
     first = preview if size > offload.unseen_limit(upstream.context_window) else size
     state.add(Item(Role.USER, TASK, TASK, TASK))

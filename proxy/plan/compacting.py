@@ -16,9 +16,9 @@ import msgspec
 from proxy.plan.turn import Request
 
 _ASKING = re.compile(
-    r"\b(?:summar\w+|recap|condense|compact|handoff)\b[^.?!]{0,60}?"
-    r"\b(?:conversation|dialog(?:ue)?|(?:this|our|fresh|new) (?:session|thread|chat))\b"
-    r"|context checkpoint compaction|handoff summary|continuing our conversation|generate the <state_snapshot>"
+    r"\b(?:summary of|summari[sz]e|compact)(?: (?:this|our|the|entire|whole|partial|recent|portion|of))+"
+    r" (?:conversation|session)\b(?!')|\b(?:checkpoint for this session|anchored summary|handoff document)\b"
+    r"|context checkpoint compaction|continuing our conversation above|generate the <state_snapshot>"
 )
 """How clients ask for a summary, in lower case. `tests/plan/test_compacting.py` has their prompts and where they are
 from."""

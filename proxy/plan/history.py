@@ -102,10 +102,10 @@ class Pairing:
         answers: str,
         sealed: bool = False,
         said: bool = False,
-        keeps: Callable[[str], bool] = lambda tool: False,
+        asks: Callable[[str], bool] = lambda tool: False,
     ) -> Place:
-        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `keeps`: whether a tool's
-        results stay."""
+        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `asks`: whether a tool's
+        results are the user's words."""
         reasons = list[Irregular]()
         if self.open and role not in (Role.TOOL, Role.SEALED):  # the step goes on without their results
             reasons.append(Irregular.NO_RESULT)
@@ -122,7 +122,7 @@ class Pairing:
         fits = not sealed and (role is not Role.TOOL or tool is not None)
         if not fits:
             reasons.append(Irregular.SEALED if sealed else Irregular.NO_CALL)
-        if not fits or (role is Role.TOOL and (said or keeps(tool or ""))):
+        if not fits or (role is Role.TOOL and (said or asks(tool or ""))):
             before += self._begin_to_stay()
         for id, name in calls if role is Role.ASSISTANT else ():
             self.open.setdefault(id, deque()).append(name)
@@ -235,10 +235,10 @@ class History:
         leads = role is Role.SYSTEM and self.links[-1] == BEGINNING
         kept = offload.keep_errors and message.failed
         place = self._pairing.add(
-            role, message.calls, message.answers, message.sealed, message.said or kept, offload.keeps
+            role, message.calls, message.answers, message.sealed, message.said or kept, offload.asks
         )
         part, movable = (role, False) if leads else self._part(message)
-        if kept or not place.fits or (place.tool and offload.keeps(place.tool)):
+        if kept or not place.fits or (place.tool and (offload.excludes(place.tool) or offload.asks(place.tool))):
             movable = False
         item = Item(
             part,

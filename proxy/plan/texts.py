@@ -109,9 +109,9 @@ BEGINNINGS = (
     "The user rejected permission to use this specific tool call",  # opencode (permission/index.ts)
     "User has provided the following answers",  # Qwen Code (tools/askUserQuestion.ts)
     "[The user sent a new message while you were working",  # Qwen Code (channels)
-    "Plan rejected. User feedback",  # Gemini CLI (tools/exit-plan-mode.ts)
-    "User steering update",  # Gemini CLI (utils/fastAckHelper.ts)
-    "User hints",
+    "Plan rejected. User feedback:",  # Gemini CLI (tools/exit-plan-mode.ts)
+    "User steering update:\n",  # Gemini CLI (utils/fastAckHelper.ts)
+    "User hints:\n",
     "The tool call is rejected by the user",  # Kimi CLI (tools/utils.py), with the user's feedback
     "This tool call was rejected by the user",  # Cline (sdk/packages/shared/src/llms/tools.ts)
     "The user denied this operation",  # Cline and Roo Code (prompts/responses.ts)
@@ -165,9 +165,9 @@ def spans(text: str, more: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=64)
 def _pattern(beginnings: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of a line that begins so, in the tag before it if there is one, or behind `Error: `.
+    """Return the pattern of a line that begins so, in the tag before it if there is one, or in words behind `Error: `.
 
     A reminder may also begin within a line.
     """
-    begun, line = "|".join(map(re.escape, beginnings)), r"^[ \t]*(?:\w{0,40}Error: )?|(?=<system-)"
+    begun, line = "|".join(map(re.escape, beginnings)), r"^[ \t]*(?:\w{0,40}Error: (?!<))?|(?=<system-)"
     return re.compile(rf"(?:{line})((?:<[\w-]{{1,40}}>\s{{0,8}})?(?:{begun}))", re.MULTILINE)

@@ -106,7 +106,7 @@ class Reason(StrEnum):
 
     def words(self, obstacle: str = "", unknown: Collection[str] = ()) -> str:
         """Say in a sentence why a request has no plan. `unknown` are the members that we do not know."""
-        if obstacle in unknown:
+        if obstacle in map(_shown, unknown):
             return (
                 f"sent as it came: the proxy does not know what `{obstacle}` means; where it is harmless, name it in "
                 "the policy's `upstream.members`"
@@ -127,7 +127,7 @@ _WHY = {
     Reason.SUMMARY: "the client has its history summarised, and the model gets all of it",
     Reason.BUSY: "it was only to be observed, and the proxy had too much to do",
     Reason.BUG: "the proxy failed at it, and its log says where",
-    Reason.REFUSED: "upstream refused it as the proxy had changed it",
+    Reason.REFUSED: "upstream refused it in the form that the proxy had made",
 }
 _OBSTACLES = {
     "tools": "the client's tools have the names of the proxy's",
@@ -216,6 +216,12 @@ ENTRY = 512  # bytes that looking at an entry counts as, whatever its length
 
 MAX_NAME = 40  # the most characters that a log or a header shows of a member's name
 _NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
+
+
+def _shown(name: str) -> str:
+    return _NAMELESS.sub("?", name[:MAX_NAME])
+
+
 """What no member's name has that an API defines, so that nobody can write into a log or a header."""
 
 
@@ -245,7 +251,7 @@ class Request(msgspec.Struct, frozen=True):
     def obstacle_beside(self, known: Collection[str]) -> str:
         """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""
         name = self.obstacle or next((name for name in self.unknown if name not in known), "")
-        return _NAMELESS.sub("?", name[:MAX_NAME])
+        return _shown(name)
 
     @property
     def has_tools(self) -> bool:

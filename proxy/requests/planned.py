@@ -109,7 +109,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
             return None
         messages = self.history.messages
         last = max((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), default=0)
-        if not messages or messages[last].role is not Role.USER:
+        if not messages or self.history.items[last].role is not Role.USER:
             return None
         texts = (text for _, text in self.dialect.texts(self.transcript.raws[last]))
         return last if compacting.asks_for_summary(texts) else None

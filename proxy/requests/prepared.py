@@ -194,11 +194,6 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     def words(self) -> str:
         """What the plan did at this request, or what it waits for; without a plan, why there is none."""
         words, planned, rendered = list[str](), self.planned, self.rendered
-        if planned is not None and planned.summary_asked is not None:  # its operator should know
-            limit = compacting.limit(
-                planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
-            )
-            words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
         if planned is not None and not self.reason:
             plan, offload, window = planned.plan, planned.policy.offload, planned.room.window
             if plan.empty and not self.pointed:
@@ -212,6 +207,11 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 words.append(f"Only observed; the plan: {said}" if done else said)
         if self.reason:
             words.append(self.reason.words(self.obstacle, self.request.unknown if self.request else ()))
+        if planned is not None and planned.summary_asked is not None:  # its operator should know
+            limit = compacting.limit(
+                planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
+            )
+            words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
         return " ".join(filter(None, (*words, UNFOLLOWED if self.unfollowed else "")))
 
     def headers(self) -> Sequence[Header]:

@@ -56,6 +56,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 DAY = 86_400
+NAMED = 4
+"""The most names of files in a call's path that are looked for in the request."""
 
 
 class Spending:
@@ -253,7 +255,8 @@ class Rounds:
         if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
             return files.beside(kept)
         body = self._planned.request.body  # which may quote a name without our folder
-        named = [name for name in names_in(path.encode("utf-8", "replace"), "") if name.encode() in body]
+        asked = sorted(names_in(path.encode("utf-8", "replace"), ""))[:NAMED]
+        named = await self.aside(lambda: [name for name in asked if name.encode() in body], NAMED * self.size)
         earlier = sorted(name for name in {*self._planned.quoted, *named, *kept} if f"{store_dir}/{name}" not in files)
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:

@@ -54,6 +54,10 @@ OTHERS = [
     "Look into the logs and summarize what they say. Then go on with our conversation.",
     "Condense the session module, and compact the thread pool.",
     "This session is being continued from a previous conversation that ran out of context. The summary is below.",
+    "Use a compact layout in the confirm dialog.",
+    "Add a summary field to the export dialog, in this session.",
+    "Condense this thread from Discord, and give me a summary of this session's token usage.",
+    "Don't summarize, just answer in this conversation.",
     "x" * READ_CHARS + "Please summarize this conversation.",
 ]
 

@@ -113,7 +113,9 @@ def test_a_span_ends_with_its_tag_or_with_the_text() -> None:
         "<feedback>no</feedback>",
         "<answer>yes</answer>",
     ]
-    assert found("grep.py:7: The user sent the following message") == []
+    for quoted in ("grep.py:7: The user sent the following message", "User hints are collected.", "Error: <answer>"):
+        assert found(quoted) == []
+    assert found("User hints:\n<user_input>no</user_input>")
     assert found("<feedback>without an end") == ["<feedback>without an end"]
 
 

@@ -108,8 +108,8 @@ CALLS = {
     "custom": ("id", "index", "custom"),
 }
 """`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
-CALLED = {"name", "arguments", "input"}
-"""The members of what is called."""
+CALLED = {"name", "arguments", "input", "index", "provider_specific_fields", "parsed_arguments"}
+"""The members of what is called, with Ollama's, LiteLLM's and openai-python's."""
 
 
 class ChatDialect(Dialect):
@@ -246,8 +246,8 @@ LISTS = ("reasoning_details", "thinking_blocks")
 def reasoning(members: Members) -> str:
     """Return the model's reasoning, under any vendor's name for it. Where lists have it too, they say the same."""
     for field in ("reasoning_content", "reasoning"):
-        if rawjson.is_string(members.get(field)):
-            return rawjson.text(members[field])
+        if found := text_of(members.get(field)):
+            return found
     parts = [object_of(part) for field in LISTS for part in elements_of(members.get(field))]
     return "\n".join(
         filter(None, (text_of(part.get(key)) for part in parts for key in ("text", "summary", "thinking")))

@@ -153,15 +153,17 @@ class ResponsesRound(Round):
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about.
 
-        Some servers give no index (llama.cpp), the same one to several items, or an id that changes within an item
-        (Copilot), and some announce no item.
+        Some servers give no index (llama.cpp), the same one or the same id to several items, or an id that changes
+        within an item (Copilot), and some announce no item.
         """
-        members = object_of(event.head.item)
-        index, ids = place(event.head.output_index), [event.head.item_id, members.get("id"), members.get("call_id")]
-        keys: list[str | int] = [*filter(None, map(text_of, ids)), *([] if index is None else [index])]
-        item = next((self._known[key] for key in keys if key in self._known), None)
+        members, index = object_of(event.head.item), place(event.head.output_index)
+        type, given = text_of(members.get("type")), (event.head.item_id, members.get("id"), members.get("call_id"))
+        ids: list[str | int] = [*filter(None, map(text_of, given))]
+        keys = ids if index is None else [*ids, index]
+        item = next((one for key in keys if (one := self._known.get(key)) and type in ("", one.type)), None)
         if event.type in (ADDED, DONE):
-            if event.type == ADDED or item is None or item.final is not None:
+            over = item is not None and item.final is not None and not any(self._known.get(id) is item for id in ids)
+            if event.type == ADDED or item is None or over:
                 item = self._begin(event.head.item)
             self._known |= dict.fromkeys(keys, item)
         return item

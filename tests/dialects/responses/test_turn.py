@@ -69,6 +69,24 @@ def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
     assert shown_until(raw, raw.index(b"output_text.done")).count(b"output_text.delta") >= 1
 
 
+@pytest.mark.parametrize("shared", ["index and id", "id", "done twice"])
+def test_items_are_told_apart_whatever_they_share(shared: str) -> None:
+    """The call is ours, and it stands open beside a message."""
+    items = [{**call("grep", {"pattern": "x"}, call_id="c1"), "id": "i"}, {**say("Hello."), "id": "i"}]
+    added = [{"type": "response.output_item.added", "output_index": at, "item": one} for at, one in enumerate(items)]
+    ended = [{**one, "type": "response.output_item.done"} for one in added]
+    sent = [*added, *ended] if shared == "id" else [added[0], ended[0], added[1], ended[1]]
+    if shared == "index and id":
+        sent = [{**one, "output_index": 0} for one in sent]
+    elif shared == "done twice":
+        sent.insert(2, ended[0])
+    last = {"type": "response.completed", "response": response(*items)}
+    one = turn()
+    one.request()
+    out = feed(one, b"".join(map(encoded, [*sent, last])))
+    assert [each.id for each in one.calls] == ["c1"] and b"Hello." in out and b"grep" not in out
+
+
 def shown_until(raw: bytes, end: int) -> bytes:
     one = turn()
     one.request()
