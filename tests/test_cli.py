@@ -472,10 +472,10 @@ def test_an_identity_leads_to_its_namespace(
     for identity, code in (("", 2), ("identity: {header: x-user}\n", 0)):
         policy.write_text(listed + identity)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"k-acme")))
-        assert main(["store", "namespace", "--identity", "alice", "--policies", str(tmp_path)]) == code
+        assert main(["store", "namespace", "--identity", "josé", "--policies", str(tmp_path)]) == code
     said, known = capsys.readouterr(), load(tmp_path, {})
     assert "has no `identity`" in said.err
-    sent = Headers([(b"authorization", b"Bearer k-acme"), (b"x-user", b"alice")])
+    sent = Headers([(b"authorization", b"Bearer k-acme"), (b"x-user", "josé".encode())])
     found = identified(identify(sent, known), sent)
     assert found is not None and said.out == f"{found.namespace}\n"
 

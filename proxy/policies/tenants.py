@@ -217,7 +217,7 @@ def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | No
     if by.header:
         # Several are one value (RFC 9110, 5.3): a second one makes nobody another client, or the key itself.
         given = map(bytes.strip, headers.get_all(by.header.lower().encode()))
-        value = b", ".join(filter(None, given)).decode("latin-1")
+        value = b", ".join(filter(None, given)).decode("utf-8", "surrogateescape")
     elif by.jwt:
         value = _claim(by.jwt, headers)
     elif by.body and members is not None:
