@@ -333,7 +333,7 @@ async def test_requests_without_a_list_say_why(proxy: Proxy, upstream: StrictUps
     [row] = [row for row in recorded(proxy, 1) if row["model"] == "left-alone"]
     await page.open(address(proxy), ADMIN)
     shown = await page.show(f"#request/{row['id']}")
-    assert "the client asked for that" in shown and "messages are only listed with one" in shown
+    assert "the client sent `x-offload: off`" in shown and "messages are only listed with one" in shown
     assert_clean(page, proxy)
 
 
