@@ -15,7 +15,7 @@ from tests.dialects.turning import run
 
 HERE = Path(__file__).parent
 SDKS = {"chat": "openai_node", "responses": "openai_node", "messages": "anthropic_node"}
-UNREAD = {"few words", "nameless"}
+UNREAD = {"few words", "ids alone", "nameless", "new ids", "one index", "unnumbered"}
 """Ways of other servers that the SDKs do not read."""
 
 pytestmark = pytest.mark.clients
