@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-ALLOWED = 2.3
+ALLOWED = 3.0
 """How many times the CPU time twice the input may take."""
 NOISE = 0.002
 """Differences of fewer seconds than this are ignored as noise."""
@@ -19,9 +19,11 @@ PAUSE = 0.02
 
 
 def assert_linear(work: Callable[[T], object], once: T, twice: T) -> None:
-    """Fail if `work(twice)`, on double the input, takes more than 2.3 times the CPU time of `work(once)`.
+    """Fail if `work(twice)`, on double the input, takes more than three times the CPU time of `work(once)`.
 
-    The fastest of many tries counts for each, because other load and cold caches can only slow work down.
+    Quadratic work takes four times as long. Linear work takes twice as long, but on a busy machine it has taken 2.4
+    times as long: the larger input no longer fits caches that neighbours share. The fastest of many tries counts for
+    each, because other load can only slow work down.
     """
     single = double = float("inf")
     for number in range(TRIES):

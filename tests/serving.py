@@ -184,7 +184,7 @@ def stop(process: Process) -> None:
     """Send SIGTERM, and after 30 seconds SIGKILL."""
     process.terminate()
     try:
-        process.wait(30)
+        process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -24,6 +24,7 @@ from proxy.policies.tenants import identified, identify, namespace_as
 from proxy.stores import open_store
 from proxy.upstream.headers import Headers
 from tests import serving
+from tests.clock import PATIENCE
 from tests.stores.engines import redis_server
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     """`python -m proxy` in a process of its own, with nothing of our environment but what Python needs."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         process = serving.started(arguments, {"PATH": os.environ["PATH"], **environment}, out, errors)
-        code = process.wait(60)
+        code = process.wait(PATIENCE)
         out.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(arguments, code, out.read().decode(), errors.read().decode())
@@ -130,7 +131,7 @@ def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stderr) == (141, b"")
 
 
@@ -441,7 +442,7 @@ def test_a_proxy_that_was_told_to_stop_ended_well(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("offload-proxy listening on http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        assert (process.wait(30), process.stderr.read()) == (0, "")
+        assert (process.wait(PATIENCE), process.stderr.read()) == (0, "")
 
 
 def test_a_key_leads_to_its_namespace(

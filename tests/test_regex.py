@@ -125,7 +125,8 @@ def test_a_pattern_never_reads_beyond_its_line() -> None:
         told = answer(Arguments("grep", pattern), material(files))
         assert told.text.startswith("Found 1000+ matches")
 
-    assert cpu(lambda _: search("(?s)e.*q|e"), 0) < 10 * cpu(lambda _: search("e"), 0)
+    hostile, plain = (min(cpu(search, pattern) for _ in range(3)) for pattern in ("(?s)e.*q|e", "e"))
+    assert hostile < 10 * plain
 
 
 @given(text=st.text(alphabet="ab\né x"), pattern=st.sampled_from(["a", "b$", "^a", "[^a]b", "x*$", "é+", "^"]))

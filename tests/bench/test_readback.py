@@ -6,15 +6,15 @@ import json
 import os
 import re
 import socket
-from contextlib import suppress
+from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from bench.readback import __main__ as command
 from bench.readback.histories import KINDS, Question, histories
 from bench.readback.recorder import recording
 from bench.readback.run import CONDITIONS, Asker, Score, measured
+from tests.clock import PATIENCE
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 
 RECORD = "<state_snapshot>\n<overall_goal>Answer.</overall_goal>\nThe number is {fact}.\n</state_snapshot>"
@@ -144,12 +144,12 @@ def test_a_request_whose_client_has_left_is_given_up() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         recording(f"http://127.0.0.1:{server.getsockname()[1]}") as to,
     ):
-        server.settimeout(20)
-        with suppress(httpx.ReadTimeout):
-            httpx.post(f"{to.url}/chat/completions", json={}, timeout=0.1, trust_env=False)
-        asked, _ = server.accept()
+        server.settimeout(PATIENCE)
+        with socket.create_connection(("127.0.0.1", urlsplit(to.url).port)) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
+            asked, _ = server.accept()
         with asked:
-            asked.settimeout(20)
+            asked.settimeout(PATIENCE)
             while asked.recv(4096):
                 pass
     assert to.taken() == []

@@ -22,7 +22,7 @@ from proxy.dashboard.savings import savings
 from proxy.errors import DashboardFault, Overloaded
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
-from tests.clock import wait_until
+from tests.clock import PATIENCE, wait_until
 from tests.dashboard.traffic import OPERATOR, begin, dashboard, key, outcome, recorded, session, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, Proxy, served, spawned, tight
@@ -258,7 +258,7 @@ async def test_viewers_are_bounded_and_never_keep_the_operator_waiting(tmp_path:
     board = Dashboard(Settings(dashboard=path), MagicMock(), MagicMock())
 
     def waits(reader: Reader) -> int:
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
         return 1
 
     waiting = []

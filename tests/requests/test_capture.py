@@ -26,6 +26,7 @@ from proxy.requests.capture import CaptureFolder, Captures
 from proxy.settings import Settings
 from proxy.telemetry.logs import Limited
 from proxy.telemetry.outcome import Basis, Kind, Outcome
+from tests.clock import PATIENCE
 
 DAY = 86_400.0
 POLICY = Policy(tenant="acme", capture=True)
@@ -154,7 +155,7 @@ def test_a_disk_that_hangs_holds_up_nobody(
     monkeypatch.setattr(capture, "WAITING", 6 * len(BODY))
     monkeypatch.setattr(capture, "CLOSING", 0.01)
     free = threading.Event()
-    monkeypatch.setattr(CaptureFolder, "write", lambda *_: free.wait(30))
+    monkeypatch.setattr(CaptureFolder, "write", lambda *_: free.wait(PATIENCE))
     with capturing(tmp_path) as taken:
         for _ in range(9):
             taken.take(OUTCOME, POLICY, CHAT_REQUEST)

@@ -161,13 +161,14 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path) -> None:
     with redis_server(tmp_path) as process:
-        store = open_store(url(process, "socket_timeout=0.1"))
-        await store.put("a-1/round/k", b"1")
+        patient, store = open_store(url(process)), open_store(url(process, "socket_timeout=0.1"))
+        await patient.put("a-1/round/k", b"1")
         process.signal(signal.SIGSTOP)
         with pytest.raises(StoreFault, match=r"[Tt]imeout"):
             await store.get("a-1/round/k")
         process.signal(signal.SIGCONT)
-        assert await store.get("a-1/round/k") == b"1"
+        assert await patient.get("a-1/round/k") == b"1"
+        await patient.close()
         await store.close()
 
 
