@@ -397,6 +397,11 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
             part._by_prices[prices] = made
         return made
 
+    def shadowing(self, index: int) -> str:
+        """Return the glob of an earlier rule that takes all models of this one; empty if there is none."""
+        plain = (rule.model for rule in self.rules[:index] if not set(rule.model) & set("?["))
+        return next((glob for glob in plain if fnmatchcase(self.rules[index].model, glob)), "")
+
     @cached_property
     def _by_prices(self) -> dict[Prices, Policy]:
         """One for each row of the price list that was asked for."""

@@ -103,8 +103,7 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
         if (other := list(_acts(f"{api}: ", own)))[1:] != acts[1:]:
             yield from other
     for index, rule in enumerate(policy.rules):
-        plain = (one.model for one in policy.rules[:index] if not set(one.model) & set("?["))
-        if not any(fnmatchcase(rule.model, glob) for glob in plain):  # else a warning says that it is for no model
+        if not policy.shadowing(index):  # else a warning says that it is for no model
             yield from _acts(f"{rule.model}: ", rule.for_model(rule.model.rstrip("*")))
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
     yield "records", f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}"

@@ -14,7 +14,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -250,8 +249,7 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
                 place = place.removeprefix("upstream.") if path[:1] == ("upstreams",) else place
                 yield (*path, *place.split(".")), f"`{key.rpartition('.')[2]}`{shown} {text}"
     for index, rule in enumerate(policy.rules):
-        plain = (one.model for one in policy.rules[:index] if not set(one.model) & set("?["))
-        if before := next((glob for glob in plain if fnmatchcase(rule.model, glob)), ""):
+        if before := policy.shadowing(index):
             yield ("rules", index, "model"), f"`{rule.model}` is for no model: `{before}` comes first and matches all"
 
 
