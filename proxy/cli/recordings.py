@@ -59,8 +59,6 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """What its record is, as the notes name it."""
     expanded: bool = False
     """It is one turn of a conversation that was recorded as a whole."""
-    aside: tuple[str, ...] = ()
-    """Members of its record that no API has, and that were left aside."""
 
 
 @dataclass
@@ -75,7 +73,7 @@ class LeftOut:
 
 
 class Unreadable(ValueError):
-    """Whose arguments are a place and why it cannot be read."""
+    """Its arguments: a place, and why it cannot be read."""
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -113,6 +111,8 @@ class Recordings:
 
     def __init__(self) -> None:
         self.left_out: dict[Path, LeftOut] = {}
+        self.aside: set[str] = set()
+        """Members of records that no API has, and that were left aside."""
         self._replies: set[str] = set()
         """The replies of sessions that were read: resumed ones have the records of the earlier session again."""
 
@@ -137,7 +137,7 @@ class Recordings:
         except Unreadable as error:
             self._leave(path, *error.args)
         if not found and path not in self.left_out:
-            self._leave(path, path, "holds no request to a model that an earlier file does not have")
+            self._leave(path, path, "holds no request to a model, or only those of an earlier file")
 
     def _leave(self, path: Path, place: object, why: str) -> None:
         if path in self.left_out:
@@ -178,14 +178,36 @@ class Recordings:
             try:
                 source, exports = _read(record, one.text, sessions)
                 for export in exports:
-                    yield from _found(export, source, seen)
+                    yield from self._found(export, source, seen)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 self._leave(
                     path, one.place, str(error) if source == BODY else f"looks like {source}, but {_odd(error)}"
                 )
         for source, session in sessions.items():
             for export in session.answered():
-                yield from _found(export, source, seen)
+                yield from self._found(export, source, seen)
+
+    def _found(self, export: Exported, source: str, seen: set[bytes]) -> Iterator[RecordedRequest]:
+        """Yield the request of a record, or its turns if it holds a whole conversation. Raises ValueError."""
+        if export.body is None:
+            yield RecordedRequest(None, reason=export.why, source=source)
+            return
+        found = _parsed(export.body, export, source)
+        if source == BODY and not _has_history(found):
+            bodies = " or ".join(one.name for one in for_body(rawjson.encode(export.body)))
+            raise ValueError(f"expected a request body of {bodies}, or a record that replay knows (see replay --help)")
+        if isinstance(export.body, bytes) or source in SESSIONS:
+            yield found  # as it was sent
+            return
+        aside = found.chat.unknown if found.chat else ()
+        self.aside.update(aside)
+        known = {"model": "unknown"} | {key: value for key, value in export.body.items() if key not in aside}
+        turns = _turns(known, seen, own=bool(aside) and source == BODY)
+        if turns is not None:
+            for turn in turns:
+                yield replace(_parsed(turn, export, source), said=None, expanded=True)
+        else:
+            yield _parsed(known, export, source) if aside else found
 
 
 def _odd(error: Exception) -> str:
@@ -276,28 +298,6 @@ def _value_of(text: bytes) -> Json:
     return value
 
 
-def _found(export: Exported, source: str, seen: set[bytes]) -> Iterator[RecordedRequest]:
-    """Yield the request of a record, or its turns if it holds a whole conversation. Raises ValueError."""
-    if export.body is None:
-        yield RecordedRequest(None, reason=export.why, source=source)
-        return
-    found = _parsed(export.body, export, source)
-    if source == BODY and not _has_history(found):
-        bodies = " or ".join(one.name for one in for_body(rawjson.encode(export.body)))
-        raise ValueError(f"expected a request body of {bodies}, or a record that replay knows (see replay --help)")
-    aside = found.chat.unknown if found.chat else ()
-    if isinstance(export.body, bytes) or source in SESSIONS:
-        yield found  # as it was sent
-        return
-    known = {"model": "unknown"} | {key: value for key, value in export.body.items() if key not in aside}
-    turns = _turns(known, seen, own=bool(aside) and source == BODY)
-    if turns is not None:
-        for turn in turns:
-            yield replace(_parsed(turn, export, source), said=None, expanded=True, aside=aside)
-    else:
-        yield replace(_parsed(known, export, source), aside=aside) if aside else found
-
-
 def _parsed(body: Json | bytes, export: Exported, source: str) -> RecordedRequest:
     """Return the request of the export's API, or of the first one whose request it can be."""
     text = body if isinstance(body, bytes) else rawjson.encode(body)
@@ -316,7 +316,7 @@ def _has_history(found: RecordedRequest) -> bool:
     return bool(found.chat.entries) if found.chat else found.reason != Reason.INVALID
 
 
-def _turns(body: Json, seen: set[bytes], *, own: bool) -> list[Json] | None:
+def _turns(body: Json, seen: set[bytes], *, own: bool) -> Iterator[Json] | None:
     """Return the body of the request before each reply, if this is a whole conversation: it ends with a reply, or it
     has members of its `own` and goes on from no earlier record of the file. None: it is a request.
 
@@ -337,4 +337,4 @@ def _turns(body: Json, seen: set[bytes], *, own: bool) -> list[Json] | None:
     if not places or (earlier and not is_reply(history[-1])):
         return None
     first = earlier if is_reply(history[earlier - 1]) else earlier + 1
-    return [{**body, key: history[:place]} for place in places if place >= first]
+    return ({**body, key: history[:place]} for place in places if place >= first)

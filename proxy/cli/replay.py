@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
     if not count:
         raise UserMistake("\n".join(left_out))
-    shown = [harmless(line) for line in headline(tallies, recommend=chosen.profile)]
+    shown = [harmless(line) for line in headline(tallies, recordings.aside, recommend=chosen.profile)]
     names, rows = [harmless(file) for file in files or [HOME]], list(rows_of(count, tallies))
     if report:
         try:
@@ -158,7 +158,7 @@ def sentences(left_out: Iterable[LeftOut]) -> Iterator[str]:
         yield f"more files, for {several(len(reasons) - REASONS, 'other reason')}"
 
 
-def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
+def headline(tallies: Sequence[Tally], left_aside: Collection[str], *, recommend: bool) -> Iterator[str]:
     """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
     for tally in tallies:
         name = f"{_tail(tally.name)}: " if len(tallies) > 1 else ""
@@ -180,13 +180,13 @@ def headline(tallies: Sequence[Tally], *, recommend: bool) -> Iterator[str]:
         if not tally.changed:
             added = tally.tokens_after > tally.tokens_before
             more = ", and the proxy's tools add tokens" if added else ""
-            yield f"{name}nothing moves{more}. The largest request is {tally.quiet[1]}"
+            yield f"{name}nothing moves{more}. In the largest request, {tally.quiet[1].removeprefix('waiting: ')}"
     if recommend:
         yield _recommended(tallies)
     expanded, sources = tallies[0].expanded, tallies[0].sources
     if sources.keys() - {BODY, HAR, ADDRESSED}:
         yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
-    if aside := sorted(tallies[0].aside):
+    if aside := sorted(left_aside):
         more = f" and {len(aside) - ASIDE} more" if aside[ASIDE:] else ""
         yield f"left aside what no API has: {', '.join(aside[:ASIDE])}{more}; if your client sends it, nothing moves"
     if expanded:

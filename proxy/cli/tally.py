@@ -75,8 +75,6 @@ class Tally:
     """What the records of all requests are."""
     expanded: int = 0
     """Requests that are turns of conversations that were recorded as a whole."""
-    aside: set[str] = field(default_factory=set)
-    """Members of records that no API has."""
     unplanned: Counter[str] = field(default_factory=Counter)
     quiet: tuple[int, str] = (0, "")
     """The tokens of the largest request that stays as it came, and what its plan waits for."""
@@ -87,7 +85,6 @@ class Tally:
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
         self.sources[recorded.source] += 1
         self.expanded += recorded.expanded
-        self.aside.update(recorded.aside)
         planned, reason = await self._plan(recorded, reader)
         if planned is None:
             self.unplanned[reason] += 1

@@ -246,10 +246,11 @@ def test_a_data_set_of_runs_is_not_taken_for_requests(tmp_path: Path) -> None:
     lines: list[Json] = [
         {"id": "1", "source": "s", "messages": run} for run in (*runs, HISTORY[:2], [*runs[0], REPLY, REPLY])
     ]
-    found = read(written(tmp_path / "a.jsonl", *lines))
+    reader = recordings.Recordings()
+    found = [*reader.requests(written(tmp_path / "a.jsonl", *lines))]
     assert [len(one.chat.entries) for one in found if one.chat] == [2, 4, 2, 4, 2, 7]
     assert [one.expanded for one in found] == [True] * 4 + [False, True]
-    assert {one.aside for one in found} == {("id", "source")}, "a client that sends these is told that nothing moves"
+    assert reader.aside == {"id", "source"}, "a client that sends these is told that nothing moves"
 
 
 def test_lists_inside_a_document_are_found(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_profile_is_recommended_if_it_saves_and_little_is_lost(
         }
         tally.cost_before, tally.cost_after = (sum(side) for side in zip(*costs, strict=True))
         tallies.append(tally)
-    assert list(headline(tallies, recommend=True))[-1].startswith(f"recommended: {best}")
+    assert list(headline(tallies, (), recommend=True))[-1].startswith(f"recommended: {best}")
 
 
 def test_what_dearer_sessions_lose_is_a_share_of_all_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,12 +167,12 @@ def test_where_nothing_moves_it_says_what_the_plan_waits_for(folder: Path, capsy
     (folder / "high.yaml").write_text("offload: {max_tool_message_tokens: 20000}\n")
     assert main(["replay", "--policy", "high.yaml", recorded]) == OK
     said = capsys.readouterr().out.splitlines()[1]
-    assert said.startswith("nothing moves. The largest request is waiting: the history is ")
+    assert said.startswith("nothing moves. In the largest request, the history is ")
     assert said.endswith("; no result above 20,000 tokens is left to move")
     (folder / "high.yaml").write_text("tools: {inject: always}\noffload: {max_tool_message_tokens: 20000}\n")
     assert main(["replay", "--policy", "high.yaml", recorded]) == OK
     said = capsys.readouterr().out.splitlines()[1]
-    assert said.startswith("nothing moves, and the proxy's tools add tokens. The largest request is waiting: ")
+    assert said.startswith("nothing moves, and the proxy's tools add tokens. In the largest request, the history is ")
 
 
 def test_json_has_every_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(folder: Path, capsys
     (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + body + b"\r\n\n  \n" + body)
     assert asked(capsys, str(folder / "a.jsonl"))["requests"] == 2
     (folder / "empty.jsonl").write_bytes(b"")
-    said = "empty.jsonl: holds no request to a model that an earlier file does not have"
+    said = "empty.jsonl: holds no request to a model, or only those of an earlier file"
     assert mistake(capsys, "empty.jsonl") == f"offload-proxy: {said}\n"
 
 
@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others(folder: Path, capsys: pyte
     out, _ = capsys.readouterr()
     assert "16 requests, 1 session, 7 files, 6 of them left out or read in part" in out
     said = [line.removeprefix("left out: ") for line in out.splitlines() if line.startswith("left out: ")]
-    assert said[0] == "empty.jsonl (and 1 more file): holds no request to a model that an earlier file does not have"
+    assert said[0] == "empty.jsonl (and 1 more file): holds no request to a model, or only those of an earlier file"
     starts = ("late.jsonl.gz: is not whole", "loop.jsonl: cannot be read: Too many", "package.json: expected a request",
               "page.json:1: not a JSON object; 1 more of its records cannot be read either")  # fmt: skip
     assert len(said) == 5 and all(one.startswith(start) for one, start in zip(said[1:], starts, strict=True))
