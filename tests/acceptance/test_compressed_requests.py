@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import zstandard
 
+from tests.acceptance.shared import proxy
 from tests.dialects.messages.turns import message
 from tests.dialects.responses.turns import response
 from tests.fake_upstream import Pieces, Recorded, StrictUpstream, whole
-from tests.serving import Proxy, served, tight
+from tests.serving import Proxy
 from tests.steps import STEP, tool
+
+__all__ = ["proxy"]
 
 Json = dict[str, Any]
 BIG = "line of no interest\n" * 80
@@ -49,12 +52,6 @@ def up() -> Iterator[StrictUpstream]:
     with StrictUpstream() as upstream:
         upstream.respond(_answer)
         yield upstream
-
-
-@pytest.fixture(scope="module")
-def proxy(up: StrictUpstream) -> Iterator[Proxy]:
-    with served({"default": tight(up.url)}) as one:
-        yield one
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,14 @@ import anthropic
 import openai
 import pytest
 
+from tests.acceptance.shared import up
 from tests.clients.apis import Asked, api
 from tests.clients.worker import SUMMARY, is_summary
 from tests.fake_upstream import Message, StrictUpstream, calls, text
 from tests.serving import Proxy, served, tight, wait_until
 from tests.steps import STEP, tool
+
+__all__ = ["up"]
 
 Json = dict[str, Any]
 
@@ -111,12 +114,6 @@ def sdk(proxy: Proxy, name: str, entries: list[Json], streamed: bool) -> str:
             return str(asking.chat.completions.create(**options).choices[0].message.content)
         with asking.chat.completions.stream(**options) as chunks:
             return str(chunks.get_final_completion().choices[0].message.content)
-
-
-@pytest.fixture(scope="module")
-def up() -> Iterator[StrictUpstream]:
-    with StrictUpstream() as upstream:
-        yield upstream
 
 
 @pytest.fixture(scope="module")

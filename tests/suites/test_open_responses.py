@@ -7,16 +7,18 @@ The requests are those of its compliance tests: a text, a system prompt, a call,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from proxy import sse
+from tests.acceptance.shared import BIG, proxy, up
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import StrictUpstream
-from tests.serving import PLAIN, served, tight
+from tests.serving import PLAIN, Proxy
+
+__all__ = ["proxy", "up"]
 
 types = pytest.importorskip("openresponses_types.types", reason="openresponses-types is not installed: make servers")
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed: make servers")
@@ -25,7 +27,6 @@ Json = dict[str, Any]
 
 FUNCTION = {"name": "fetch", "description": "Fetches a log.", "parameters": {"type": "object"}, "strict": False}
 TOOL = {"type": "function", **FUNCTION}
-LOG = "".join(f"line {number}: nothing happened here\n" for number in range(80)) + "the code is heliotrope-7291\n"
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
 STATED = {
     "background": False,
@@ -57,7 +58,7 @@ def user(content: Any) -> Json:
 
 
 CALLED = {"type": "function_call", "call_id": "call_0", "name": "fetch", "arguments": "{}"}
-RESULT = {"type": "function_call_output", "call_id": "call_0", "output": LOG}
+RESULT = {"type": "function_call_output", "call_id": "call_0", "output": BIG}
 IMAGE = [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": PIXEL}]
 TURNS = [user("Hello."), {"type": "message", "role": "assistant", "content": "Hello!"}, user("And now?")]
 LONG = [user("Read it."), CALLED, RESULT, *TURNS]
@@ -77,18 +78,6 @@ REWRITTEN: dict[str, tuple[Json, list[list[Json]]]] = {
     "hidden round": ({"input": LONG, "tools": [TOOL]}, [GREP, [reasoning("So."), say("It is heliotrope-7291.")]]),
     "ours and theirs": ({"input": LONG, "tools": [TOOL]}, [[*GREP, call("fetch", {"q": 2})]]),
 }
-
-
-@pytest.fixture(scope="module")
-def up() -> Iterator[StrictUpstream]:
-    with StrictUpstream() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def through(up: StrictUpstream) -> Iterator[str]:
-    with served({"default": tight(up.url)}) as proxy:
-        yield proxy.url
 
 
 def answered(url: str, body: Json, stream: bool) -> list[Json]:
@@ -117,9 +106,9 @@ def faults(events: list[Json]) -> list[str]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", TEMPLATES | REWRITTEN)
-def test_replies_are_valid(up: StrictUpstream, through: str, name: str, stream: bool) -> None:
+def test_replies_are_valid(up: StrictUpstream, proxy: Proxy, name: str, stream: bool) -> None:
     body, replies = (TEMPLATES | REWRITTEN)[name]
-    for url in (up.url, through) if name in TEMPLATES else (through,):
+    for url in (up.url, proxy.url) if name in TEMPLATES else (proxy.url,):
         up.begin_anew()
         up.respond(api := OpenApi())
         api.script(*replies)
