@@ -28,6 +28,7 @@ from tests.dialects.scripted import encoded
 from tests.dialects.turning import events
 
 Json = dict[str, Any]
+Encodings = dict[str, Callable[[Json], bytes]]
 
 
 class Block(NamedTuple):
@@ -80,8 +81,13 @@ class Api(ABC):
 
     @property
     @abstractmethod
-    def encodings(self) -> dict[str, Callable[[Json], bytes]]:
+    def encodings(self) -> Encodings:
         """The ways in which servers stream a reply. The first one is the API's own."""
+
+    @property
+    def odd(self) -> Encodings:
+        """Ways of other servers that the SDKs do not read."""
+        return {}
 
     @abstractmethod
     def assembled(self, out: bytes) -> Json:
@@ -137,7 +143,7 @@ class Chat(Api):
         return reply
 
     @property
-    def encodings(self) -> dict[str, Callable[[Json], bytes]]:
+    def encodings(self) -> Encodings:
         ways = ("own", "large", "in pieces", "always 0", "no index", "repeating")
         return {way: partial(_streamed, way) for way in ways}
 
@@ -230,7 +236,11 @@ class Messages(Api):
         return messages_api.thinking(one.text) if one.kind == "think" else messages_api.say(one.text)
 
     @property
-    def encodings(self) -> dict[str, Callable[[Json], bytes]]:
+    def encodings(self) -> Encodings:
+        return {"own": messages.stream, "large": lambda reply: messages.stream(reply, 1_000)}
+
+    @property
+    def odd(self) -> Encodings:
         def nameless(reply: Json) -> bytes:
             return b"\n".join(line for line in messages.stream(reply).split(b"\n") if not line.startswith(b"event"))
 
@@ -238,8 +248,7 @@ class Messages(Api):
             found = messages_api.events_of(reply)
             return b"".join(encoded({key: one[key] for key in one if key != "index"}) for one in found)
 
-        odd = {"nameless": nameless, "unnumbered": unnumbered}
-        return {"own": messages.stream, "large": lambda reply: messages.stream(reply, 1_000), **odd}
+        return {"nameless": nameless, "unnumbered": unnumbered}
 
     def assembled(self, out: bytes) -> Json:
         made = messages.accumulated(out)
@@ -297,7 +306,11 @@ class Responses(Api):
         return responses_api.reasoning(one.text) if one.kind == "think" else responses_api.say(one.text)
 
     @property
-    def encodings(self) -> dict[str, Callable[[Json], bytes]]:
+    def encodings(self) -> Encodings:
+        return {"own": responses.stream, "large": lambda reply: responses.stream(reply, 1_000)}
+
+    @property
+    def odd(self) -> Encodings:
         def few_words(reply: Json) -> bytes:
             """Codex's own test server sends only the last event of each item."""
             kept = ("response.created", "response.output_item.done", f"response.{reply['status']}")
@@ -332,8 +345,7 @@ class Responses(Api):
                 event |= {"item": event["item"] | {"id": "it"}} if event["type"] == "response.output_item.added" else {}
             return b"".join(map(encoded, found))
 
-        odd = {"few words": few_words, "ids alone": ids_alone, "one index": one_index, "new ids": new_ids}
-        return {"own": responses.stream, "large": lambda reply: responses.stream(reply, 1_000), **odd}
+        return {"few words": few_words, "ids alone": ids_alone, "one index": one_index, "new ids": new_ids}
 
     def assembled(self, out: bytes) -> Json:
         made = responses.accumulated(out)
