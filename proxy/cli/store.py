@@ -19,7 +19,7 @@ from proxy.dashboard import fleet
 from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
 from proxy.operations.call import name_of
-from proxy.policies.tenants import LEAST, Tenant, identify, namespace_as, retention
+from proxy.policies.tenants import described, identify, namespace_as, retention
 from proxy.requests import capture
 from proxy.settings import Settings
 from proxy.stores import (
@@ -170,24 +170,12 @@ def namespace(settings: Settings, chosen: Namespace) -> int:
     key = sys.stdin.buffer.readline().strip()
     sent = [(b"authorization", b"Bearer " + key)] if key else []
     tenant = identify(sent, policies.load(settings.policies, settings.environment))
-    found = tenant.namespace if chosen.identity is None else _namespace_as(tenant, chosen.identity.strip())
+    found = tenant.namespace if chosen.identity is None else namespace_as(tenant, chosen.identity.strip())
+    if found is None:
+        by = described(tenant.policy.identity, listed=tenant.listed)
+        raise UserMistake(f"--identity: nobody is known to {tenant.name} by this value: {by}")
     sys.stdout.write(f"{found}\n")
     return 0
-
-
-def _namespace_as(tenant: Tenant, identity: str) -> str:
-    """Return the namespace of the caller with this identity. Raises UserMistake if `serve` would not go by it."""
-    by = tenant.policy.identity
-    if not by.given:
-        raise UserMistake(f"the policy of {tenant.name} has no `identity`, so its callers are known by their keys")
-    if not identity:
-        raise UserMistake("--identity is empty, and a caller whose identity is empty is known by its key")
-    if len(identity) < LEAST and not by.jwt and not tenant.listed:
-        raise UserMistake(
-            f"--identity has fewer than {LEAST} characters, and a caller with so short an identity is known by its "
-            f"key, because the policy of {tenant.name} lists no keys"
-        )
-    return namespace_as(tenant.policy, identity)
 
 
 # -- forget ------------------------------------------------------------------------------------------------------------

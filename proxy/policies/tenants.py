@@ -223,15 +223,16 @@ def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | No
     elif by.body and members is not None:
         first, _, rest = by.body.partition(".")
         value = _text(_at(_decoded(members.get(first, b"null")), rest))
-    if not value or (len(value) < LEAST and not by.jwt and not tenant.listed):
+    found = namespace_as(tenant, value)
+    return msgspec.structs.replace(tenant, namespace=found) if found else None
+
+
+def namespace_as(tenant: Tenant, value: str) -> str | None:
+    """Return the namespace of a caller whose identity has this value; None if callers are not known by such a value."""
+    by, said = tenant.policy.identity, value.encode("utf-8", "surrogatepass")
+    if not by.given or not value or (len(value) < LEAST and not by.jwt and not tenant.listed):
         return None
-    return msgspec.structs.replace(tenant, namespace=namespace_as(tenant.policy, value))
-
-
-def namespace_as(policy: Policy, value: str) -> str:
-    """Return the namespace of a caller whose identity has this value."""
-    said = value.encode("utf-8", "surrogatepass")
-    return f"{policy.tenant}-{hmac.digest(said, f'{_IDENTITY} {policy.identity}'.encode(), 'sha256').hex()[:16]}"
+    return f"{tenant.name}-{hmac.digest(said, f'{_IDENTITY} {by}'.encode(), 'sha256').hex()[:16]}"
 
 
 def described(by: Identity, *, listed: bool) -> str:
