@@ -115,7 +115,7 @@ class ResponsesRound(Round):
     def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(request, names, reply)
         self._stored = stores(request.members)
-        self._known: dict[int | str, OutputItem] = {}  # by index, and by each id
+        self._known: dict[int | str | None, OutputItem] = {}  # by index, and by each id
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
     @property
@@ -156,16 +156,18 @@ class ResponsesRound(Round):
         Some servers give no index (llama.cpp), the same one or the same id to several items, or an id that changes
         within an item (Copilot), and some announce no item.
         """
-        members, index = object_of(event.head.item), place(event.head.output_index)
-        type, given = text_of(members.get("type")), (event.head.item_id, members.get("id"), members.get("call_id"))
-        ids: list[str | int] = [*filter(None, map(text_of, given))]
-        keys = ids if index is None else [*ids, index]
-        item = next((one for key in keys if (one := self._known.get(key)) and type in ("", one.type)), None)
-        if event.type in (ADDED, DONE):
-            over = item is not None and item.final is not None and not any(self._known.get(id) is item for id in ids)
-            if event.type == ADDED or item is None or over:
-                item = self._begin(event.head.item)
-            self._known |= dict.fromkeys(keys, item)
+        index = place(event.head.output_index)
+        if event.type not in (ADDED, DONE):
+            return self._known.get(index) or self._known.get(text_of(event.head.item_id))
+        members = object_of(event.head.item)
+        ids = [*filter(None, map(text_of, (event.head.item_id, members.get("id"), members.get("call_id"))))]
+        keys: list[str | int] = [*ids] if index is None else [*ids, index]
+        type = text_of(members.get("type"))
+        item = next((one for key in keys if (one := self._known.get(key)) and type == one.type), None)
+        over = item is not None and item.final is not None and not any(self._known.get(id) is item for id in ids)
+        if event.type == ADDED or item is None or over:
+            item = self._begin(event.head.item)
+        self._known |= dict.fromkeys(keys, item)
         return item
 
     def _begin(self, raw: Raw) -> OutputItem:
