@@ -108,7 +108,7 @@ CALLS = {
     "custom": ("id", "index", "custom"),
 }
 """`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
-CALLED = {"name", "arguments", "input", "index", "provider_specific_fields", "parsed_arguments"}
+CALLED = {"": ("name", "arguments", "input", "index", "provider_specific_fields", "parsed_arguments")}
 """The members of what is called, with Ollama's, LiteLLM's and openai-python's."""
 
 
@@ -176,7 +176,10 @@ class ChatDialect(Dialect):
             entries.known(members, MESSAGES, text_of(members.get("role")))
             and entries.all_known(members.get("content"), PARTS, "text")
             and entries.all_known(members.get("tool_calls"), CALLS, "function")
-            and all(_called(rawjson.members(one)).keys() <= CALLED for one in elements_of(members.get("tool_calls")))
+            and all(
+                entries.known(_called(rawjson.members(one)), CALLED, "")
+                for one in elements_of(members.get("tool_calls"))
+            )
         )
 
     @staticmethod

@@ -228,7 +228,7 @@ ASKS = json.dumps({"role": "assistant", "tool_calls": [call("c1"), call("c2", "f
 def test_members_that_clients_add_to_what_is_called_seal_nothing() -> None:
     for member in ("index", "provider_specific_fields", "parsed_arguments", "a_new_member"):
         called = call("c1")
-        called["function"] |= {member: None}
+        called["function"] |= {member: 1}
         entry = message(role="assistant", content=None, tool_calls=[called])
         assert entry.sealed is (member == "a_new_member")
 
