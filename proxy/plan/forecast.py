@@ -241,9 +241,10 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
     compress = now.full or offload.mode is Mode.COMPRESS
     event = f"a summary of {offload.compress.snapshot_tokens:,} tokens" if compress else "an event"
     if not now.full:
-        said = (
-            f"the history is {now.total:,} tokens, above its ceiling of {now.ceiling:,}, but {event} would free only "
-            f"{free:,}; it waits until it frees {least:,}, a tenth of the ceiling"
+        said = f"the history is {now.total:,} tokens, above its ceiling of {now.ceiling:,}, but " + (
+            f"{event} would free only {free:,}; it waits until it frees {least:,}, a tenth of the ceiling"
+            if free
+            else "nothing in it can move now"
         )
     elif free:
         said = (
@@ -267,7 +268,7 @@ def _early(now: Standing, offload: Offload) -> str:
     if not now.old:
         return f"{old}, which takes {_several(offload.keep_views, 'reply', 'replies')}"
     if now.pays_after is None:
-        return f"{old}, with so many messages behind that moving waits for the ceiling"
+        return f"{old}, but so much follows that moving waits for the ceiling"
     return f"{old}, moving {'it' if now.old == 1 else 'them'} pays after {_several(now.pays_after, 'more request')}"
 
 

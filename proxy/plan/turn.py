@@ -91,18 +91,18 @@ class Reason(StrEnum):
     """Empty for a request that was planned, be it that there was nothing to do."""
 
     NONE = ""
-    OFF = "off"  # the policy's mode for this model
-    HEADER = "header"  # the client asked for it with `x-offload: off`
-    ENCODING = "encoding"  # the body cannot be decompressed, or is too large then
-    INVALID = "invalid"  # the body is not JSON, or not a chat that the API takes: upstream says so better than we could
+    OFF = "off"
+    HEADER = "header"
+    ENCODING = "encoding"
+    INVALID = "invalid"  # upstream says better than we could what is wrong with it
     TOO_MANY_MESSAGES = "too_many_messages"
     TOO_MANY_TOOLS = "too_many_tools"
     TOO_MANY_MEMBERS = "too_many_members"
     FIELD = "field"  # our tools do not go with one of the request's fields, which the log names as `obstacle`
-    SUMMARY = "summary"  # the client has its history summarised, and the model gets all of it
-    BUSY = "busy"  # it was only to be observed, and the proxy had too much to do to plan it
-    BUG = "bug"  # the proxy failed at it before the reply began, and the log says where
-    REFUSED = "refused"  # upstream refused the request as we changed it
+    SUMMARY = "summary"
+    BUSY = "busy"
+    BUG = "bug"  # before the reply began
+    REFUSED = "refused"
 
     def words(self, obstacle: str = "", unknown: Collection[str] = ()) -> str:
         """Say in a sentence why a request has no plan. `unknown` are the members that we do not know."""
@@ -120,17 +120,17 @@ _WHY = {
     Reason.HEADER: "the client sent `x-offload: off`",
     Reason.ENCODING: "its body cannot be decompressed, or is too large then",
     Reason.INVALID: "its body is no chat that this API takes",
-    Reason.TOO_MANY_MESSAGES: "it has too many messages",
-    Reason.TOO_MANY_TOOLS: "it has too many tools",
-    Reason.TOO_MANY_MEMBERS: "it has too many members",
+    Reason.TOO_MANY_MESSAGES: "it has too many messages (docs/deployment.md, Limits)",
+    Reason.TOO_MANY_TOOLS: "it has too many tools (docs/deployment.md, Limits)",
+    Reason.TOO_MANY_MEMBERS: "it has too many members (docs/deployment.md, Limits)",
     Reason.FIELD: "the proxy's tools do not go with one of its fields",
     Reason.SUMMARY: "the client has its history summarised, and the model gets all of it",
     Reason.BUSY: "it was only to be observed, and the proxy had too much to do",
     Reason.BUG: "the proxy failed at it, and its log says where",
-    Reason.REFUSED: "upstream refused it in the form that the proxy had made",
+    Reason.REFUSED: "upstream refused it with the proxy's changes",
 }
 _OBSTACLES = {
-    "tools": "the client's tools have the names of the proxy's",
+    "tools": "the client's tools have the names of the proxy's; rename one",
     "tool_choice": "by its `tool_choice`, the model cannot read back what would move",
 }
 
@@ -216,13 +216,11 @@ ENTRY = 512  # bytes that looking at an entry counts as, whatever its length
 
 MAX_NAME = 40  # the most characters that a log or a header shows of a member's name
 _NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
+"""What no member's name has that an API defines, so that nobody can write into a log or a header."""
 
 
 def _shown(name: str) -> str:
     return _NAMELESS.sub("?", name[:MAX_NAME])
-
-
-"""What no member's name has that an API defines, so that nobody can write into a log or a header."""
 
 
 class Request(msgspec.Struct, frozen=True):

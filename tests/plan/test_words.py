@@ -130,8 +130,8 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
     ),
     "for results that are new": (
         "u a t:1500", rules(max_total_tokens=1000),
-        "the history is 1,520 tokens, above its ceiling of 1,000, but an event would free only 0; it waits until it "
-        "frees 100, a tenth of the ceiling; 1 new result stays for now",
+        "the history is 1,520 tokens, above its ceiling of 1,000, but nothing in it can move now; 1 new result stays "
+        "for now",
     ),
     "in auto, where moving leaves no more than the ceiling": (
         "u a:1700 t:240 a:20 u", policy(Mode.AUTO, max_total_tokens=1950),
@@ -140,7 +140,7 @@ WAITING: dict[str, tuple[str, Offload, str]] = {
     ),
     "for the ceiling, behind too many messages": (
         "u a t:900 a:3000 u " + "a u " * 150, rules(),
-        "the history is 6,930 of 1,000,000 tokens; 1 of 1 result is old, with so many messages behind that moving "
+        "the history is 6,930 of 1,000,000 tokens; 1 of 1 result is old, but so much follows that moving "
         "waits for the ceiling",
     ),
     "where results may not move": (

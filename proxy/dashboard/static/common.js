@@ -191,7 +191,7 @@ export function happened(row) {
   if (row.status >= 400) return `upstream answered ${row.status}`;
   if (row.kind === "relay") return `passed on: ${row.method} ${row.path}`;
   if (row.kind === "operation") return row.path;
-  if (row.reason) return row.words || row.reason;
+  if (row.reason) return row.words;
   const done = [];
   if (row.compacted) done.push(`${number(row.compacted)} moved`);
   if (row.compressed) done.push(`${number(row.compressed)} summarised`);
