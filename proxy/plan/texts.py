@@ -149,8 +149,8 @@ def spans(text: str, more: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
     if not any(beginning in text for beginning in beginnings):
         return ()
     found = list[tuple[int, int]]()
-    for match in _pattern(beginnings).finditer(text):
-        start = match.start(1)
+    starts = {match.start(1) for pattern in _patterns(beginnings) for match in pattern.finditer(text)}
+    for start in sorted(starts):
         if found and start < found[-1][1]:
             continue
         # It ends with the tag that it begins with or stands in, or with the text.
@@ -164,10 +164,9 @@ def spans(text: str, more: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _pattern(beginnings: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of a line that begins so, in the tag before it if there is one, or in words behind `Error: `.
-
-    A reminder may also begin within a line.
-    """
-    begun, line = "|".join(map(re.escape, beginnings)), r"^[ \t]*(?:\w{0,40}Error: (?!<))?|(?=<system-)"
-    return re.compile(rf"(?:{line})((?:<[\w-]{{1,40}}>\s{{0,8}})?(?:{begun}))", re.MULTILINE)
+def _patterns(beginnings: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return the patterns of a line that begins so, in the tag before it if there is one, or in words behind `Error: `,
+    and of a reminder, which may also begin within a line."""
+    begun = "|".join(map(re.escape, beginnings))
+    line = rf"^[ \t]*(?:\w{{0,40}}Error: (?!<))?((?:<[\w-]{{1,40}}>\s{{0,8}})?(?:{begun}))"
+    return re.compile(line, re.MULTILINE), re.compile(rf"(<system-[\w-]{{1,32}}>\s{{0,8}}(?:{begun}))")
