@@ -255,8 +255,10 @@ class Rounds:
         if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
             return files.beside(kept)
         body = self._planned.request.body  # which may quote a name without our folder
-        asked = sorted(names_in(path.encode("utf-8", "replace"), ""))[:NAMED]
-        named = await self.aside(lambda: [name for name in asked if name.encode() in body], NAMED * self.size)
+        names = sorted(names_in(path.encode("utf-8", "replace"), ""))
+        asked = [name for name in names if f"{store_dir}/{name}" not in files][:NAMED]
+        look = partial(self.aside, lambda: [name for name in asked if name.encode() in body], len(asked) * self.size)
+        named = await look() if asked else []
         earlier = sorted(name for name in {*self._planned.quoted, *named, *kept} if f"{store_dir}/{name}" not in files)
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:
