@@ -107,12 +107,13 @@ class Fold:
         messages, live = self.messages, self.messages.leading_tokens + self.messages.total
         full = not self._holds(messages.total)
         summarises = self._may_summarise if full else self._wants_summary()
+        results = list(messages.results(len(messages.items)))
         standing = Standing(
             total=messages.total,
             ceiling=self._ceiling,
-            results=sum(1 for _ in messages.results(len(messages.items))),
-            old=sum(1 for _ in messages.results(self._seen)),
-            new=sum(1 for index in messages.results(len(messages.items)) if index >= self._end),
+            results=len(results),
+            old=sum(index < self._seen for index in results),
+            new=sum(index >= self._end for index in results),
             kept=messages.kept,
             free=max(self._gain(), self._compressible() if summarises else 0),
             full=full,

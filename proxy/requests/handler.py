@@ -417,7 +417,7 @@ class _Request:
 
     async def _on_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
-        with logs.beside(logger, f"leaving behind what request {self._client.request_id} needs"):
+        with logs.beside(logger, f"keeping what later requests need of {self._client.request_id}"):
             prepared, rendered = self.prepared, self.prepared.rendered
             if not self._vouched:
                 self._vouched = True

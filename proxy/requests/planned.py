@@ -108,7 +108,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         if self.plan.empty:
             return None
         messages = self.history.messages
-        last = max((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), default=0)
+        last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role is not Role.SYSTEM), 0)
         if not messages or self.history.items[last].role is not Role.USER:
             return None
         texts = (text for _, text in self.dialect.texts(self.transcript.raws[last]))

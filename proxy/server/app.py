@@ -402,11 +402,12 @@ class App:
             await self._store.check(SECONDS)
 
     async def _close_store(self) -> None:
-        self.hangs = not await self._store.close(max(self._drain_left(), 0.0))
+        self.hangs = not await self._store.close(self._drain_left())
 
     def _drain_left(self) -> float:
         """Seconds that are left of the drain timeout."""
-        return self._drain if self._ending_since is None else self._drain - (time.monotonic() - self._ending_since)
+        since = self._ending_since
+        return self._drain if since is None else max(self._drain - (time.monotonic() - since), 0.0)
 
 
 def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None:

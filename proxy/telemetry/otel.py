@@ -103,7 +103,7 @@ class OpenTelemetry:
         self._collect, self._since = collect, time.time_ns()
         interval = environment.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
         if not re.fullmatch("[1-9][0-9]{0,9}", interval):
-            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL must be a number of milliseconds")
+            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds, such as 60000")
         self._seconds = int(interval) / 1000
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
