@@ -78,9 +78,11 @@ class Proxy:
 
     def metric(self, name: str, label: str = "") -> float:
         """Return the sum of the metric's series that have this label."""
-        page = httpx.get(f"{self.root}/metrics", trust_env=False, verify=PLAIN).text
-        series = re.findall(rf"^offload_{name}(\S*) (\S+)$", page, re.MULTILINE)
+        series = re.findall(rf"^offload_{name}(\S*) (\S+)$", self.metrics(), re.MULTILINE)
         return sum(float(value) for labels, value in series if label in labels)
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.root}/metrics", timeout=PATIENCE, trust_env=False, verify=PLAIN).text
 
     def log(self) -> str:
         """Return what a spawned proxy has written to standard output and standard error so far."""
