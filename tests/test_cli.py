@@ -224,11 +224,18 @@ def test_check_says_it_of_each_api_and_of_what_is_only_observed(tmp_path: Path) 
     )
     told = run("check", str(tmp_path)).stdout
     assert [line.split()[1:3] for line in told.splitlines() if line.startswith("  offload")] == [
-        ["observe,", "balanced,"], ["messages:", "observe,"], ["m:", "observe,"],
+        ["observe,", "balanced,"], ["messages:", "observe,"], ["m:", "observe,"], ["m:", "messages:"],
     ]  # fmt: skip
     assert told.count("299 results above 500 tokens may not move") == 4
-    assert told.count("it would first act at request") == 3
-    assert told.count("; would move results above 500; ") == 3
+    assert told.count("it would first act at request") == 6
+    assert told.count("; would move results above 500; ") == 4
+
+
+def test_check_names_the_request_whose_new_result_is_too_large(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text("upstream: {context_window: 8192}")
+    told = run("check", str(tmp_path)).stdout
+    said = "it first acts at request 2, where 4,260 tokens become 820 (new results, too large to be sent even once)"
+    assert f"of 4,000 tokens: {said}" in told
 
 
 def test_check_says_of_each_rule_what_it_does_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from proxy.cli import duration, several
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamFault
-from proxy.plan.forecast import CAUSES, waiting
+from proxy.plan.forecast import CAUSES, UNSEEN, waiting
 from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
@@ -40,8 +40,9 @@ INJECTED = {
     Inject.NEVER: "never",
 }
 """When requests get our tools."""
-TASK, CALL, PREVIEW = 200, 60, 70
-"""Tokens of their task, of each call with what the model says beside it, and of a result that has moved."""
+TASK, CALL, PREVIEW, GLIMPSE = 200, 60, 70, 560
+"""Tokens of their task, of each call with what the model says beside it, and of a result that has moved, which leaves
+more where the model has not seen it."""
 MOST_REQUESTS = 300
 UPSTREAM_SECONDS, STORE_SECONDS = 3.0, 2.0
 """How long one answer of an upstream may take, and the store's."""
@@ -97,14 +98,12 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     for title, one in {"upstream": policy, **policy.by_api}.items():
         upstream = one.upstream
         yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
-    acts = list(_acts("", policy))
-    yield from acts
-    for api, own in policy.by_api.items():
-        if (other := list(_acts(f"{api}: ", own)))[1:] != acts[1:]:
-            yield from other
+    yield from _by_api("", policy, policy.by_api)
     for index, rule in enumerate(policy.rules):
         if not policy.shadowing(index):  # else a warning says that it is for no model
-            yield from _acts(f"{rule.model}: ", rule.for_model(rule.model.rstrip("*")))
+            model = rule.model.rstrip("*")
+            named = {api: own.rules[index].for_model(model) for api, own in policy.by_api.items()}
+            yield from _by_api(f"{rule.model}: ", rule.for_model(model), named)
     kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
     yield "records", f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}"
     if not policy.share_namespace:
@@ -113,6 +112,15 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
         yield "capture", "whole requests, where `serve --capture` names a folder"
     if policy.relay:
         yield "relay", "also " + ", ".join(policy.relay)
+
+
+def _by_api(whose: str, part: Policy, by_api: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
+    """Say what a policy does, and what each API's own does where that differs."""
+    acts = list(_acts(whose, part))
+    yield from acts
+    for api, own in by_api.items():
+        if (other := list(_acts(f"{whose}{api}: ", own)))[1:] != acts[1:]:
+            yield from other
 
 
 def _acts(whose: str, part: Policy) -> Iterator[tuple[str, str]]:
@@ -155,13 +163,16 @@ def first_event(policy: Policy, size: int) -> str:
     state = Fold(offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0)
     stays = offload.excludes("")
     preview = size if stays else min(PREVIEW, size)
-    first = preview if size > offload.unseen_limit(upstream.context_window) else size
+    large = not stays and size > offload.unseen_limit(upstream.context_window)
+    first = min(GLIMPSE, size) if large else size
     state.add(Item(Role.USER, TASK, TASK, TASK))
     for request in range(1, MOST_REQUESTS):
         plan = state.plan()
-        if plan.events:
-            why = CAUSES[plan.events[-1].cause.name.lower()]
-            total, left = plan.events[-1].total, plan.standing.total
+        if plan.moves or plan.boundaries:
+            left = plan.standing.total
+            total, why = left + size - first, CAUSES[UNSEEN]
+            if plan.events:
+                total, why = plan.events[-1].total, CAUSES[plan.events[-1].cause.name.lower()]
             return f"it {acts} at request {request}, where {total:,} tokens become {left:,} ({why})"
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
         state.add(Item(Role.TOOL, size, first, preview, stays=stays, stays_before=int(stays)))

@@ -27,18 +27,7 @@ from proxy.plan.prices import ASSUMED, price_of
 from proxy.plan.texts import ResultRole, ResultRule
 from proxy.policies.format import Document, Path, PolicyFile, duration, explained, reference, schema
 from proxy.policies.tenants import CALLER, Policies
-from proxy.policy import (
-    LISTED,
-    PROFILES,
-    Inject,
-    Mode,
-    Offload,
-    Policy,
-    Profile,
-    Sections,
-    Tools,
-    Upstream,
-)
+from proxy.policy import LISTED, PROFILES, ArchiveUse, Inject, Mode, Offload, Policy, Profile, Sections, Tools, Upstream
 
 __all__ = ["Policies", "duration", "reference", "schema"]
 
@@ -237,28 +226,38 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
             sections = sections.get(name) if isinstance(sections, Mapping) else None
         return sections
 
-    parts = [*zip(_parts(policy), (value, *value.get("rules", ())), strict=True)]
-    apis = value.get("upstreams", {}).items()
-    parts += [((("upstreams", api), policy.by_api[api]), {"upstream": own}) for api, own in apis]
+    said, rules = set[str](), value.get("rules", ())
+    parts = [*zip(_parts(policy), (value, *rules), strict=True)]
+    for api, own in value.get("upstreams", {}).items():
+        parts.append(((("upstreams", api), policy.by_api[api]), {"upstream": own}))
+        parts += [((("rules", index), rule), rules[index]) for index, rule in enumerate(policy.by_api[api].rules)]
     for (path, part), written in parts:
         for key, other, holds, text in _pairs(part) if part.offload.mode is not Mode.OFF else ():
-            place = next((one for one in (key, other) if one and at(written, one) is not None), None)
-            if holds and place:
-                first = attrgetter(key)(part)
-                shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})" * isinstance(first, str)
-                place = place.removeprefix("upstream.") if path[:1] == ("upstreams",) else place
-                yield (*path, *place.split(".")), f"`{key.rpartition('.')[2]}`{shown} {text}"
+            keys = [one for one in (key, other) if one]
+            place = next((one for one in keys if at(written, one) is not None), None)
+            inherited = bool(other) and any(at(value, one) is not None for one in keys)
+            first = attrgetter(key)(part)
+            shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})" * isinstance(first, str)
+            warning = f"`{key.rpartition('.')[2]}`{shown} {text}"
+            if holds and (place or inherited) and warning not in said:
+                said.add(warning)
+                place = (place or "").removeprefix("upstream.") if path[:1] == ("upstreams",) else place
+                yield (*path, *(place.split(".") if place else ())), warning
     for index, rule in enumerate(policy.rules):
         if before := policy.shadowing(index):
             yield ("rules", index, "model"), f"`{rule.model}` is for no model: `{before}` comes first and matches all"
 
 
 def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
-    """Return a key, another one that it may be written about instead, when something is to be said, and what."""
+    """Return a key, another one that it may be written about instead, when something is to be said, and what.
+
+    With another one, or the key once more, it is also said of a rule or an API that only inherits the key.
+    """
     offload, mode, window = part.offload, part.offload.mode, part.upstream.context_window or 0
     ceiling = Room(window or None).ceiling(offload.max_total_tokens)
     upstream, most, snapshot = "upstream.context_window", "offload.max_total_tokens", offload.compress.snapshot_tokens
-    free, unpriced = offload.cached_read == 0 < offload.cache_write, price_of(part.upstream.base_url) is ASSUMED
+    read, pinned = "tools.max_retrieved_tokens", "offload.pin_user_tokens"
+    free, unpriced = offload.cached_read == 0, price_of(part.upstream.base_url) is ASSUMED
     return [
         (most, upstream, ceiling < offload.max_total_tokens,
          f"is more than {CEILING_SHARE:.0%} of `context_window` ({window:,}): history moves above {ceiling:,} tokens"),
@@ -272,8 +271,14 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
         ("offload.holdout", "", offload.holdout == 1, "leaves every conversation as it comes"),
         ("offload.verify", "", bool(offload.verify) and offload.input_price is None and unpriced,
          "asks nothing again: its cost is not known, for want of `input_price`"),
+        ("offload.verify", "", bool(offload.verify) and mode is Mode.OBSERVE,
+         "asks nothing again: nothing moves in the mode observe"),
+        ("offload.verify_budget", "", bool(offload.verify) and not offload.verify_budget,
+         "leaves nothing to `verify`"),
+        ("tools.archive", "", part.tools.archive is ArchiveUse.SEARCH and not part.store_originals,
+         "finds nothing: without `store_originals`, no text is kept for later conversations"),
         ("tools.inject", "", part.tools.inject is Inject.NEVER, "leaves references that the model cannot follow"),
-        ("tools.max_retrieved_tokens", "", 0 < window // 2 < part.tools.max_retrieved_tokens,
+        (read, read, 0 < window // 2 < part.tools.max_retrieved_tokens,
          f"is more than half of `context_window` ({window:,}): one turn's reading can fill it"),
         ("offload.keep_views", "", mode is Mode.COMPRESS,
          "has no effect in the mode compress, where results do not move by themselves"),
@@ -285,7 +290,7 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
          "has no effect in the mode compact, which summarises nothing"),
         ("offload.compress.snapshot_tokens", most, mode is not Mode.COMPACT and snapshot > ceiling // 2,
          f"takes more than half of the ceiling ({ceiling:,}): summaries free little"),
-        ("offload.pin_user_tokens", "", mode is not Mode.COMPACT and offload.pin_user_tokens > ceiling,
+        (pinned, pinned, mode is not Mode.COMPACT and offload.pin_user_tokens > ceiling,
          f"is above the ceiling ({ceiling:,}): the user's messages alone can keep history above it"),
     ]  # fmt: skip
 

@@ -259,6 +259,39 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "3: tools.max_retrieved_tokens: `max_retrieved_tokens` (9,000) is more than half of `context_window` "
             "(16,000): one turn's reading can fill it",
         ),
+        (
+            "offload: {mode: observe, verify: 0.1}",
+            "1: offload.verify: `verify` (0.1) asks nothing again: nothing moves in the mode observe",
+        ),
+        (
+            "offload: {verify: 0.1, verify_budget: 0}",
+            "1: offload.verify_budget: `verify_budget` (0) leaves nothing to `verify`",
+        ),
+        (
+            "store_originals: false\ntools: {archive: search}",
+            "2: tools.archive: `archive` (search) finds nothing: without `store_originals`, no text is kept for later "
+            "conversations",
+        ),
+        (
+            "offload: {cached_read: 0, cache_write: 0, keep_views: 3}",
+            "1: offload.keep_views: `keep_views` (3) has no effect where cached input is free: history moves above "
+            "`max_total_tokens` (30,000)",
+        ),
+        (
+            "offload: {profile: careful, max_tool_message_tokens: 25000}\n" + RULE + "{profile: frugal}",
+            "3: rules[0]: `max_tool_message_tokens` (25,000) is not below the ceiling (20,000): history can exceed it "
+            "without a result that may move",
+        ),
+        (
+            "offload: {profile: careful, pin_user_tokens: 25000}\n" + RULE + "{profile: frugal}",
+            "3: rules[0]: `pin_user_tokens` (25,000) is above the ceiling (20,000): the user's messages alone can "
+            "keep history above it",
+        ),
+        (
+            "upstreams: {chat: {context_window: 60000}}\n" + RULE + "{max_total_tokens: 50000}",
+            "4: rules[0].offload.max_total_tokens: `max_total_tokens` (50,000) is more than 60% of `context_window` "
+            "(60,000): history moves above 36,000 tokens",
+        ),
         ("offload: {holdout: 1}", "1: offload.holdout: `holdout` (1) leaves every conversation as it comes"),
         (
             "upstreams: {messages: {base_url: 'http://a', context_window: 16000}}",
