@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +28,9 @@ class Client:
     arguments: Callable[[Path], dict[str, Any]] = lambda path: {"path": str(path)}
     finish: Callable[[str], Message] = text
     """The message with which the model ends a run."""
-    submits: bool = False
-    """Whether that message is one more call of the tool."""
     streams: bool = True
     rules: Rules = field(default_factory=Rules)
     environment: Mapping[str, str] = field(default_factory=dict)
-    home: Mapping[str, str] = field(default_factory=dict)
-    """Files in its home directory."""
 
 
 def _python(name: str, **options: Any) -> Client:
@@ -77,7 +72,6 @@ CLIENTS = (
         tool="bash",
         arguments=lambda path: {"command": f"cat {path}"},
         finish=_submit,
-        submits=True,
         streams=False,
         rules=Rules(frozenset({"provider_specific_fields"})),
         environment={
@@ -86,15 +80,5 @@ CLIENTS = (
             "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_SILENT_STARTUP": "1",
         },
-    ),
-    Client(
-        "qwen_code",
-        (NODE, QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
-        HERE / "qwen_code" / "node_modules" / ".package-lock.json",
-        tool="read_file",
-        arguments=lambda path: {"file_path": str(path)},
-        # It would use an outgoing proxy even for loopback, ignoring NO_PROXY.
-        environment={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
-        home={".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
     ),
 )

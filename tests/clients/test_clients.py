@@ -29,10 +29,6 @@ def workspace(client: Client, tmp_path: Path) -> Path:
     """A directory of logs for the client to work in, next to its home."""
     if not client.installed.exists():
         pytest.skip(f"{client.name} is not installed: make test-clients")
-    for name, content in client.home.items():
-        file = tmp_path / "home" / name
-        file.parent.mkdir(parents=True)
-        file.write_text(content)
     workspace = tmp_path / "work"
     workspace.mkdir()
     for number in range(LOGS):
@@ -43,15 +39,6 @@ def workspace(client: Client, tmp_path: Path) -> Path:
 @pytest.fixture
 def model(client: Client, workspace: Path) -> Reader:
     return Reader(client.tool, client.arguments, workspace, client.finish)
-
-
-async def test_the_client_works_without_a_proxy(client: Client, workspace: Path, model: Reader) -> None:
-    """Without a proxy the client can do the task, and the strict upstream accepts its requests."""
-    with StrictUpstream(client.rules) as upstream:
-        upstream.respond(model)
-        output = await run(client, upstream.port, workspace)
-    assert NEEDLE in output
-    assert model.calls_of(client.tool) == LOGS + client.submits
 
 
 async def test_the_client_works_through_the_proxy(

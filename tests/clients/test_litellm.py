@@ -36,10 +36,13 @@ pytestmark = [
 
 
 @contextmanager
-def litellm(folder: Path, upstream: str, compression: str | None = None) -> Iterator[str]:
-    """Run LiteLLM's proxy in front of `upstream`. Yields its base URL."""
-    model = {"model": "openai/gpt-4.1", "api_base": upstream, "api_key": KEY}
-    config: dict[str, Any] = {"model_list": [{"model_name": "gpt-4.1", "litellm_params": model}]}
+def litellm(folder: Path, upstreams: dict[str, str], compression: str | None = None) -> Iterator[str]:
+    """Run LiteLLM's proxy in front of these: model → base URL. Yields its own."""
+    models = [
+        {"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_base": url, "api_key": KEY}}
+        for name, url in upstreams.items()
+    ]
+    config: dict[str, Any] = {"model_list": models}
     if compression:
         guardrail = {"guardrail": "headroom", "mode": "pre_call", "api_base": compression, "api_key": KEY}
         config["guardrails"] = [{"guardrail_name": "offload", "litellm_params": {**guardrail, "default_on": True}}]
@@ -93,12 +96,12 @@ TOOLS: list[Any] = [
 ]
 
 
-def asked(url: str, *, stream: bool = False) -> str:
+def asked(url: str, model: str, *, stream: bool) -> str:
     client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, http_client=httpx.Client(verify=PLAIN))
     if not stream:
-        done = client.chat.completions.create(model="gpt-4.1", messages=history(), tools=TOOLS)
+        done = client.chat.completions.create(model=model, messages=history(), tools=TOOLS)
         return done.choices[0].message.content or ""
-    chunks = client.chat.completions.create(model="gpt-4.1", messages=history(), tools=TOOLS, stream=True)
+    chunks = client.chat.completions.create(model=model, messages=history(), tools=TOOLS, stream=True)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
@@ -122,41 +125,34 @@ def offloading(upstream: str) -> dict[str, Any]:
     return tight(upstream, offload={"max_total_tokens": 4_000, "max_tool_message_tokens": 500, "keep_views": 1})
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_in_front_of_litellm(tmp_path: Path, stream: bool) -> None:
+def test_in_front_of_litellm_and_behind_it(tmp_path: Path) -> None:
+    """One LiteLLM, as it takes ten seconds to start: it sends one model to us, and we send it another."""
     with (
         StrictUpstream() as upstream,
-        litellm(tmp_path, upstream.url) as behind,
-        served({"default": offloading(behind)}) as proxy,
+        served({"default": offloading(upstream.url)}) as last,
+        litellm(tmp_path, {"gpt-4.1": upstream.url, "gpt-4.1-mini": last.url}) as gateway,
+        served({"default": offloading(gateway)}) as first,
     ):
         upstream.respond(reader("read_file", "path"))
-        assert asked(proxy.url, stream=stream) == "It is heliotrope-7291."
-        assert NEEDLE not in upstream.chats[0].body.decode()
+        for url, model in ((first.url, "gpt-4.1"), (gateway, "gpt-4.1-mini")):
+            for stream in (False, True):
+                asked_before = len(upstream.chats)
+                assert asked(url, model, stream=stream) == "It is heliotrope-7291."
+                assert NEEDLE not in upstream.chats[asked_before].body.decode()
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_behind_litellm(tmp_path: Path, stream: bool) -> None:
+def test_as_its_service_for_compression(tmp_path: Path) -> None:
     with (
         StrictUpstream() as upstream,
         served({"default": offloading(upstream.url)}) as proxy,
-        litellm(tmp_path, proxy.url) as front,
-    ):
-        upstream.respond(reader("read_file", "path"))
-        assert asked(front, stream=stream) == "It is heliotrope-7291."
-        assert NEEDLE not in upstream.chats[0].body.decode()
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_as_its_service_for_compression(tmp_path: Path, stream: bool) -> None:
-    with (
-        StrictUpstream() as upstream,
-        served({"default": offloading(upstream.url)}) as proxy,
-        litellm(tmp_path, upstream.url, proxy.root) as front,
+        litellm(tmp_path, {"gpt-4.1": upstream.url}, proxy.root) as gateway,
     ):
         upstream.respond(reader("headroom_retrieve", "hash"))
-        assert asked(front, stream=stream) == "It is heliotrope-7291."
-        assert NEEDLE not in upstream.chats[0].body.decode()
-        assert readable(proxy, upstream.chats[0])
+        for stream in (False, True):
+            asked_before = len(upstream.chats)
+            assert asked(gateway, "gpt-4.1", stream=stream) == "It is heliotrope-7291."
+            assert NEEDLE not in upstream.chats[asked_before].body.decode()
+            assert readable(proxy, upstream.chats[asked_before])
 
 
 def readable(proxy: Proxy, request: Recorded) -> bool:
