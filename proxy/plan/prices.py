@@ -104,7 +104,7 @@ PRICE_LISTS = (
     ),
     PriceList(
         "Gemini",
-        ("googleapis.com",),
+        ("generativelanguage.googleapis.com",),  # others of Google's serve everybody's models, which names tell
         ("gemini",),
         "https://ai.google.dev/gemini-api/docs/pricing, 2026-10",
         Prices("gemini", 0.1, 1.0),
@@ -143,7 +143,7 @@ ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the de
 _AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
 """The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would be escaped."""
 _NAME = 200  # characters of a model's name that are looked at
-_OTHER = r"-(\d|mini|nano|lite|pro)"
+_OTHER = r"-(\d|(mini|nano|lite|pro)(?![a-z]))"
 _DATE = re.compile(r"-?20\d\d-?[01]\d-?[0-3]\d")
 
 

@@ -22,6 +22,8 @@ OPENAI, GATEWAY = "https://api.openai.com/v1", "http://litellm:4000"
         (OPENAI, "gpt-5-codex", 0.1, 1.0, 1.25),
         (OPENAI, "gpt-4o-mini-2024-07-18", 0.5, 1.0, 0.15),
         ("https://mine.openai.azure.com/openai/v1", "gpt-4.1", 0.25, 1.0, 2.0),
+        ("https://mine.openai.azure.com/openai", "gpt-4o-prod", 0.5, 1.0, 2.5),
+        ("https://us-east5-aiplatform.googleapis.com/v1", "claude-sonnet-4-5@20250929", 0.1, 1.25, 3.0),
         (GATEWAY, "openai/gpt-5.4", 0.1, 1.0, 2.5),
         (GATEWAY, "openai/o3-mini", 0.5, 1.0, 1.1),
         ("https://openrouter.ai/api/v1", "anthropic/claude-opus-4.5", 0.1, 1.25, 5.0),
