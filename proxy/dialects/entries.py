@@ -171,7 +171,7 @@ class Contents:
         """Return it in readable form, titled by the entry's `index` and by the `tool` whose result it is."""
         role, title = message.role, f"{index + 1} {message.role.name.lower()}"
         if role is Role.TOOL:
-            title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
+            title = f"{title} {_one_line(message.answers)} {_one_line(tool)}{' failed' * self.failed}"
         made: list[Section] = []
         for suffix, text, part in self._shown:
             words = f"[{attachments.about(part)}]" if part else text

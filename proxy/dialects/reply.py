@@ -86,7 +86,8 @@ Part = tuple[Any, Block]
 
 
 class Event:
-    """One event of a stream of JSON objects that have a type. `raw` holds the bytes that came, if it is upstream's."""
+    """One event of a stream of JSON objects that have a type, or its name alone says it. `raw` holds the bytes that
+    came, if it is upstream's."""
 
     decoder: ClassVar[msgspec.json.Decoder[Any]]
     """Decodes the members that the API's events may have."""
@@ -95,7 +96,9 @@ class Event:
         """Raises NotJson for anything that is no event of the API; it must be left unchanged."""
         self.data, self.raw, self.name = data, raw, name
         self.head = decoded(self.decoder, data)
-        self.type: str = self.head.type
+        self.type: str = self.head.type or (name or b"").decode("utf-8", "replace")
+        if not self.type:
+            raise rawjson.NotJson("an event without a type")
 
     @classmethod
     def made(cls, type: str, **members: object) -> Self:

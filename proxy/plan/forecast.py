@@ -212,9 +212,8 @@ def told(
         sized, limit = _sized(items, plan, new, "new result"), offload.unseen_limit(window)
         said.append(f"Sent only a preview of {sized}, because {each} more than {limit:,} tokens.")
     if event := event_at(plan):
-        done = _done(items, plan)
-        waits = " Requests are sent without this until its summary is ready." if late else ""
-        said.append(f"{done[0].upper()}{done[1:]} because {_because(event, offload, window, plan)}.{waits}")
+        done = f"{_done(items, plan)} because {_because(event, offload, window, plan)}."
+        said.append(f"Planned, and its summary is not ready yet: {done}" if late else done[0].upper() + done[1:])
     if answers:
         sizes = f"{answers.before:,} tokens, {answers.after:,} stay"
         where = _several(answers.count, "reply", "replies")

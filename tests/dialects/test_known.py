@@ -92,6 +92,7 @@ class Api(NamedTuple):
 def _call(kind: str) -> Json:
     named = {"name": "f"} if kind in ("function_call", "custom_tool_call") else {}
     given: dict[str, Json] = {"function_call": {"arguments": "{}"}, "custom_tool_call": {"input": ""}}
+    given["apply_patch_call"] = {"operation": {}}
     return {"type": kind, **named, **given.get(kind, {"action": {}})}
 
 
@@ -230,6 +231,26 @@ def inline(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [one for key, inner in value.items() for one in ([inner] if key in INLINE else inline(inner))]
     return [one for inner in value for one in inline(inner)] if isinstance(value, list) else []
+
+
+FAILED: list[tuple[str, Json, str]] = [
+    ("messages", {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "No such file.", "is_error": True}]}, ""),
+    ("responses", {"type": "apply_patch_call_output", "call_id": "c1", "output": "Hunk 2.", "status": "failed"}, ""),
+    ("responses", {"type": "shell_call_output", "call_id": "c1", "output": [
+        {"stdout": "", "stderr": "core dumped", "outcome": {"type": "exit", "exit_code": 134}}]}, "134"),
+    ("responses", {"type": "shell_call_output", "call_id": "c1", "output": [
+        {"stdout": "so far", "stderr": "", "outcome": {"type": "timeout"}}]}, "timeout"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "result", "how"), FAILED)
+def test_that_a_call_failed_is_readable_after_a_cut(name: str, result: Json, how: str) -> None:
+    api = APIS[name]
+    before, _ = api.around(result)
+    readable = sent(api, [*before, result], Mode.COMPRESS).readable
+    title, *_ = (line for line in readable.splitlines() if line.startswith("### ") and line.endswith(" failed"))
+    assert " tool " in title and how in readable
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -162,9 +162,9 @@ def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None
     offload = policy(Mode.COMPRESS, max_total_tokens=3000)
     past, plan = next((past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan))
     words = told(past, plan, offload, None, late=True, answers=Answers(2, 3_400, 120))
-    assert words.startswith("Summarised ") and words.endswith(
-        "written again. Requests are sent without this until its summary is ready. Replaced what grep and read_file "
-        "answered before 2 replies (3,400 tokens, 120 stay) because the model has used it."
+    assert words.startswith("Planned, and its summary is not ready yet: summarised ") and words.endswith(
+        "written again. Replaced what grep and read_file answered before 2 replies (3,400 tokens, 120 stay) because "
+        "the model has used it."
     )
     later = [*past, *history("a u")]
     plan = fold(later, offload, Room())

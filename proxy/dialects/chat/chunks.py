@@ -305,6 +305,7 @@ class ToolCalls:
         call = self._continued(index, id, text_of(delta.function.get("name")))
         if call is None:
             self.all.append(call := PartialCall())
+        if not call.id:
             self._known |= {key: call for key in (index, id) if key not in (None, "")}
         call.add(delta)
         return call
@@ -324,9 +325,9 @@ class ToolCalls:
             return last
         if index is not None:
             return None
-        if id:
+        if id and (name or id in self._known):
             return self._known.get(id)
-        return None if last is None or last.named else last
+        return None if last is None or (last.id if id else last.named) else last
 
 
 # -- a message --------------------------------------------------------------------------------------------------------

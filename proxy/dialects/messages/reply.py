@@ -44,7 +44,7 @@ STOPPED = ("stop_reason", "stop_sequence", "stop_details", "container")
 
 
 class _Head(msgspec.Struct, frozen=True):
-    type: str
+    type: str = ""
     index: Raw = NULL
     message: Raw = NULL
     content_block: Raw = NULL

@@ -107,8 +107,11 @@ def _add_result(found: Contents, type: str, members: Members) -> None:
         for place, stream in enumerate(_STREAMS, len(_STREAMS) * number):
             if rawjson.is_string(part.get(stream)):
                 found.text(place, rawjson.text(part[stream]))
-        ended = bytes(object_of(part.get("outcome")).get("exit_code", b"0"))
-        found.failed = found.failed or ended not in (b"0", b"null")
+        ended = object_of(part.get("outcome"))
+        timeout = text_of(ended.get("type")) == "timeout"
+        if timeout or bytes(ended.get("exit_code", b"0")) not in (b"0", b"null"):
+            found.failed = True
+            found.other(ended)
 
 
 def _add_content(found: Contents, content: Raw | None, *, alone: bool = True, moves: bool = True) -> None:

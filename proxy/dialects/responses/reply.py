@@ -43,7 +43,7 @@ NOT_ANSWERED = "(not answered: the turn ended with this call)"
 
 
 class _Head(msgspec.Struct, frozen=True):
-    type: str
+    type: str = ""
     sequence_number: Raw = NULL
     output_index: Raw = NULL
     item_id: Raw = NULL
@@ -183,9 +183,13 @@ class ResponsesRound(Round):
         response = object_of(event.head.response)
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
-        parts: list[Part] = []
-        if not self.blocks:  # some gateways send only the end, in which all items are listed
-            for raw in elements_of(response.get("output")):
+        parts, listed = list[Part](), elements_of(response.get("output"))
+        if len(listed) == len(self.blocks):  # some servers end no item by itself
+            for item, raw in zip(self.blocks, listed, strict=True):
+                if item.final is None:
+                    item.complete(raw)
+        elif not self.blocks:  # some gateways send only the end, in which all items are listed
+            for raw in listed:
                 item = self._begin(raw)
                 item.complete(raw)
                 self._decide(item, sure=True)

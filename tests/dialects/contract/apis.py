@@ -144,7 +144,7 @@ class Chat(Api):
 
     @property
     def encodings(self) -> Encodings:
-        ways = ("own", "large", "in pieces", "always 0", "no index", "repeating")
+        ways = ("own", "large", "in pieces", "always 0", "no index", "late id", "repeating")
         return {way: partial(_streamed, way) for way in ways}
 
     def assembled(self, out: bytes) -> Json:
@@ -205,6 +205,8 @@ def _entries(way: str, call: Json) -> list[Json]:
         return [{"index": 0, **whole}]
     if way == "no index":
         return [begun, *({"function": {"arguments": piece}} for piece in arguments)]
+    if way == "late id":
+        return [{"function": begun["function"]}, *({"id": call["id"], "function": {"arguments": a}} for a in arguments)]
     if way == "repeating":
         return [{**call, "function": {"name": name, "arguments": piece}} for piece in arguments]
     first = {"index": place, **begun, "function": {"name": name[:2], "arguments": ""}}
@@ -248,9 +250,11 @@ class Messages(Api):
             found = messages_api.events_of(reply)
             return b"".join(encoded({key: one[key] for key in one if key != "index"}) for one in found)
 
-        return {"nameless": nameless, "unnumbered": unnumbered}
+        untyped = partial(_untyped, messages.stream)
+        return {"nameless": nameless, "unnumbered": unnumbered, "untyped": untyped}
 
     def assembled(self, out: bytes) -> Json:
+        out = out.replace(b'{"untyped":', b'{"type":')
         made = messages.accumulated(out)
         assert made["content"] == sdks.messages(_named(out))["content"]
         return made
@@ -278,6 +282,11 @@ class Messages(Api):
 
     def entry(self, reply: Json) -> bytes:
         return json.dumps({"role": "assistant", "content": reply["content"]}).encode()
+
+
+def _untyped(stream: Callable[[Json], bytes], reply: Json) -> bytes:
+    """A stream of which only the names of the events say their types."""
+    return stream(reply).replace(b'data: {"type":', b'data: {"untyped":')
 
 
 def _named(out: bytes) -> bytes:
@@ -345,7 +354,13 @@ class Responses(Api):
                 event |= {"item": event["item"] | {"id": "it"}} if event["type"] == "response.output_item.added" else {}
             return b"".join(map(encoded, found))
 
-        return {"few words": few_words, "ids alone": ids_alone, "one index": one_index, "new ids": new_ids}
+        def no_ends(reply: Json) -> bytes:
+            """Some servers end all items with the reply."""
+            found = responses_api.events_of(reply)
+            return b"".join(encoded(event) for event in found if event["type"] != "response.output_item.done")
+
+        odd = {"few words": few_words, "ids alone": ids_alone, "one index": one_index, "new ids": new_ids}
+        return odd | {"no ends": no_ends, "no types": partial(_untyped, responses.stream)}
 
     def assembled(self, out: bytes) -> Json:
         made = responses.accumulated(out)

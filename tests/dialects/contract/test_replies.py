@@ -72,7 +72,7 @@ def replies(api: Api, rounds: Sequence[Round]) -> list[Json]:
     return [api.reply(said, number) for number, said in enumerate(rounds[: last_round(rounds) + 1], 1)]
 
 
-BARE = ("few words", "ids alone", "new ids")
+BARE = ("few words", "ids alone", "new ids", "no ends", "no types")
 """Ways of Responses from which the SDK makes no reply."""
 
 
