@@ -61,11 +61,11 @@ class Compacting(Enum):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What a client asks for. `request` has the wish, and what its references stand for."""
+    """What a client asks for. `request` has the wish, and what the references stand for that it `came` with."""
 
     kind: Compacting
     request: Request
-    restored: bool
+    came: Request
 
 
 def reference(text: str) -> str:

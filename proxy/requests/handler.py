@@ -291,13 +291,13 @@ class _Request:
         """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
         if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
         ours, whole = references.compacts(prepared, self._dialect), wish.kind is Compacting.WHOLE
-        if ours and whole and prepared.planned and await self._compact_all(prepared, prepared.planned):
+        if ours and whole and prepared.planned and await self._compact_all(prepared, prepared.planned, wish.came):
             return True
         if not ours or whole:
             self.prepared = references.as_wished(prepared, wish)
         return False
 
-    async def _compact_all(self, prepared: Prepared, planned: Planned) -> bool:
+    async def _compact_all(self, prepared: Prepared, planned: Planned, came: Request) -> bool:
         """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
         summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
@@ -314,7 +314,8 @@ class _Request:
         text = shown_block(cut.transcript, rendered.shown)
         if not await self._records.keep_compaction(text):
             return False
-        head, body = await self._run(partial(references.reply_to_wish, planned, self._client.path, text, reader), size)
+        reply = partial(references.reply_to_wish, planned, came, self._client.path, text, reader)
+        head, body = await self._run(reply, size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
         return True

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from urllib.parse import parse_qs, quote, urlsplit
 
+from msgspec.structs import replace
+
 from proxy.dialects import Dialect
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import ClientFault
@@ -55,7 +57,7 @@ async def read(
     kind = dialect.compaction_asked(path, request)
     if kind is None:
         return request, None, bool(names)
-    wish = Wish(kind, request, bool(names))
+    wish = Wish(kind, request, asked)
     return await run(lambda: dialect.parse(dialect.uncompacted(wish.request))), wish, bool(names)
 
 
@@ -73,15 +75,17 @@ def compacts(prepared: Prepared, dialect: Dialect) -> bool:
 
 def as_wished(prepared: Prepared, wish: Wish) -> Prepared:
     """Return the request as the client sent it, for upstream to compact."""
-    body = wish.request.body if wish.restored else None
+    body = None if wish.request is wish.came else wish.request.body
     obstacle = wish.request.obstacle or "compact"
     unplanned = prepared.unplanned or Reason.FIELD
     return prepared.unrendered(planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle)
 
 
-def reply_to_wish(planned: Planned, path: bytes, text: str, reader: MessageCache) -> tuple[list[Header], bytes]:
+def reply_to_wish(
+    planned: Planned, came: Request, path: bytes, text: str, reader: MessageCache
+) -> tuple[list[Header], bytes]:
     """Return the head and the body of the reply with the reference to the snapshot `text`."""
-    request = planned.request
+    request = replace(came, model=planned.request.model)
     tokens = planned.history.tokens, reader.count(text, request.model)
     body = planned.dialect.compaction_reply(path, request, text, tokens, int(time.time()))
     kind = b"text/event-stream" if request.stream else b"application/json"

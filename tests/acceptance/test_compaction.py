@@ -124,6 +124,16 @@ def test_a_compacted_history_is_there_again(way: str, up: StrictUpstream, upstre
     assert not upstream.api.refused and len([one for one in up.requests if b"scratchpad" in one.body]) == 1
 
 
+def test_a_history_is_compacted_again(proxy: Proxy) -> None:
+    """Of the one before, the client gets no text."""
+    with client_of(proxy) as client:
+        item, said = compacted(client, "endpoint"), {"role": "user", "content": "Go on."}
+        answer = client.responses.compact(model="gpt-4.1", input=[item, said])  # type: ignore[list-item]
+    user, again = answer.output
+    assert json.loads(user.model_dump_json())["content"] == "Go on."
+    assert again.type == "compaction" and again.encrypted_content != item["encrypted_content"]
+
+
 def test_a_compaction_that_is_used_is_kept(up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
     """Its client has no other copy."""
     with client_of(proxy) as client:

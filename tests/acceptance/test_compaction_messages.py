@@ -106,3 +106,15 @@ def test_edits_are_left_out_but_those_of_thinking(kept: bool, api: MessagesApi, 
         client.beta.messages.create(context_management={"edits": edits}, **history())
     assert api.asked[-1].get("context_management") == ({"edits": [thinking]} if kept else None)
     assert FACT not in json.dumps(api.asked[-1]["messages"])
+
+
+def test_a_count_takes_the_wish_and_leaves_it_out(api: MessagesApi, proxy: Proxy) -> None:
+    asked = {name: value for name, value in history().items() if name != "max_tokens"}
+    with client_of(proxy) as client:
+        client.beta.messages.count_tokens(compaction=SUMMARIZE, **asked)
+    assert "compaction" not in api.counted[-1] and not api.refused
+
+
+def test_a_wish_of_a_new_type_is_left_to_upstream(api: MessagesApi, proxy: Proxy) -> None:
+    reply = proxy.post("/v1/messages", {**history(), "compaction": {"type": "fold"}}, "alice")
+    assert reply.status_code == 400 and "compaction: Extra inputs are not permitted" in api.refused[-1]

@@ -110,6 +110,8 @@ class MessagesDialect(Dialect):
     # -- compaction that a client asks for --
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
+        if request.obstacle == WHOLE and text_of(object_of(request.members[WHOLE]).get("type")) != "summarize":
+            return None  # what no API had when this was written
         return {WHOLE: Compacting.WHOLE, MANAGED: Compacting.MANAGED}.get(request.obstacle)
 
     def target(self, target: bytes) -> bytes:
@@ -177,8 +179,7 @@ class CountingDialect(MessagesDialect):
     counts = True
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
-        kind = super().compaction_asked(path, request)
-        return None if kind is Compacting.WHOLE else kind
+        return Compacting.MANAGED if super().compaction_asked(path, request) else None
 
 
 MESSAGES = MessagesDialect()
