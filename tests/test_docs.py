@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "proxy").rglob("*.py")
 }
+
+SOURCES = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "proxy").rglob("*.py"))
 
 each_page = pytest.mark.parametrize("name", PAGES)
 
@@ -78,17 +81,20 @@ def test_files_named_in_the_docs_exist(name: str) -> None:
         assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), test
 
 
+@cache
+def tools() -> str:
+    """The sources of tests and benchmarks."""
+    found = (path for place in ("tests", "bench") for path in (ROOT / place).rglob("*.py"))
+    return "".join(path.read_text(encoding="utf-8") for path in found)
+
+
 @each_page
 def test_flags_headers_and_metrics_in_the_docs_exist(name: str) -> None:
     page = PAGES[name]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "proxy").rglob("*.py"))
     for word in {*re.findall(r"x-offload-[a-z-]*[a-z]", page), *re.findall(r"offload_\w+_total", page)}:
-        assert word.removeprefix("offload_").removesuffix("_total") in sources, word
-    tools = "".join(
-        path.read_text(encoding="utf-8") for place in ("tests", "bench") for path in (ROOT / place).rglob("*.py")
-    )
+        assert word.removeprefix("offload_").removesuffix("_total") in SOURCES, word
     for flag in re.findall(r"(?<=`--)[a-z-]+", page):
-        assert flag in sources or flag.replace("-", "_") in sources or f'"--{flag}"' in tools, flag
+        assert flag in SOURCES or flag.replace("-", "_") in SOURCES or f'"--{flag}"' in tools(), flag
 
 
 @each_page
