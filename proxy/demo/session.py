@@ -137,8 +137,8 @@ def question(path: str) -> Question:
 
 
 class Row(NamedTuple):
-    """A turn: tokens of the agent's request and of the last one sent upstream, results moved in it, and the rounds
-    before it in which the model read them back."""
+    """A turn: the whole prompt's tokens as it came and as it was sent, as the proxy says them, results moved in it, and
+    the rounds in which the model read them back."""
 
     turn: int
     action: str
@@ -149,16 +149,13 @@ class Row(NamedTuple):
 
 
 class Agent:
-    """`messages` is the agent's whole memory, and every request carries all of it. `rows` and `answers` grow.
-
-    `told` has what the proxy says of each request: the whole prompt's tokens as it came, and as it was sent.
-    """
+    """`messages` is the agent's whole memory, and every request carries all of it. `rows` and `answers` grow."""
 
     def __init__(self, client: OpenAI, upstream: ScriptedUpstream) -> None:
         self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
         self.rows: list[Row] = []
         self.answers: list[tuple[Question, str]] = []
-        self.told: list[tuple[int, int]] = []
+        self._told = 0, 0
         self.upstream = upstream
         self._client = client
 
@@ -199,17 +196,17 @@ class Agent:
         except OpenAIError as error:
             raise ProxyError(f"the agent got an error: {error}") from error
         sizes = [int(reply.headers.get(f"x-offload-tokens-{end}", 0)) for end in ("before", "after")]
-        self.told.append((sizes[0], sizes[1]))
+        self._told = sizes[0], sizes[1]
         said: Json = reply.parse().choices[0].message.to_dict()
         return said
 
     def _row(self, client: int, calls: list[Json], requests: list[Sent]) -> Row:
-        sent, action = requests[-1], "answers the user"
+        sent, action, (came, went) = requests[-1], "answers the user", self._told
         if calls:
             function = calls[0]["function"]
             action = " ".join([function["name"], *map(str, json.loads(function["arguments"]).values())])
         moved = sum(bool(moved_to(message)) for message in sent.messages)
-        return Row(len(self.rows) + 1, action, client, sent.tokens, moved, len(requests) - 1)
+        return Row(len(self.rows) + 1, action, came or client, went or sent.tokens, moved, len(requests) - 1)
 
     def lost(self, originals: Mapping[str, bytes]) -> dict[str, bool]:
         """Every moved result by its file's name, and whether the store does not hold it byte for byte."""
@@ -247,7 +244,7 @@ def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
 def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[str]:
     """Write what the demo has shown; returns the failed checks."""
     lost = agent.lost(originals)
-    wrong, requests, (came, went) = faults(agent, lost), agent.upstream.requests, agent.told[-1]
+    wrong, requests, last = faults(agent, lost), agent.upstream.requests, agent.rows[-1]
     sent = sum(request.tokens for request in requests)
     kept = sum(one.shares(two) for one, two in pairwise(requests)) / sent
     whole = sum(row.client for row in agent.rows)
@@ -257,8 +254,8 @@ def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[
         sys.stdout.write(f"asked         the line of {one.path} that begins with {one.begins!r}\n")
         sys.stdout.write(f"  answered    {said}  ({'right' if said == one.line.strip() else 'WRONG'})\n")
     sys.stdout.write(f"""
-context       {came:,} tokens without the proxy, {went:,} with it: {1 - went / came:.0%} less
-              at no time more than {max(sent for _, sent in agent.told):,}
+context       {last.client:,} tokens without the proxy, {last.sent:,} with it: {1 - last.sent / last.client:.0%} less
+              at no time more than {max(row.sent for row in agent.rows):,}
 all requests  {whole:,} tokens of input without, {sent:,} with, hidden rounds included
 same prefix   {kept:.0%} of the input repeats how the request before began, so a prompt cache has it
 nothing lost  {len(lost)} results were moved, and {stored}

@@ -46,6 +46,9 @@ def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str]
     assert sent[-1] < client[-1] / 2
     assert all(one <= whole + 1_000 for one, whole in zip(sent, client, strict=True)), "but for our tools, never larger"
 
+    assert f"context       {client[-1]:,} tokens without the proxy, {sent[-1]:,} with it" in done.stdout
+    assert f"at no time more than {max(sent):,}\n" in done.stdout
+
     assert done.stdout.count("(right)") == 2
     assert "scripted" in done.stdout
     assert re.search(r"same prefix +\d\d%", done.stdout)
