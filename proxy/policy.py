@@ -32,10 +32,12 @@ Price = Annotated[float, Meta(ge=0, le=100)]
 # The end of the text. Python's `$` also matches before a final newline.
 _END = r"$(?!\n)"
 _NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+"
-# Visible ASCII without `?` and `#`, because the client's path and query are appended. No user:password@ either.
+# Visible ASCII without `?` and `#`, because the client's path and query are appended. No user:password@ either, and no
+# endpoint, which many providers show with their address.
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _END
+_NO_ENDPOINT = r"(?<!/chat/completions)(?<!/responses)(?<!/messages)"
+BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _NO_ENDPOINT + _END
 
 REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
 """The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
@@ -97,9 +99,9 @@ class Profile(StrEnum):
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where requests go. Times are seconds."""
 
-    base_url: Annotated[str, says("an address without query, such as https://api.openai.com/v1", pattern=BASE_URL)] = (
-        "https://api.openai.com/v1"
-    )
+    base_url: Annotated[
+        str, says("an address without endpoint and query, such as https://api.openai.com/v1", pattern=BASE_URL)
+    ] = "https://api.openai.com/v1"
     api_key: Annotated[
         # It becomes a header's value: a stray newline from a secrets file would make every request fail.
         Annotated[str, Meta(pattern=r"^(?!\$)[!-~]+" + _END)] | None,
@@ -129,7 +131,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How old history becomes a snapshot."""
 
-    model: Annotated[str | None, says("the model that writes it; null: the request's own")] = None
+    model: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, says("the model that writes it; null: the request's own")
+    ] = None
     wait: Annotated[Wait, says("whether a request waits for its snapshot also where it fits the window without")] = (
         Wait.NEVER
     )

@@ -448,6 +448,8 @@ def test_bad_durations(text: str) -> None:
         # types and bounds
         ("- a", "acme.yaml:1: expected a mapping, got a list"),
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
+        ("offload: {compress: {model: ''}}", "offload.compress.model: expected text of length >= 1 (the model that"),
+        ("upstream: {base_url: 'https://x/v1/chat/completions'}", "expected an address without endpoint and query"),
         (
             "offload:\n  max_total_tokens: 20k",
             "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",
@@ -462,7 +464,7 @@ def test_bad_durations(text: str) -> None:
         ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
         (
             "upstream: {base_url: api.openai.com}",
-            "expected an address without query, such as https://api.openai.com/v1",
+            "expected an address without endpoint and query, such as https://api.openai.com/v1",
         ),
         ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
         ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)"),
