@@ -17,8 +17,8 @@ from proxy.plan.turn import Request
 
 _ASKING = re.compile(
     r"\b(?:summary of|summari[sz]e|compact)(?: (?:this|our|the|entire|whole|partial|recent|portion|of))+"
-    r" (?:conversation|session)\b(?!')|\b(?:checkpoint for this session|anchored summary|handoff document)\b"
-    r"|context checkpoint compaction|continuing our conversation above|generate the <state_snapshot>"
+    r" (?:conversation|session)\b(?!')|\b(?:(?:anchored|continuation) summary|handoff document)\b"
+    r"|checkpoint (?:for this session|compaction)|continuing our conversation above|generate the <state_snapshot>"
 )
 """How clients ask for a summary, in lower case. `tests/plan/test_compacting.py` has their prompts and where they are
 from."""

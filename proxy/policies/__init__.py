@@ -82,7 +82,7 @@ def parse(
         value = overlay({"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}, value)
     try:
         written = _convert(value, PolicyFile)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise document.error(*explained(str(error))) from error
     bare = Policy(
         **{name: getattr(written, name) for name in Sections.__struct_fields__},

@@ -43,6 +43,8 @@ ASKED = [
     "Create a summary of the conversation above:",
     # zed, crates/agent_settings/src/prompts
     "Generate a detailed summary of this conversation. Include:",
+    # anthropic-sdk-typescript and -python, CompactionControl
+    "You have not yet completed it. Write a continuation summary that will allow you to resume work",
     # a person
     "Write a handoff document of all that we did, so that a fresh session can go on.",
 ]

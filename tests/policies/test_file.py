@@ -456,6 +456,7 @@ def test_bad_durations(text: str) -> None:
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
+        (r'offload: {cached_read: "\ud800"}', "acme.yaml:1: 'utf-8' codec can't encode"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
         ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
         ("offload: {mode: on}", "offload.mode: expected one of auto, compact, compress, observe, off"),
