@@ -26,7 +26,8 @@ from."""
 READ_CHARS = 4_000  # characters of a text in which that is looked for. Prompts have it in their first 1,000.
 MOST = 16  # the most references of a request that are looked up. A history has one.
 GONE = "The record of the conversation before this point is no longer kept. Ask the user for what you need to know."
-"""Stands for what a reference led to: it expired, or never was this caller's."""
+UNREAD = "The record of the conversation before this point cannot be read at the moment. Tell the user so."
+"""Stand for what a reference led to: it expired, or never was this caller's; or the store does not answer."""
 MARK = b"offload-proxy."
 """How references begin."""
 _REFERENCE = re.compile(rf"{re.escape(MARK.decode())}([0-9a-f]{{64}})")

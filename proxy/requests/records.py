@@ -109,6 +109,11 @@ class Records:
     def errors(self) -> Mapping[str, int]:
         return self._visit.errors
 
+    @property
+    def unread(self) -> bool:
+        """Whether the store failed to read a record, which may be there."""
+        return any(error.startswith("get:") for error in self._visit.errors)
+
     def key(self, kind: str, name: str) -> str:
         return f"{self.namespace}/{kind}/{name}"
 
@@ -145,7 +150,7 @@ class Records:
         because its caller has no other copy."""
         [record] = await self.read(_Compaction, [digest])
         if record is None or compacting.digest(record.text) != digest:
-            return compacting.GONE
+            return compacting.UNREAD if self.unread else compacting.GONE
         await self._put(digest, record)
         return record.text
 

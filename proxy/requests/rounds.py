@@ -228,7 +228,8 @@ class Rounds:
             return ToolAnswer.of(tools.REPEATED, "empty", count)
         found = await self._files_for(tool, given.path, files)
         if found is None:
-            return ToolAnswer.of(tools.GONE.format(path=brief(given.path)), "empty", count)
+            words = tools.UNREAD if self._records.unread else tools.GONE
+            return ToolAnswer.of(words.format(path=brief(given.path)), "empty", count)
         if not found and planned.quoted:
             quoted = tools.elsewhere(sorted(planned.quoted), planned.policy.offload.store_dir)
             return ToolAnswer.of(quoted, "empty", count)

@@ -34,6 +34,8 @@ GONE = (
     "context, or get it again."
 )
 """The answer where a request quotes a reference that leads nowhere: it has expired, was never kept, or is another's."""
+UNREAD = '"{path}" is not of this conversation, and texts of earlier ones cannot be read at the moment.'
+"""The same, where the store does not answer."""
 ELSEWHERE = "Nothing has been moved out of this conversation, but it quotes texts of earlier ones. Send one of these:"
 """The answer where there are no files, and the request quotes names that a call does not send."""
 MISSING = (

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from proxy.stores import open_store, sweep
+from proxy.stores.local import Folder
 from proxy.tools.definitions import NAMES, definitions
 from tests.clients.apis import Asked, api
 from tests.clock import wait_until
@@ -252,6 +253,19 @@ def test_without_originals_the_answer_says_that_the_text_is_not_kept(tmp_path: P
         ask(proxy, "chat", LOGS, "And?")
         ask(proxy, "chat", [], f"Recall {REFERENCE.findall(model.seen[-1].shown)[0]}")
     assert "not among the texts that are kept" in model.got and "Nothing has been moved" not in model.got
+
+
+def test_a_store_that_fails_is_not_said_to_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no disk")
+
+    model = Model()
+    with archived(model, tmp_path) as proxy:
+        reference = first_conversation(proxy, "chat", model)
+    with archived(model, tmp_path) as proxy:
+        monkeypatch.setattr(Folder, "get_many", fail)
+        ask(proxy, "chat", [], f"Recall {reference}")
+    assert "cannot be read at the moment" in model.got and "not among the texts" not in model.got
 
 
 def test_a_damaged_original_counts_as_gone(tmp_path: Path) -> None:

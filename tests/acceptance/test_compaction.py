@@ -15,8 +15,9 @@ import httpx
 import openai
 import pytest
 
-from proxy.plan.compacting import GONE, reference
+from proxy.plan.compacting import GONE, UNREAD, reference
 from proxy.requests import references
+from proxy.stores.local import Folder
 from tests.acceptance.test_archive import FACT, LOGS, body
 from tests.dialects.responses.api import ResponsesApi, call, say
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
@@ -144,6 +145,25 @@ def test_a_compaction_that_is_used_is_kept(up: StrictUpstream, upstream: Upstrea
         asking: Any = [item, {"role": "user", "content": "And now?"}]
         client.responses.create(model="gpt-4.1", input=asking, tools=[TOOL], store=False)  # type: ignore[arg-type]
     assert record.stat().st_mtime > time.time() - 60
+
+
+def test_a_store_that_fails_is_not_said_to_keep_nothing(
+    up: StrictUpstream, upstream: Upstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(proxy) as client:
+        item = compacted(client, "trigger")
+    with served({"default": tight(up.url, compaction="auto")}, store=proxy.store) as other:
+        with monkeypatch.context() as patched:
+            patched.setattr(Folder, "get_many", failing)
+            assert ask(other, [item, {"role": "user", "content": "And now?"}]).status_code == 200
+        assert upstream.asked["input"][0]["content"] == [{"type": "input_text", "text": UNREAD}]
+    with served({"default": tight(up.url, compaction="auto")}, store=proxy.store) as other:
+        ask(other, [item, {"role": "user", "content": "And now?"}])
+        assert "open the vault" in json.dumps(upstream.asked["input"][0])
+
+
+def failing(*_: object) -> None:
+    raise OSError("no disk")
 
 
 def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy: Proxy) -> None:
