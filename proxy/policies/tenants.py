@@ -47,6 +47,8 @@ _OTHER_CREDENTIALS = (
     b"ocp-apim-subscription-key",
     b"cookie",
 )
+_NO_CREDENTIALS = re.compile(rb"[^?]*(?:\?(?:(?:api-version|beta)=[\w.-]*&?)*)?")
+"""A path and query without a credential, such as Azure's `subscription-key`."""
 
 _PREFIX = rb"(?:/v1|/openai(?:/v1|/deployments/[^/]+)?)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
@@ -206,7 +208,9 @@ def _climbs(path: bytes) -> bool:
 # -- by what else a client is known --
 
 
-def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | None = None) -> Tenant | None:
+def identified(
+    tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | None = None, target: bytes = b""
+) -> Tenant | None:
     """Return the tenant with the namespace of the caller's identity, None if the request does not say it.
 
     `headers` are those that go upstream: it must be able to check what we go by. `members` are the body's.
@@ -218,7 +222,7 @@ def identified(tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | No
         # Several are one value (RFC 9110, 5.3): a second one makes nobody another client, or the key itself.
         given = map(bytes.strip, headers.get_all(by.header.lower().encode()))
         value = b", ".join(filter(None, given)).decode("utf-8", "surrogateescape")
-    elif by.jwt:
+    elif by.jwt and _NO_CREDENTIALS.fullmatch(target):
         value = _claim(by.jwt, headers)
     elif by.body and members is not None:
         first, _, rest = by.body.partition(".")

@@ -185,7 +185,7 @@ class _Request:
         if not tenant.policy.identity.given:
             return tenant
         headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
-        owner = identified(tenant, headers, request.members)
+        owner = identified(tenant, headers, request.members, client.target)
         if owner is None:
             _without_identity(
                 tenant.name,

@@ -25,12 +25,14 @@ def token(**claims: Any) -> bytes:
     return b"Bearer e30." + urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=") + b".c2ln"
 
 
-def namespace(by: Identity, headers: Given, body: Any = None, *, listed: bool = False) -> str | None:
+def namespace(
+    by: Identity, headers: Given, body: Any = None, *, listed: bool = False, target: bytes = b"/v1/messages?beta=true"
+) -> str | None:
     policy = Policy(tenant="acme", identity=by)
     keys = {sha256(b"gateway").digest(): policy} if listed else {}
     tenant = identify(headers, Policies(default=None if listed else policy, named=(), by_digest=keys))
     members = {name: Raw(json.dumps(value).encode()) for name, value in (body or {}).items()}
-    found = identified(tenant, Headers(headers), members)
+    found = identified(tenant, Headers(headers), members, target)
     return found and found.namespace
 
 
@@ -90,6 +92,15 @@ def test_a_client_is_known_whatever_its_key(by: Identity, headers: Given, body: 
 )
 def test_what_does_not_say_it_leaves_the_key(by: Identity, headers: Given, body: Any) -> None:
     assert namespace(by, headers, body) is None
+
+
+@pytest.mark.parametrize(
+    "query", [b"subscription-key=mine", b"beta=true&%6bey=mine", b"api-version=1&beta=x&access_token=mine"]
+)
+def test_a_claim_counts_for_nothing_beside_what_may_be_a_credential(query: bytes) -> None:
+    """Upstream may accept that one, and never look at the token."""
+    assert namespace(SUB, key(token(sub="u1")), target=b"/v1/messages?" + query) is None
+    assert namespace(HEADER, key(b"Bearer a", (b"chatgpt-account-id", ACCOUNT.encode())), target=b"/v1?" + query)
 
 
 def test_a_listed_key_vouches_for_short_names() -> None:
