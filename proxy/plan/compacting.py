@@ -42,7 +42,7 @@ def hint(read: str) -> str:
     """Return what is added to such a request that is not sent whole. `read`: what our tool is called in it."""
     return (
         "\n\nWhat is shown only with a reference, such as (detailed result is stored in PATH), can be read with "
-        f"{read}. Keep the paths that will matter in your summary: they can be read after it, too."
+        f"{read}. Keep the paths that will matter in your summary: they may be readable after it, too."
     )
 
 
