@@ -150,25 +150,5 @@ def test_a_real_server_is_kept_within_its_window(llama: str, direct: openai.Open
     assert raw.parse().usage.prompt_tokens < WINDOW
 
 
-def test_a_real_server_has_a_long_conversation_in_auto_mode(llama: str) -> None:
-    """A summary is due, and this model cannot write one in time: the client is served all the same, and it counts."""
-    compress = {"wait": "always", "snapshot_tokens": 100}
-    offload = {"mode": "auto", "max_total_tokens": 100, "pin_user_tokens": 0, "compress": compress}
-    policy = {**tight(llama, offload=offload), "upstream": {"base_url": llama, "idle_timeout": 4}}
-    messages: list[dict[str, Any]] = []
-    with (
-        served({"default": policy}) as proxy,
-        openai.OpenAI(base_url=proxy.url, api_key="none", max_retries=0) as proxied,
-    ):
-        for turn in range(4):
-            messages.append({"role": "user", "content": f"Story {turn}: " + "the cat met a dog and they ran. " * 12})
-            reply = proxied.chat.completions.create(**short(messages=messages))
-            answer = (reply.choices[0].message.content or "") + " The dog sat in the sun." * 25
-            messages.append({"role": "assistant", "content": answer})
-            assert reply.choices[0].finish_reason in ("stop", "length")
-        assert proxy.metric("requests_total", 'kind="summary"')
-        assert proxy.metric("request_errors_total", 'fault="summary"')
-
-
 def said(chunks: list[Any]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)

@@ -23,6 +23,8 @@ DOCUMENTED = "http://127.0.0.1:8787"
 CLAUDES = {"claude-opus-5-5": "compact", "claude-sonnet-5-5": "compress", "claude-haiku-5-5": "auto"}
 MODELS = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress", "gpt-4.1-nano": "auto"}
 """The models, and their modes. The names are real: agents know windows, and some refuse other names."""
+COLD = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress"}
+"""For agents that start anew for each prompt, which takes seconds each time: `auto` does one or the other."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _final_json(answer: str) -> Message:
     return text(json.dumps({"thought": "I know.", "code": f"final_answer({answer!r})"}))
 
 
-def _gptme(name: str, form: str, read: Callable[[Path], Call | str], results: tuple[str, ...]) -> Agent:
+def _gptme(name: str, form: str, mode: str, read: Callable[[Path], Call | str], results: tuple[str, ...]) -> Agent:
     """It answers a list of prompts in one conversation, then asks twice whether it is done."""
     folder = ENVIRONMENTS / "gptme"
     options = ("-n", "-t", "read", "--tool-format", form, "--system", "short", "--no-workspace", "-m")
@@ -131,6 +133,7 @@ def _gptme(name: str, form: str, read: Callable[[Path], Call | str], results: tu
         folder / ".installed",
         read=read,
         steps=lambda model, said: [(f"openai/{model}", said[0], "-", said[1], "-", said[2])],
+        models={"gpt-4.1": mode},
         results=results,
         unreachable=frozenset({"openaipublic.blob.core.windows.net"}),
     )
@@ -233,8 +236,8 @@ AGENTS = (
     _python(
         "smolagents_json", "json", script="smolagents", read=_json_code, finish=_final_json, results=("smolagents",)
     ),
-    _gptme("gptme_tool", "tool", lambda path: ("read", {"path": str(path)}), ()),
-    _gptme("gptme_markdown", "markdown", lambda path: f"I read it.\n```read\n{path}\n```\n", ("gptme",)),
+    _gptme("gptme_tool", "tool", "compact", lambda path: ("read", {"path": str(path)}), ()),
+    _gptme("gptme_markdown", "markdown", "compress", lambda path: f"I read it.\n```read\n{path}\n```\n", ("gptme",)),
     _python(
         "aider",
         unreachable=frozenset({"raw.githubusercontent.com"}),
@@ -264,6 +267,7 @@ AGENTS = (
             ("--model", model, "--prompt", said[0]),
             *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
         ],
+        models=COLD,
         appends=False,
         rules=Rules(frozenset({"__copilotMessageSource"})),
         settings={
@@ -282,6 +286,7 @@ AGENTS = (
             ("--model", model, "--print", said[0]),
             *(("--continue", "--model", model, "--print", prompt) for prompt in said[1:]),
         ],
+        models=COLD,
         home=_pi_home,
     ),
     Agent(
@@ -293,6 +298,7 @@ AGENTS = (
             ("--model", model, "--prompt", said[0]),
             *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
         ],
+        models=COLD,
         home=_kimi_home,
         unreachable=frozenset({"code.kimi.com"}),
         settings={"KIMI_DISABLE_TELEMETRY": "1", "KIMI_CODE_NO_AUTO_UPDATE": "1"},
@@ -319,6 +325,7 @@ AGENTS = (
             ("--model", model, "--prompt", said[0]),
             *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
         ],
+        models=COLD,
         appends=False,
         home=lambda port: {".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
         settings={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
@@ -339,12 +346,12 @@ AGENTS = (
     ),
     codex(
         "codex",
-        {"gpt-5.5": "compact", "gpt-5.2": "compress", "gpt-5.1": "auto"},
+        {"gpt-5.5": "compact", "gpt-5.2": "compress"},
         lambda path: ("exec_command", {"cmd": f"cat {path}"}),
     ),
     codex(
         "codex_code_mode",
-        {"gpt-6.1-sol": "compact", "gpt-6-sol": "compress", "gpt-6-luna": "auto"},
+        {"gpt-6.1-sol": "compact", "gpt-6-sol": "compress"},
         lambda path: ("exec", f"text(await tools.exec_command({{cmd: 'cat {path}'}}));"),
     ),
     codex(
