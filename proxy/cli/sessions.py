@@ -36,8 +36,8 @@ class RecordedSession:
 
     histories: dict[str, list[Json]] = field(default_factory=lambda: defaultdict(list))
     """Of the main agent (""), of each other one, or of the session of this name."""
-    replies: dict[str, Any] = field(default_factory=dict)
-    """A history's name → the id of its newest reply."""
+    replies: dict[str, tuple[Any, Json]] = field(default_factory=dict)
+    """A history's name → the id of its newest reply, and that reply, to which blocks are added as they come."""
     model: str = "unknown"
     system: Any = None
     tools: Any = None
@@ -143,8 +143,8 @@ def _is_result(block: Any) -> bool:
 def _block(record: Json, session: RecordedSession, agent: str) -> Iterator[Exported]:
     """A block of a reply. The first one completes the request before it, unless another file had it."""
     message, history = record["message"], session.histories[agent]
-    if session.replies.get(agent) != message.get("id"):
-        session.replies[agent] = message.get("id")
+    name, reply = session.replies.get(agent, (None, {}))
+    if not reply or name != message.get("id"):
         body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": [*history]}
         more = {"system": session.system, "tools": session.tools or list(session.used.values())}
         body |= {name: value for name, value in more.items() if value}
@@ -152,8 +152,9 @@ def _block(record: Json, session: RecordedSession, agent: str) -> Iterator[Expor
         if history and written not in session.replied:
             yield Exported(body, MESSAGES, usage_of(message.get("usage")), agent)
         session.replied.add(written)
-        history.append({"role": "assistant", "content": []})
-    reply = next(one for one in reversed(history) if one["role"] == "assistant")  # a call may have its result by now
+        reply = {"role": "assistant", "content": []}
+        session.replies[agent] = message.get("id"), reply
+        history.append(reply)
     blocks = message.get("content") or []
     for block in blocks if isinstance(blocks, list) else [{"type": "text", "text": str(blocks)}]:
         if block.get("type") == "tool_use":

@@ -321,6 +321,18 @@ def test_a_call_whose_result_came_before_the_next_block_stays_in_its_reply(tmp_p
     assert [one["id"] for one in entries[1]["content"]] == ["t1", "t2"]
 
 
+def test_a_block_of_a_reply_that_was_left_belongs_to_no_other_reply(tmp_path: Path) -> None:
+    begun = [asks("First.", uuid="u1"), said("m1", TEXT, uuid="a1")]
+    asked = [asks("Second.", uuid="u2"), said("m2", calls("t1"), uuid="a2")]
+    for records, count in ((asked, 1), ([*begun, *asked], 3)):
+        before = "a1" if count == 3 else None
+        back = [asks("Instead.", uuid="u3", parentUuid=before or "u0"), said("m2", calls("t2")), said("m3", TEXT)]
+        if before is None:
+            back.insert(0, {"type": "system", "subtype": "compact_boundary", "sessionId": "s"})
+        last = read(written(tmp_path / "a.jsonl", *records, *back))[-1]
+        assert last.chat is not None and len(last.chat.entries) == count and "t2" not in texts(last)
+
+
 def test_a_user_who_goes_back_leaves_what_came_after(tmp_path: Path) -> None:
     records = [
         asks("First.", uuid="u1"),
