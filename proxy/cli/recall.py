@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from proxy import rawjson
 from proxy.cli import harmless
 from proxy.errors import ProxyError, UserMistake
 from proxy.operations.schema import Envelope
@@ -78,7 +79,7 @@ def recall(settings: Settings, chosen: Namespace) -> int:
         operation, given = b"/recall_search", {"pattern": pattern, "limit": 1_000, **given}
     else:
         operation, given = b"/recall_sessions", {"limit": 200, **given}
-    reply = asyncio.run(_caller(settings, chosen.url, ask=True)(operation, msgspec.json.encode(given)))
+    reply = asyncio.run(_caller(settings, chosen.url, ask=True)(operation, rawjson.encode(given)))
     if not reply.success:
         raise ProxyError(reply.answer)
     text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)

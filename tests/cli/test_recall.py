@@ -60,7 +60,10 @@ def test_the_key_may_come_on_standard_input(kept: Kept, run: Run, monkeypatch: p
         ((), "alice", "http://127.0.0.1:9", 1, "is the proxy there?"),
         ((), "alice", "nonsense", 1, "is the proxy there?"),
         ((), "alice", "http://[::1", 2, "--url"),
+        ((), "\udcff", "", 2, "set OFFLOAD_API_KEY"),
+        (("\udcff",), "alice", "", 1, "is not valid Unicode"),
         (("--grep", "("), "alice", "", 1, "`$.pattern` cannot be used"),
+        (("--grep", "\udcff"), "alice", "", 1, "is not valid Unicode"),
         (("x", "--grep", "y"), "alice", "", 2, "give a PATH, or"),
     ],
 )
