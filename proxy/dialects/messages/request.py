@@ -186,14 +186,11 @@ def _in_order(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
             yield from [user_message(found)] if said else found
         return
     yield user_message([block for role, one in turn if role != "system" for block in blocks_in(one) or ()])
-    for others, rules in groupby((one for role, one in turn if role == "system"), key=_without_content):
+    systems = (one for role, one in turn if role == "system")
+    for others, rules in groupby(systems, key=lambda one: rawjson.members(Raw(one)) | {"content": NULL}):
         first, *further = rules
         contents = [block for rule in (first, *further) for block in blocks_in(rule) or ()]
         yield rawjson.encode({**others, "content": Raw(rawjson.array(contents))}) if further else first
-
-
-def _without_content(message: Entry) -> Members:
-    return {key: raw for key, raw in rawjson.members(Raw(message)).items() if key != "content"}
 
 
 def blocks_in(entry: Entry) -> list[Raw] | None:

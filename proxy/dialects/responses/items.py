@@ -140,7 +140,8 @@ def _add_call(found: Contents, type: str, members: Members, *, alone: bool) -> N
     outputs, made = listed(members.get("outputs")), list[tuple[int, bytes]]()
     if type == IMAGE and (bytes64 := text_of(members.get("result"))):
         made.append((0, _image(f"data:image/{text_of(members.get('output_format')) or 'png'};base64,{bytes64}")))
-    urls = [text_of(part.get("url")) if _is_image(part) else "" for part in map(object_of, outputs)]
+    parts = map(object_of, outputs)
+    urls = [text_of(part.get("url")) if text_of(part.get("type")) == "image" else "" for part in parts]
     made += [(place, _image(url)) for place, url in enumerate(urls) if url]
     kept = [part for part, url in zip(outputs, urls, strict=True) if not url]
     others = {"outputs": Raw(rawjson.array(kept))} if "outputs" in members else {}
@@ -156,10 +157,6 @@ def medium(part: Members) -> bytes | None:
     if kind == SCREENSHOT:
         return entries.unmarked(part | {"type": string("input_image")})
     return entries.unmarked(part) if kind in MEDIA else None
-
-
-def _is_image(part: Members) -> bool:
-    return text_of(part.get("type")) == "image"
 
 
 def _image(url: str) -> bytes:
