@@ -175,7 +175,7 @@ def first_event(policy: Policy, size: int) -> str:
                 total, why = plan.events[-1].total, CAUSES[plan.events[-1].cause.name.lower()]
             return f"it {acts} at request {request}, where {total:,} tokens become {left:,} ({why})"
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
-        state.add(Item(Role.TOOL, size, first, preview, stays=stays, stays_before=int(stays)))
+        state.add(Item(Role.TOOL, size, first, preview))
     return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
 
 

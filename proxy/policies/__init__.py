@@ -267,7 +267,7 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
         ("offload.keep_recent_count", "", (offload.keep_recent_count or 0) >= _MANY_RECENT,
          f"leaves the newest messages alone: history stays above {ceiling:,} where these exceed it"),
         ("offload.exclude_tools", "", "*" in offload.exclude_tools,
-         "names every tool: no result ever leaves"),
+         "names every tool: no result ever moves"),
         ("offload.holdout", "", offload.holdout == 1, "leaves every conversation as it comes"),
         ("offload.verify", "", bool(offload.verify) and offload.input_price is None and unpriced,
          "asks nothing again: its cost is not known, for want of `input_price`"),

@@ -300,7 +300,7 @@ WINDOW = "upstream: {context_window: 16000}\n"
         ),
         (
             "offload: {exclude_tools: [a, '*']}",
-            "1: offload.exclude_tools: `exclude_tools` names every tool: no result ever leaves",
+            "1: offload.exclude_tools: `exclude_tools` names every tool: no result ever moves",
         ),
         (
             "rules:\n- model: gpt-5*\n- model: gpt-5.6-luna",
