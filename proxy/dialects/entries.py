@@ -95,8 +95,8 @@ class Contents:
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        self.answers = ""
-        """The id of the call whose result it is."""
+        self.name = self.answers = ""
+        """Who says it, if it has a name; and the id of the call whose result it is."""
         self.failed = False
         """Whether it says that its call failed."""
         self.texts: list[tuple[int | None, str]] = []
@@ -169,7 +169,7 @@ class Contents:
 
     def sections(self, index: int, message: Message, tool: str) -> list[Section]:
         """Return it in readable form, titled by the entry's `index` and by the `tool` whose result it is."""
-        role, title = message.role, f"{index + 1} {message.role.name.lower()}"
+        role, title = message.role, f"{index + 1} {message.role.name.lower()} {_one_line(self.name)}".rstrip()
         if role is Role.TOOL:
             title = f"{title} {_one_line(message.answers)} {_one_line(tool)}{' failed' * self.failed}"
         made: list[Section] = []

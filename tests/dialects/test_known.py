@@ -43,7 +43,7 @@ SECRET = {"signature", "encrypted_content", "encrypted_index", "data", "encrypte
 INLINE = {"data", "file_data"}
 """Members with the bytes of audio and files, which results of chat cannot hold."""
 FRAMES = {"id", "call_id", "tool_use_id", "tool_call_id", "container_id", "name", "namespace", "toolset_name"}
-"""What pairs entries and names parties; it is not said."""
+"""What pairs entries and names tools; it is not said."""
 
 
 class Api(NamedTuple):
@@ -234,6 +234,12 @@ def inline(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [one for key, inner in value.items() for one in ([inner] if key in INLINE else inline(inner))]
     return [one for inner in value for one in inline(inner)] if isinstance(value, list) else []
+
+
+def test_who_said_it_is_readable_after_a_cut() -> None:
+    said = [{"role": "assistant", "name": name, "content": f"I am {name}."} for name in ("coder", "critic")]
+    readable = sent(APIS["chat"], said, Mode.COMPRESS).readable
+    assert " assistant coder\nI am coder." in readable and " assistant critic\nI am critic." in readable
 
 
 FAILED: list[tuple[str, Json, str]] = [

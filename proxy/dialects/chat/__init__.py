@@ -166,6 +166,7 @@ class ChatDialect(Dialect):
         found.sources(members)
         for call in tool_calls(members):
             found.call(call)
+        found.name = text_of(members.get("name")) if role is not Role.TOOL else ""
         if role is not Role.ASSISTANT:
             found.answers = _text(members.get("tool_call_id"))
         return found
