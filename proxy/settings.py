@@ -199,7 +199,7 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "capture_limit": _bytes,
     "dashboard": _path,
     "dashboard_limit": _bytes,
-    "host": lambda text: _filled(text).strip("[]"),
+    "host": lambda text: _filled(text.strip("[]")),
     "monitor_networks": _networks,
     "policies": _path,
     "store": _path,

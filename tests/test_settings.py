@@ -119,6 +119,7 @@ def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
         ("log_format", "xml", "json or text"),
         ("max_connections", "0", "a number above 0"),
         ("host", " ", "a host name or an address, such as 127.0.0.1"),
+        ("host", "[]", "a host name or an address, such as 127.0.0.1"),
         ("store", "", "a URL or a directory"),
         ("dashboard", "", "a file"),
         ("upstream", "localhost:8080", "an address such as https://api.openai.com/v1"),
