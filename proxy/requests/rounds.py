@@ -253,7 +253,7 @@ class Rounds:
         if searched and not tenant.anonymous and self._kept is None:
             self._kept = await Archive(self._services.store.visit(), records.namespace, self.aside).last()
         kept = self._kept or {}
-        if kept and tool == "grep" and path.strip("/ ") in ("", store_dir.strip("/")):
+        if kept and tool == "grep" and path.removesuffix(".txt").strip("/ *") in ("", store_dir.strip("/")):
             return files.beside(kept)
         body = self._planned.request.body  # which may quote a name without our folder
         names = sorted(names_in(path.encode("utf-8", "replace"), ""))

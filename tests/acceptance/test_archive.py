@@ -323,9 +323,9 @@ def test_a_search_without_a_path_goes_through_the_last_conversations(searching: 
 
 
 def test_our_folder_is_no_path(searching: Kept) -> None:
-    asked = {"vault": "", "Vault": "/context_store", "VAULT": "context_store/"}
+    asked = {"vault": "", "Vault": "/context_store", "VAULT": "context_store/", "vaulT": "/context_store/*.txt"}
     got = searching.did(*(("grep", {"pattern": pattern, "path": path}) for pattern, path in asked.items()))
-    assert [FACT in found for found in got] == [True] * 3
+    assert [FACT in found for found in got] == [True] * 4
 
 
 def test_what_a_search_found_can_be_read(searching: Kept) -> None:
