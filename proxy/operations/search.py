@@ -257,8 +257,9 @@ async def recall_search(call: OperationCall, given: RecallSearch) -> bytes:
     older = more or left_out
 
     def shown() -> bytes:
-        where = f"{len(of)} texts of your sessions" + (", older ones left out" if older else "")
-        head = f'{len(found.matches)} matches for "{given.pattern}" in {where} (lines are counted from 0)'
+        where = f"{len(of)} texts of your sessions" + ", older ones left out" * older
+        count = "1 match" if len(found.matches) == 1 else f"{len(found.matches)} matches"
+        head = f'{count} for "{given.pattern}" in {where} (lines are counted from 0)'
         lines, listed = [head + (":" if found.matches else ".")], []
         for name, group in groupby(found.matches, key=lambda match: match.path):
             (session, text), path = of[name], _path(call, name)

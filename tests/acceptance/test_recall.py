@@ -51,6 +51,7 @@ def test_a_search_names_file_call_session_and_line(kept: Kept) -> None:
     [match] = found["metadata"]["matches"]
     assert match == {"path": kept.reference, "session": kept.session, "line": 60, "text": FACT}
     assert f"{kept.reference} (result of look /logs/0.log; session {kept.session}" in found["answer"]
+    assert found["answer"].startswith('1 match for "VAULT opens" in ')
 
 
 def test_a_search_stays_in_its_session(kept: Kept) -> None:
