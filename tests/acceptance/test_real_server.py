@@ -17,7 +17,7 @@ import pytest
 
 from tests.serving import Proxy, served, stop, tight
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("llama")]
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".clients" / "llama"

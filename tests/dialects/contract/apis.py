@@ -144,8 +144,12 @@ class Chat(Api):
 
     @property
     def encodings(self) -> Encodings:
-        ways = ("own", "large", "in pieces", "always 0", "no index", "late id", "repeating")
+        ways = ("own", "large", "in pieces", "always 0", "no index", "repeating")
         return {way: partial(_streamed, way) for way in ways}
+
+    @property
+    def odd(self) -> Encodings:
+        return {"late id": partial(_streamed, "late id")}
 
     def assembled(self, out: bytes) -> Json:
         chat.folded(out)  # which is strict about the numbers of calls
