@@ -82,10 +82,10 @@ class Api(NamedTuple):
 
     def within(self, entries: list[Json]) -> list[Json]:
         """A conversation that is long enough for every event, with these entries in its old part."""
-        steps = [each for number in range(8) for each in self.step(number, f"result {number} " * 100)]
+        steps = [each for number in range(12) for each in self.step(number, f"result {number} " * 60)]
         task = {"role": "user", "content": "The task."}
         asked = {"role": "user", "content": "Go on."}
-        return [task, *steps[:4], *entries, asked, *steps[4:], {"role": "assistant", "content": "."}, asked]
+        return [task, *steps[:8], *entries, asked, *steps[8:], {"role": "assistant", "content": "."}, asked]
 
 
 def _call(kind: str) -> Json:
