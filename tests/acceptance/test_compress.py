@@ -109,7 +109,7 @@ class Talk:
 
     def go_until_due(self) -> None:
         """Ask until a reply says that a summary is due, which nobody waits for."""
-        while "until its summary is ready" not in self.post().headers["x-offload-reason"]:
+        while "its summary is not ready yet" not in self.post().headers["x-offload-reason"]:
             self.go()
 
     def step(self, number: int, result: str) -> None:
