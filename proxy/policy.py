@@ -36,8 +36,8 @@ _NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+"
 # endpoint, which many providers show with their address.
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-_NO_ENDPOINT = r"(?<!/chat/completions)(?<!/responses)(?<!/messages)"
-BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _NO_ENDPOINT + _END
+_NO_ENDPOINT = r"(?!.*/(completions|responses|messages|embeddings)/?$)"
+BASE_URL = rf'^{_NO_ENDPOINT}https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _END
 
 REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
 """The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer

@@ -449,7 +449,10 @@ def test_bad_durations(text: str) -> None:
         ("- a", "acme.yaml:1: expected a mapping, got a list"),
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
         ("offload: {compress: {model: ''}}", "offload.compress.model: expected text of length >= 1 (the model that"),
-        ("upstream: {base_url: 'https://x/v1/chat/completions'}", "expected an address without endpoint and query"),
+        *(
+            (f"upstream: {{base_url: 'https://x/v1/{end}'}}", "expected an address without endpoint and query")
+            for end in ("chat/completions", "responses", "messages", "messages/", "completions", "embeddings")
+        ),
         (
             "offload:\n  max_total_tokens: 20k",
             "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",

@@ -15,14 +15,16 @@ function draw(tag, attributes = {}, ...children) {
 // Draws now, and again when the width changes.
 function fitted(home, paint) {
   let width = 0;
-  const observer = new ResizeObserver(() => {
+  const fit = () => {
     if (!home.isConnected) observer.disconnect();
     else if (Math.abs(home.clientWidth - width) > 1) {
       width = home.clientWidth;
       paint(Math.max(width, 240));
     }
-  });
+  };
+  const observer = new ResizeObserver(fit);
   observer.observe(home);
+  fit();
 }
 
 // Round numbers from 0 to the largest value, about five.
