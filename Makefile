@@ -57,7 +57,8 @@ demo: $(STAMP)
 
 # Two workers for each core by default, as many tests mostly wait; the longest files are cut up between them.
 WORKERS ?= $(shell expr 2 \* $$(nproc 2>/dev/null || echo 2))
-PARALLEL := --numprocesses $(WORKERS) --dist worksteal
+# AGAIN is what .ci/run adds to run only what failed.
+PARALLEL := --numprocesses $(WORKERS) --dist worksteal $(AGAIN)
 
 test: $(STAMP)
 	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL)
@@ -83,12 +84,12 @@ test-lowest: .lowest/.installed
 # Installed side by side, as most of it is waiting for the package indexes.
 test-clients: $(STAMP)
 	$(MAKE) --jobs=$(WORKERS) clients
-	$(PY) -m pytest -m clients -o faulthandler_timeout=240 --numprocesses $(WORKERS) --dist loadgroup \
+	$(PY) -m pytest -m clients -o faulthandler_timeout=240 --numprocesses $(WORKERS) --dist loadgroup $(AGAIN) \
 		tests/clients tests/acceptance
 
 test-suites: $(STAMP)
 	$(MAKE) --jobs=$(WORKERS) suites
-	$(PY) -m pytest -m clients -o faulthandler_timeout=900 --numprocesses 2 --dist loadfile tests/suites
+	$(PY) -m pytest -m clients -o faulthandler_timeout=900 --numprocesses 2 --dist loadfile $(AGAIN) tests/suites
 
 clients: $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
 suites: $(SUITES) $(if $(shell command -v npm),$(NODE_SUITES))
