@@ -31,7 +31,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP := $(PY) -m pip --disable-pip-version-check
-INSTALL := install --quiet --require-hashes --no-deps -r
+INSTALL := install --quiet --require-hashes --no-deps --no-compile -r
 
 # Clients under test have environments of their own: their pins contradict each other's.
 CLIENTS := $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt))
