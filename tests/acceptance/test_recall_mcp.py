@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -18,8 +19,7 @@ from tests.acceptance.test_recall import NOBODYS
 from tests.clock import PATIENCE, until
 from tests.serving import Proxy
 
-mcp = pytest.importorskip("mcp")
-httpx2 = pytest.importorskip("httpx2")
+pytestmark = pytest.mark.skipif(not find_spec("mcp"), reason="the package mcp is not installed")
 
 __all__ = ["kept"]
 
@@ -28,6 +28,8 @@ Connect = Callable[[Proxy, str], AbstractAsyncContextManager[Any]]
 
 @asynccontextmanager
 async def over_http(proxy: Proxy, key: str) -> AsyncIterator[Any]:
+    import httpx2
+    import mcp
     from mcp.client.streamable_http import streamable_http_client
 
     headers = {"authorization": f"Bearer {key}"}
@@ -39,6 +41,8 @@ async def over_http(proxy: Proxy, key: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def over_stdio(proxy: Proxy, key: str) -> AsyncIterator[Any]:
+    import mcp
+
     command = ["-m", "proxy", "mcp", "--url", proxy.url]
     environment = {**os.environ, "OFFLOAD_API_KEY": key}
     parameters = mcp.StdioServerParameters(command=sys.executable, args=command, env=environment)
