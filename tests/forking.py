@@ -141,6 +141,8 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], outputs: S
         from proxy.requests.windows import Known
 
         Known.list_models = lambda *_: None  # type: ignore[assignment,method-assign,misc]
+    if patch := os.environ.pop("PATCH", ""):
+        runpy.run_path(patch)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["proxy", *arguments]
     try:

@@ -155,7 +155,7 @@ async def serving_with_log(
         port = free.getsockname()[1]
     async with upstream(replying(OK)) as wire:
         given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
-        process = await asyncio.to_thread(started, given, os.environ, log, log)
+        process = await asyncio.to_thread(serving.started, given, os.environ, log, log)
         try:
 
             async def serves() -> bool:
@@ -170,6 +170,18 @@ async def serving_with_log(
             process.kill()
 
 
+def full_pipe() -> tuple[int, int]:
+    """A pipe with room for one page, or less."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while os.write(write, bytes(512)):
+            pass
+    os.read(read, 4096)
+    os.set_blocking(write, True)
+    return read, write
+
+
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 
 
@@ -178,11 +190,11 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system ha
 async def test_a_log_that_takes_nothing_keeps_nobody_from_serving(
     tmp_path: Path, flags: tuple[str, ...], disk: bool
 ) -> None:
-    """A pipe to a program that hangs is full after some 70 requests."""
-    read, write = (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)) if disk else os.pipe()
+    """A pipe to a program that hangs is full after the first lines."""
+    read, write = (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)) if disk else full_pipe()
     with os.fdopen(read, "rb"), os.fdopen(write, "wb") as log:
         async with serving_with_log(log, tmp_path, flags) as (process, port):
-            for _ in range(3 if disk else 150):
+            for _ in range(3 if disk else 20):
                 assert (await soon(ask(port, GET))).body == b"ok"
             process.terminate()
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
@@ -310,6 +322,8 @@ async def test_streams_that_are_cut_off_end_with_an_error_event(
 
 HANGS = """
 import threading, time
+from proxy import stores
+from proxy.server import runner
 from proxy.stores import local
 {patch}
 """
@@ -317,9 +331,13 @@ RELAYED = b'offload_requests_total{dialect="",kind="relay",status="200",tenant="
 MONITOR = "--monitor-networks=127.0.0.0/8"
 """Lets the tests ask for deep health and metrics."""
 
-STORE_HANGS = "local.Folder.get = lambda folder, key: time.sleep(3600)"
+STORE_HANGS = """
+stores.CLOSE_SECONDS = 0.2
+local.Folder.get = lambda folder, key: time.sleep(3600)
+"""
 POLICIES_HANG = """
 from proxy import policies
+runner.GRACE = 0.5
 look = policies._read
 
 def hang(folder):
@@ -330,6 +348,14 @@ def hang(folder):
 
 policies._read = hang
 """
+IMPATIENT = """
+def alive(supervisor, keep=runner._Supervisor.keep_subprocess_alive):
+    supervisor.config.timeout_worker_healthcheck = 1 if supervisor.announced else 10
+    keep(supervisor)
+
+runner._Supervisor.keep_subprocess_alive = alive
+"""
+"""Once all workers serve, they have one second to answer."""
 
 
 @pytest.fixture
@@ -338,8 +364,10 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def patched(patch: str) -> None:
         (tmp_path / "site").mkdir()
-        (tmp_path / "site" / "sitecustomize.py").write_text(HANGS.format(patch=patch))
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{ROOT}")
+        file = tmp_path / "site" / "sitecustomize.py"
+        file.write_text(HANGS.format(patch=patch))
+        monkeypatch.setenv("PATCH", str(file))  # for forks; and for workers, which are spawned:
+        monkeypatch.setenv("PYTHONPATH", f"{file.parent}:{ROOT}")
 
     return patched
 
@@ -349,7 +377,7 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
     tmp_path: Path, flags: tuple[str, ...], hanging: Callable[[str], None]
 ) -> None:
     hanging(STORE_HANGS)
-    async with running(replying(OK), tmp_path, "--drain-timeout=1", MONITOR, *flags, start=started) as served:
+    async with running(replying(OK), tmp_path, "--drain-timeout=1", MONITOR, *flags) as served:
         assert (await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 503
         served.process.terminate()
         assert await served.ends() == 1
@@ -358,12 +386,12 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
 
 async def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, hanging: Callable[[str], None]) -> None:
     hanging(POLICIES_HANG)
-    async with running(replying(OK), tmp_path, "--drain-timeout=1", start=started) as served:
+    async with running(replying(OK), tmp_path, "--drain-timeout=1") as served:
         await until((tmp_path / "site" / "sitecustomize.py.hangs").exists)
         served.process.terminate()
         assert await served.ends() == 1
         said = await served.rest
-    assert b"the process did not end within 6 s and is cut off; its threads are in" in said
+    assert b"the process did not end within 1.5 s and is cut off; its threads are in" in said
     assert b"sitecustomize.py" in said
 
 
@@ -404,7 +432,10 @@ async def test_sighup_reloads_policies(tmp_path: Path, flags: tuple[str, ...]) -
             assert served.process.poll() is None
 
 
-async def test_a_worker_that_is_stopped_keeps_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+async def test_a_worker_that_is_stopped_keeps_neither_the_others_nor_the_end(
+    tmp_path: Path, hanging: Callable[[str], None]
+) -> None:
+    hanging(IMPATIENT)
     async with running(replying(OK), tmp_path, "--workers=2", "--drain-timeout=1") as served:
         stopped, other = sorted(served.workers())  # the supervisor asks in this order
         os.kill(stopped, signal.SIGSTOP)
