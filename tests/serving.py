@@ -31,6 +31,7 @@ from proxy.requests.windows import Known
 from proxy.server.app import App
 from proxy.server.runner import config
 from proxy.settings import Settings
+from proxy.stores.guarded import Guarded
 from proxy.upstream.headers import Headers
 from tests.clock import PATIENCE, Clock, wait_until
 from tests.forking import Fork
@@ -174,6 +175,13 @@ def spawned(
         proxy.port = _announced_port(proxy, proxy.process)
         _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)
         yield proxy
+
+
+def wait_for_stores() -> None:
+    """Let the requests of this process' proxies wait for a slow store, not for one second only."""
+    defaults = Guarded.__init__.__kwdefaults__
+    assert "budget_seconds" in defaults
+    defaults["budget_seconds"] = PATIENCE
 
 
 def listens(port: int) -> bool:
