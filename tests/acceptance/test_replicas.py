@@ -118,24 +118,22 @@ def up(up: StrictUpstream) -> StrictUpstream:
     return up
 
 
-def alone(up: StrictUpstream) -> dict[int, list[bytes]]:
-    """Return what a single process with a new store sends."""
-    with served(policies(up)) as proxy:
-        for turn in turns():
-            assert ask(proxy.url, turn) == (turn.content, turn.calls)
-    sent = by_turn(up.chats)
-    up.requests.clear()
-    return sent
-
-
-def test_the_run_for_the_replicas_has_summaries_hidden_rounds_and_mixed_turns(up: StrictUpstream) -> None:
-    sent = alone(up)
+@pytest.fixture(scope="module")
+def expected() -> dict[int, list[bytes]]:
+    """What a single process with a new store sends: with summaries, hidden rounds and mixed turns."""
+    with StrictUpstream() as up:
+        up.respond(model)
+        with served(policies(up)) as proxy:
+            for turn in turns():
+                assert ask(proxy.url, turn) == (turn.content, turn.calls)
+        sent = by_turn(up.chats)
     bodies = [body for turn in sent.values() for body in turn]
     assert sum(b"scratchpad" in body for body in bodies) == 2, "summaries"
     assert sum(len(turn) > 1 for turn in sent.values()) > 8, "internal rounds"
     last = json.loads(sent[len(turns()) - 1][-1])["messages"]
     hidden = [message["tool_call_id"] for message in last if str(message.get("tool_call_id")).startswith("ours-")]
     assert {int(one.removeprefix("ours-")) % 3 for one in hidden} == {0, 1}, "put back: internal rounds and mixed turns"
+    return sent
 
 
 # Two replicas
@@ -151,8 +149,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield s3_url(s3.port)
 
 
-def test_two_replicas_send_what_one_process_sends(up: StrictUpstream, spawn: Callable[..., Proxy], store: str) -> None:
-    expected = alone(up)
+def test_two_replicas_send_what_one_process_sends(
+    up: StrictUpstream, spawn: Callable[..., Proxy], store: str, expected: dict[int, list[bytes]]
+) -> None:
     replicas = [spawn(policies(up), flags=[f"--store={store}"], environment=S3_KEYS) for _ in range(2)]
     balancer = random.Random(5)
     used = [balancer.choice(replicas) for _ in turns()]
@@ -214,8 +213,10 @@ def persist(turn: Turn, replicas: Sequence[Replica]) -> tuple[Any, int]:
 
 
 @pytest.mark.sweep
-def test_killing_a_replica_repeatedly_changes_no_request(up: StrictUpstream, tmp_path: Path) -> None:
-    expected, chance, retries = alone(up), random.Random(7), 0
+def test_killing_a_replica_repeatedly_changes_no_request(
+    up: StrictUpstream, tmp_path: Path, expected: dict[int, list[bytes]]
+) -> None:
+    chance, retries = random.Random(7), 0
     # Behind the first event, where there are records: a replica without them would send something else.
     killed_at = sorted(chance.sample(range(len(turns()) - 20, len(turns())), KILLS))
     with redis_server(tmp_path) as redis, ExitStack() as held:
