@@ -17,19 +17,19 @@ import pytest
 
 from proxy.demo.model import ScriptedUpstream
 from proxy.demo.session import Agent
-from tests.clock import wait_until
+from tests.clock import PATIENCE, wait_until
 from tests.serving import Proxy
 from tests.test_cli import run
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]
-LIMIT = 60
-"""Most seconds that the demo may take."""
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Return variables that would mislead the demo, which must ignore them. Its folder is made in `tmp_path`."""
+    # A shell's background job ignores SIGINT, and its children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     led = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "OPENAI_BASE_URL")}
     return {**os.environ, **led, "TMPDIR": str(tmp_path), "COLUMNS": "120", "LINES": "30"}
 
@@ -68,7 +68,7 @@ def test_the_demo_serves_its_session_until_it_is_told_to_end(environment: dict[s
         assert demo.stdout
         said = (re.match(r"dashboard +(http:\S+) ", line) for line in demo.stdout)
         link = next(found[1] for found in said if found)
-        with httpx.Client(timeout=30, follow_redirects=True) as browser:
+        with httpx.Client(follow_redirects=True) as browser:
             assert browser.get(link).status_code == 200
             api = f"{link.partition('login')[0]}api/"
             newest: list[dict[str, Any]] = []
@@ -100,8 +100,6 @@ def test_an_interrupted_demo_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, number: int, code: int
 ) -> None:
     """The signal goes to the demo alone, which is harder than Ctrl-C, where everything gets it."""
-    # A shell's background job ignores SIGINT, and its children would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT, start_new_session=True
     ) as demo:
@@ -109,7 +107,7 @@ def test_an_interrupted_demo_leaves_nothing(
         while not demo.stdout.readline().lstrip().startswith(b"2 "):
             assert demo.poll() is None
         demo.send_signal(number)
-        _, errors = demo.communicate(timeout=LIMIT)
+        _, errors = demo.communicate(timeout=PATIENCE)
     assert (demo.returncode, errors) == (code, b"")
     assert not list(tmp_path.iterdir())
     wait_until(lambda: _gone(demo.pid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import gzip
 import json
 import os
@@ -22,7 +23,7 @@ from proxy.cli.recordings import Recordings
 from proxy.cli.replay import headline
 from proxy.cli.tally import Course, SessionKey, Tally
 from proxy.policies import defaults
-from tests.clock import wait_until
+from tests.clock import PATIENCE, wait_until
 from tests.dialects.messages import converting as messages
 from tests.dialects.responses import converting as responses
 from tests.steps import chat
@@ -511,17 +512,17 @@ def test_ctrl_c_ends_a_replay_that_waits_for_its_pipe(
     def interrupt() -> None:
         os.write(writer, f"{json.dumps(session('one', 1)[0])}\n".encode())
         wait_until(lambda: not fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4).strip(b"\0"))
-        for _ in range(3):  # one may arrive where Python ignores it, as in a callback of its garbage collector
-            os.kill(os.getpid(), signal.SIGINT)
-            if over.wait(10):
-                break
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait(PATIENCE)
         os.close(writer)
 
     thread = threading.Thread(target=interrupt)
     with open(reader) as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)
+        gc.disable()  # Python ignores what is raised in a callback of its collector
         thread.start()
         code = main(["replay", "-"])
+        gc.enable()
         over.set()
         thread.join()
     assert (code, *capsys.readouterr()) == (INTERRUPTED, "", "")
