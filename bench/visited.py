@@ -29,7 +29,7 @@ PATH = re.compile(r"/context_store/[\w.-]+txt")
 
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 
-SETTLED = 0.3
+SETTLED = 0.1
 """Seconds after a reply in which its records and its outcome are written."""
 
 RUNS = 4

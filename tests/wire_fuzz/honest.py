@@ -19,7 +19,7 @@ from tests.wire_fuzz.attacks import RESULT, called, through_a_front, user
 
 KEY = "honest-key"
 IDENTITY = b"Bearer " + KEY.encode()
-PATIENCE = 30.0
+PATIENCE = 150.0
 """Seconds to wait for an honest reply. That is far above what it should take, so that a busy machine fails nothing."""
 KEPT = 100
 """Most violations whose texts are kept."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.metering import status
 from proxy.server import runner
+from tests.clock import PATIENCE
 from tests.probing import Probe
 from tests.serving import Proxy, spawned, tight
 from tests.wire import Peer, read_message, upstream
@@ -31,12 +32,12 @@ GROWTH = 384 * MIB
 DESCRIPTORS = 40
 """How many more descriptors may be open at the end than at the start: mostly idle connections to upstreams."""
 BODY_LIMIT = 4 * MIB
-DRAIN = 3.0
+DRAIN = 1.0
 """Seconds of --drain-timeout."""
 SLACK = runner.GRACE + 2.0
 """Seconds beyond `DRAIN` that the process may take to end: with something that hangs, it takes all but the last two. An
 idle one takes a few tenths."""
-SILENCE = 5.0
+SILENCE = 60.0
 """Seconds that upstream may take to begin a reply."""
 STALL = 0.1
 """Seconds above which a reply of /health counts as a stall."""
@@ -248,7 +249,7 @@ class Watch:
 
     async def settle(self) -> None:
         """After everybody has gone, check what the process still holds."""
-        deadline = time.monotonic() + 12
+        deadline = time.monotonic() + PATIENCE
         allowed = self.figures.descriptors[0] + DESCRIPTORS
         while (  # noqa: ASYNC110 - another process closes them
             self.look() and self.figures.descriptors[2] > allowed and time.monotonic() < deadline
