@@ -185,8 +185,11 @@ def full_pipe() -> tuple[int, int]:
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 
 
-@pytest.mark.parametrize("disk", [pytest.param(True, marks=FULL), False], ids=["full disk", "unread pipe"])
-@WORKERS
+@pytest.mark.parametrize(
+    ("flags", "disk"),
+    [((), False), pytest.param((), True, marks=FULL), pytest.param(("--workers=2",), False, marks=pytest.mark.sweep)],
+    ids=["unread pipe", "full disk", "unread pipe of workers"],
+)
 async def test_a_log_that_takes_nothing_keeps_nobody_from_serving(
     tmp_path: Path, flags: tuple[str, ...], disk: bool
 ) -> None:
@@ -484,14 +487,11 @@ def run(*flags: str, store: Path) -> tuple[int, str]:
         return code, said.read().decode()
 
 
-@WORKERS
-def test_an_address_in_use_is_a_user_mistake(
-    tmp_path: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_in_use_is_a_user_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOAD_ADMIN_TOKEN", "a" * SHORT_TOKEN)  # long enough not to be warned of
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, said = run(f"--port={port}", *flags, store=tmp_path)
+        code, said = run(f"--port={port}", store=tmp_path)
     assert code == 2
     assert said == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
@@ -512,11 +512,10 @@ def test_a_name_that_is_no_host_is_a_user_mistake(tmp_path: Path, host: str) -> 
     assert said == f"offload-proxy: cannot listen on {host}:0: expected a host name or an address\n"
 
 
-@WORKERS
-def test_invalid_policies_are_a_user_mistake(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_invalid_policies_are_a_user_mistake(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "default.yaml").write_text("offload: {mode: never}\n")
-    code, said = run("--port=0", f"--policies={tmp_path / 'policies'}", *flags, store=tmp_path)
+    code, said = run("--port=0", f"--policies={tmp_path / 'policies'}", store=tmp_path)
     assert code == 2
     assert "default.yaml" in said and "Traceback" not in said and "listening" not in said
 
