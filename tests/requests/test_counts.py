@@ -26,7 +26,7 @@ WITHIN = 0.03
 MESSAGE = 4
 """Tokens of a message's frame."""
 SAMPLE = 2
-"""Runs beside the sweep over all of them."""
+"""Runs beside the sweep, which takes every other one."""
 LONG = 30_000
 
 
@@ -49,7 +49,7 @@ def texts(message: Json) -> list[str]:
 
 
 @needed
-@pytest.mark.parametrize("name", sample(names(LONG), SAMPLE))
+@pytest.mark.parametrize("name", sample(names(LONG)[::2], SAMPLE))
 async def test_tokens_before_and_after_are_those_of_the_bodies(name: str) -> None:
     policy = Policy(offload=written.offload())
     reader = MessageCache(TOKENS)
