@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from proxy import sse
@@ -11,14 +10,12 @@ from proxy.dialects.turn import Turn
 from proxy.plan.turn import State
 
 
-def receive(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
-    """What the client gets of a reply, or of its beginning. A stream is cut at these offsets."""
+def receive(turn: Turn, raw: bytes) -> bytes:
+    """What the client gets of a reply, or of its beginning."""
     if raw.startswith(b"{"):
         return turn.receive_whole(raw)
-    out, decoder, ends = b"", sse.EventDecoder(), sorted({*cuts, len(raw)})
-    for start, end in zip([0, *ends], ends, strict=False):
-        out += b"".join(map(turn.receive, decoder.feed(raw[start:end])))
-    return out + b"".join(map(turn.receive, decoder.flush()))
+    decoder = sse.EventDecoder()
+    return b"".join(map(turn.receive, decoder.feed(raw) + decoder.flush()))
 
 
 def events(out: bytes) -> list[Any]:
@@ -26,17 +23,17 @@ def events(out: bytes) -> list[Any]:
     return [json.loads(event.data) for event in decoder.feed(out) + decoder.flush() if event.data]
 
 
-def feed(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
+def feed(turn: Turn, raw: bytes) -> bytes:
     """What the client gets of one round's reply."""
-    return receive(turn, raw, cuts) + turn.end()
+    return receive(turn, raw) + turn.end()
 
 
-def run(turn: Turn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "found") -> tuple[bytes, list[Any]]:
+def run(turn: Turn, *rounds: bytes, answer: str = "found") -> tuple[bytes, list[Any]]:
     """What the client gets, and what upstream was asked."""
     out, requests = b"", []
     for raw in rounds:
         requests.append(json.loads(turn.request()))
-        out += feed(turn, raw, cuts)
+        out += feed(turn, raw)
         if turn.state is State.CALLING:
             turn.answer([answer] * len(turn.calls))
     seen = turn.visible  # which is stored before the reply ends
