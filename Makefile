@@ -84,7 +84,7 @@ test-lowest: .lowest/.installed
 # Installed side by side, as most of it is waiting for the package indexes.
 test-clients: $(STAMP)
 	$(MAKE) --jobs=$(WORKERS) clients
-	$(PY) -m pytest -m clients -o faulthandler_timeout=240 --numprocesses $(WORKERS) --dist loadgroup $(AGAIN) \
+	$(PY) -m pytest -m clients -o faulthandler_timeout=600 --numprocesses $(WORKERS) --dist loadgroup $(AGAIN) \
 		tests/clients tests/acceptance
 
 test-suites: $(STAMP)

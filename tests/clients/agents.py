@@ -20,11 +20,12 @@ DOCS = HERE.parents[1] / "docs" / "clients.md"
 DOCUMENTED = "http://127.0.0.1:8787"
 """The proxy's address in them."""
 
-CLAUDES = {"claude-opus-5-5": "compact", "claude-sonnet-5-5": "compress", "claude-haiku-5-5": "auto"}
-MODELS = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress", "gpt-4.1-nano": "auto"}
+CLAUDES = {"claude-opus-5-5": "compact", "claude-sonnet-5-5": "compress"}
+MODELS = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress"}
 """The models, and their modes. The names are real: agents know windows, and some refuse other names."""
-COLD = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress"}
-"""For agents that start anew for each prompt, which takes seconds each time: `auto` does one or the other."""
+ALL_CLAUDES = {**CLAUDES, "claude-haiku-5-5": "auto"}
+ALL_MODELS = {**MODELS, "gpt-4.1-nano": "auto"}
+"""For one agent of each API: `auto` does one or the other."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,20 @@ def _cline_home(port: int) -> Mapping[str, str]:
     return {".cline/data/settings/providers.json": json.dumps(made)}
 
 
+def _starts(said: list[str]) -> tuple[str, str]:
+    """What an agent is told that starts anew for each prompt, which takes seconds each time: the rule and the question
+    come together."""
+    return said[0], "\n".join(said[1:])
+
+
+def _continuing(prompt: str) -> Callable[[str, list[str]], list[tuple[str, ...]]]:
+    """One start for each prompt, which stands behind this option."""
+    return lambda model, said: [
+        (*again, "--model", model, prompt, words)
+        for again, words in zip(((), ("--continue",)), _starts(said), strict=True)
+    ]
+
+
 def codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *more: str) -> Agent:
     """Each prompt resumes the session of the one before."""
     program = next((HERE / "codex" / "node_modules").glob("@openai/*/vendor/*/bin/codex"), HERE / "codex" / "none")
@@ -161,8 +176,8 @@ def codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *m
         program,
         read=read,
         steps=lambda model, said: [
-            (*options, model, said[0]),
-            *(("resume", "--last", *options, model, prompt) for prompt in said[1:]),
+            (*again, *options, model, words)
+            for again, words in zip(((), ("resume", "--last")), _starts(said), strict=True)
         ],
         api="responses",
         models=models,
@@ -210,9 +225,9 @@ def _messages(name: str, *arguments: str, **options: Any) -> Agent:
 
 
 AGENTS = (
-    _node("ai_sdk_chat", "ai_sdk", "chat"),
-    _node("ai_sdk_responses", "ai_sdk", "responses", api="responses"),
-    _node("ai_sdk_messages", "ai_sdk", "messages", api="messages", models=CLAUDES),
+    _node("ai_sdk_chat", "ai_sdk", "chat", models=ALL_MODELS),
+    _node("ai_sdk_responses", "ai_sdk", "responses", api="responses", models=ALL_MODELS),
+    _node("ai_sdk_messages", "ai_sdk", "messages", api="messages", models=ALL_CLAUDES),
     _node("anthropic_node", "anthropic_node", api="messages", models=CLAUDES),
     _messages("anthropic_plain", "plain", script="anthropic_python"),
     _messages("anthropic_streamed", "streamed", script="anthropic_python"),
@@ -263,11 +278,7 @@ AGENTS = (
         (_COPILOT, "--allow-all-tools", "--no-color", "--silent"),
         _COPILOT,
         read=lambda path: ("view", {"path": str(path)}),
-        steps=lambda model, said: [
-            ("--model", model, "--prompt", said[0]),
-            *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
-        ],
-        models=COLD,
+        steps=_continuing("--prompt"),
         appends=False,
         rules=Rules(frozenset({"__copilotMessageSource"})),
         settings={
@@ -282,11 +293,7 @@ AGENTS = (
         ("node", _PI, "--offline", "--provider", "offload"),
         _PI,
         read=lambda path: ("read", {"path": str(path)}),
-        steps=lambda model, said: [
-            ("--model", model, "--print", said[0]),
-            *(("--continue", "--model", model, "--print", prompt) for prompt in said[1:]),
-        ],
-        models=COLD,
+        steps=_continuing("--print"),
         home=_pi_home,
     ),
     Agent(
@@ -294,11 +301,7 @@ AGENTS = (
         (NODE, _KIMI),
         _KIMI,
         read=lambda path: ("Read", {"path": str(path)}),
-        steps=lambda model, said: [
-            ("--model", model, "--prompt", said[0]),
-            *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
-        ],
-        models=COLD,
+        steps=_continuing("--prompt"),
         home=_kimi_home,
         unreachable=frozenset({"code.kimi.com"}),
         settings={"KIMI_DISABLE_TELEMETRY": "1", "KIMI_CODE_NO_AUTO_UPDATE": "1"},
@@ -309,7 +312,7 @@ AGENTS = (
         _OPENCLAW,
         read=lambda path: ("read", {"path": str(path)}),
         steps=lambda model, said: [
-            ("--session-id", model, "--model", f"offload/{model}", "--message", prompt) for prompt in said
+            ("--session-id", model, "--model", f"offload/{model}", "--message", prompt) for prompt in _starts(said)
         ],
         models={"gpt-4.1": "compact"},  # each of its starts takes some ten seconds
         appends=False,
@@ -321,11 +324,7 @@ AGENTS = (
         (NODE, QWEN, "--yolo", "--auth-type", "openai"),
         HERE / "qwen_code" / "node_modules" / ".package-lock.json",
         read=lambda path: ("read_file", {"file_path": str(path)}),
-        steps=lambda model, said: [
-            ("--model", model, "--prompt", said[0]),
-            *(("--continue", "--model", model, "--prompt", prompt) for prompt in said[1:]),
-        ],
-        models=COLD,
+        steps=_continuing("--prompt"),
         appends=False,
         home=lambda port: {".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
         settings={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
@@ -365,10 +364,7 @@ AGENTS = (
         (_CLAUDE, "--print", "--allowedTools", "Read"),
         _CLAUDE,
         read=lambda path: ("Read", {"file_path": str(path)}),
-        steps=lambda model, said: [
-            ("--model", model, "--", said[0]),
-            *(("--model", model, "--continue", "--", prompt) for prompt in said[1:]),
-        ],
+        steps=_continuing("--"),
         api="messages",
         models=CLAUDES,
         settings={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},

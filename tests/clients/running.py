@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-LIMIT = 120
-"""Seconds until a run is killed; the slowest client takes a tenth of it on an idle machine."""
+LIMIT = 300
+"""Seconds until a run is killed; the slowest client takes a twentieth of it on an idle machine."""
 
 
 def free_port() -> int:

@@ -38,7 +38,7 @@ def test_a_stream_is_put_together_as_the_plain_reply(name: str) -> None:
             plain.append(json.loads(whole))
             shapes.append(f"{case.id} {way}")
     command = ["node", folder / "streams.mjs"]
-    made = subprocess.run(command, input=json.dumps(streams).encode(), capture_output=True, timeout=120)
+    made = subprocess.run(command, input=json.dumps(streams).encode(), capture_output=True)
     assert made.returncode == 0, made.stderr.decode()
     for shape, one, other in zip(shapes, json.loads(made.stdout), plain, strict=True):
         assert [_read(api, one), api.usage(one)] == [_read(api, other), api.usage(other)], shape

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.clock import wait_until
+from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN
 
@@ -49,7 +49,7 @@ def uvx(dist: Path, tmp_path: Path) -> list[str]:
 
 
 def ran(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -72,7 +72,7 @@ def serving(command: list[str], folder: Path) -> Iterator[str]:
             yield found[1]
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE)
 
 
 def test_uvx_serves_from_an_empty_folder(uvx: list[str], tmp_path: Path) -> None:
