@@ -103,8 +103,9 @@ def answers(url: str) -> bool:
         return False
 
 
-DISTINCT = "not loose and not raw_response and not path_params"
-"""Left out: what sends the same and forgives more, what sends the same and reads it at once, and what sends nothing."""
+DISTINCT = "not loose and not raw_response and not path_params and not (Async and strict)"
+"""Left out: what sends the same and forgives more, what sends the same and reads it at once, what sends nothing, and of
+the asynchronous tests those with httpx, as only those with aiohttp send other bytes than the synchronous ones."""
 
 
 def outcomes(suite: Suite, tests: Path, url: str, *flags: str) -> Mapping[str, str]:
@@ -141,7 +142,7 @@ def check(suite: Suite, tests: Path, mock: str, policy: dict[str, Any], least: i
 
 
 def test_the_sdks_tests_pass_through_the_proxy(suite: Suite, tests: Path, mock: str) -> None:
-    check(suite, tests, mock, {"relay": ["/*"]}, 2_000, [""])
+    check(suite, tests, mock, {"relay": ["/*"]}, 1_500, [""])
 
 
 def test_they_pass_with_our_tools(suite: Suite, tests: Path, mock: str) -> None:
