@@ -189,7 +189,7 @@ def test_answers_that_do_not_fit_are_reworded(api: Api) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_that_is_not_utf8_somewhere_is_relayed_or_broken(api: Api, stream: bool) -> None:
     reply = says(api, text("Look."), ours(), stream=stream)
-    for place in range(0, len(reply), 5):
+    for place in range(0, len(reply), 17):
         turn = api.turn(stream=stream)
         turn.request()
         try:
@@ -278,5 +278,5 @@ def test_many_calls_of_one_reply_take_linear_time(api: Api, tool: str, stream: b
             turn.close()
             assert len(turn.visible[1]) == number
 
-    replies = {number: many(api, tool, number, stream=stream) for number in (700, 1_400)}
+    replies = {number: many(api, tool, number, stream=stream) for number in (300, 600)}
     assert_linear(work, *replies)
