@@ -33,6 +33,7 @@ from proxy.errors import UserMistake
 from proxy.server.access import Bounds
 from proxy.server.app import App
 from proxy.server.protocol import IDLE_SECONDS, BoundedProtocol
+from proxy.server.websocket import IDLE_SECONDS as SOCKET_SECONDS
 from proxy.server.websocket import PINGS, BoundedSocket
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
@@ -134,7 +135,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
         ws=partial(BoundedSocket, bounds=bounds),  # type: ignore[arg-type]
         ws_max_size=settings.body_limit,
         ws_ping_interval=PINGS,
-        ws_ping_timeout=PINGS,
+        ws_ping_timeout=SOCKET_SECONDS,
         ws_per_message_deflate=False,  # a small message could become a large one
         lifespan="on",
         log_config=None,

@@ -2,8 +2,8 @@
 
     message ──the history that the connection holds──> POST /v1/responses ──its events──> one message each
 
-The connection holds the history of its last response, so the client sends only what is new. Requests of one connection
-are served one after the other. `Talk` reads and writes the messages.
+The connection holds the histories of its last responses, so the client sends only what is new. Requests of one
+connection are served one after the other. `Talk` reads and writes the messages.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ IDLE_SECONDS = 600.0
 """Seconds without a message after which a connection is closed. Clients open another one when they need it."""
 
 PINGS = 20.0
-"""Seconds between two pings, and within which a client must answer one."""
+"""Seconds between two pings. A client that runs a tool between two requests may answer none meanwhile, so it has
+`IDLE_SECONDS` for that."""
 
-WAITING = 2
-"""Messages that may wait while a response is made."""
+WAITING = 16
+"""Messages that may wait while a response is made: OpenAI's API makes so many at once, one for each lane."""
 
 TOO_MUCH = 1008
 """The code with which such a connection is closed (RFC 6455, 7.4.1)."""
@@ -212,7 +213,7 @@ class Connection:
                 message = {"type": "websocket.disconnect", "code": TOO_MUCH}
                 break
             self._waiting.append(message)
-        self._waiting.append(message)
+        self._waiting = deque([message])
         presence.leave()
 
 

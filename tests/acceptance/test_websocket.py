@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -15,8 +15,9 @@ from openai.resources.responses import Responses
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from proxy.server.websocket import IDLE_SECONDS, WAITING
 from tests.acceptance.shared import BIG, own_ids, proxy, up
-from tests.clock import wait_until
+from tests.clock import Clock, wait_until
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import Pieces, StrictUpstream, endless, error, pieces, whole
 from tests.serving import Proxy, served, spawned, tight
@@ -111,6 +112,20 @@ def test_lanes_keep_their_names_and_requests_their_order(proxy: Proxy, api: Resp
     assert second[-1]["response"]["output"][0]["content"][0]["text"] == "two"
 
 
+def test_each_lane_has_a_history_that_others_can_begin_with(
+    proxy: Proxy, up: StrictUpstream, api: ResponsesApi
+) -> None:
+    """As in OpenAI's guide: one conversation goes on in two ways."""
+    api.script([say("one")], [say("two")], [say("three")])
+    with raw(proxy) as link:
+        link.send(create("1", stream_id="main"))
+        begun = until_done(link)[-1]["response"]["id"]
+        for lane in ("fork", "main"):
+            link.send(create(lane, stream_id=lane, previous_response_id=begun))
+            assert until_done(link)[-1]["type"] == "response.completed"
+    assert [item["content"] for item in up.requests[-1].json["input"] if "role" in item][::2] == ["1", "main"]
+
+
 def test_a_request_that_generates_nothing_begins_a_history(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
     api.script([say("Hello.")])
     with raw(proxy) as link:
@@ -133,6 +148,48 @@ def test_an_id_that_is_not_held_is_upstreams(proxy: Proxy, up: StrictUpstream, a
         api.script([say("Hello.")])
         link.send(create("hi"))
         assert until_done(link)[-1]["type"] == "response.completed", "the connection goes on"
+
+
+def test_what_upstream_keeps_is_left_to_it(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    """As after a reconnection: the connection has only the end of such a history."""
+    api.script([say("one")], [say("two")], [say("three")])
+    ids = [proxy.post("/v1/responses", {"model": "m", "input": "1"}, "sk-test").json()["id"]]
+    with raw(proxy) as link:
+        for text in ("2", "3"):
+            link.send(create(text, store=True, previous_response_id=ids[-1]))
+            ids.append(until_done(link)[-1]["response"]["id"])
+    last = up.requests[-1].json
+    assert (last["input"], last["previous_response_id"]) == ("3", ids[1])
+
+
+def test_reasoning_that_nobody_keeps_is_left_out(proxy: Proxy, up: StrictUpstream, api: ResponsesApi) -> None:
+    """As in OpenAI's guide, whose requests include no encrypted reasoning."""
+    api.script([reasoning("I need it."), call("fetch", {"url": "a"})], [say("Done.")])
+    with raw(proxy) as link:
+        link.send(create("hi", tools=[TOOL]))
+        response = until_done(link)[-1]["response"]
+        called = response["output"][-1]["call_id"]
+        result = {"type": "function_call_output", "call_id": called, "output": "text"}
+        link.send(create([result], tools=[TOOL], previous_response_id=response["id"]))
+        assert until_done(link)[-1]["type"] == "response.completed"
+    assert [item.get("type") for item in up.requests[-1].json["input"]] == [None, "function_call", result["type"]]
+
+
+def test_items_are_held_where_the_end_lists_none(proxy: Proxy, up: StrictUpstream) -> None:
+    """As behind ChatGPT's backend, with which Codex can speak."""
+    ends = {"id": "resp_bare", "object": "response", "status": "completed", "output": []}
+    events = (
+        {"type": "response.output_item.done", "output_index": 0, "item": {"id": "msg_1", **say("Hello.")}},
+        {"type": "response.completed", "response": ends},
+    )
+    up.begin_anew()
+    up.respond(lambda request: pieces(*(b"data: %b\n\n" % json.dumps(event).encode() for event in events)))
+    with raw(proxy) as link:
+        link.send(create("hi"))
+        until_done(link)
+        link.send(create("more", previous_response_id="resp_bare"))
+        until_done(link)
+    assert up.requests[-1].json["input"][1:-1] == [say("Hello.")]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +254,7 @@ def test_a_client_that_sends_too_much_at_once_is_closed(proxy: Proxy, up: Strict
     with raw(proxy) as link:
         link.send(create("hi"))
         link.recv(timeout=60)
-        for _ in range(5):
+        for _ in range(WAITING + 1):
             link.send(create("hi"))
         with pytest.raises(ConnectionClosed) as closed:
             while link.recv(timeout=60):
@@ -235,6 +292,33 @@ def test_a_client_that_leaves_ends_its_request(proxy: Proxy, up: StrictUpstream,
         link.send(create("hi"))
         link.recv(timeout=60)
     wait_until(lambda: up.requests[-1].left.is_set())
+
+
+def test_a_client_that_is_busy_may_leave_pings_unanswered(up: StrictUpstream, api: ResponsesApi) -> None:
+    """websocket-client, which OpenAI's first guide used, answers them only while it reads."""
+    head = b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    head += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MTIzNDU2Nzg5MDEyMzQ1Ng==\r\n\r\n"
+    said = create("hi").encode()
+    api.script([say("Hello.")], [say("Hello again.")])
+    clock, heard = Clock(goes=True), b""
+    with (
+        served({"default": tight(up.url)}, clock=clock) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)) as client,
+    ):
+        client.sendall(head)
+        client.settimeout(0.01)
+        while b"\r\n\r\n\x89" not in heard:  # a ping
+            clock.move(1)
+            with suppress(TimeoutError):
+                heard += client.recv(65536)
+        client.settimeout(60)
+        for seconds in (0, IDLE_SECONDS / 2):
+            clock.move(seconds)
+            client.sendall(b"\x81" + bytes([128 + len(said)]) + bytes(4) + said)
+            heard = b""
+            while b"response.completed" not in heard:
+                assert (more := client.recv(65536)), heard
+                heard += more
 
 
 @pytest.mark.parametrize("path, status", [("/v1/chat/completions", 426), ("/v1/messages", 426), ("/v1/realtime", 501)])

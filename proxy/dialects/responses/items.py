@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Raw
 
@@ -26,7 +26,7 @@ from proxy.dialects.responses.request import (
     members_of,
 )
 from proxy.plan.plan import Role, ToolCall
-from proxy.rawjson import NULL, Members, NotJson, object_of, string, text_of
+from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, string, text_of
 
 SHELL, SCREEN = "shell_call_output", "computer_call_output"
 UNSAID = frozenset((FOUND, APPROVED))
@@ -222,6 +222,18 @@ def output(call_id: str, text: str, part: str, more: Members) -> bytes:
     """Return the result of a function's call, with these members as well."""
     said = [{"type": "input_text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text
     return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": said, **more})
+
+
+def unstored(items: Iterable[Entry]) -> list[bytes]:
+    """Return the items of a reply that upstream has not stored: it finds none by its id, and reasoning that is not in
+    the item itself is lost."""
+    return [
+        rawjson.encode(without_id(members))
+        for members in map(members_of, map(Raw, items))
+        if text_of(members.get("type")) != "reasoning"
+        or text_of(members.get("encrypted_content"))
+        or elements_of(members.get("content"))
+    ]
 
 
 def without_id(members: Members) -> Members:

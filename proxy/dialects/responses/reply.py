@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
-from proxy.dialects.responses.items import call_of, is_answered, output, spoken, without_id
+from proxy.dialects.responses.items import call_of, is_answered, output, spoken, unstored
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
@@ -217,18 +217,10 @@ class ResponsesRound(Round):
             self.decide(one, shown=not item.ours)
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
-        """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the
-        item itself is lost."""
         left = [item for item in self.blocks if item.ours and item not in answered]
         left_out = frozenset((*left, *(one for item in left for one in item.before)))
         raws = [bytes(raw) for item in self.blocks if item not in left_out and (raw := item.written()) is not None]
-        if self._stored:
-            return raws
-        return [
-            rawjson.encode(without_id(members))
-            for members in map(rawjson.members, raws)
-            if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
-        ]
+        return raws if self._stored else unstored(raws)
 
 
 class ResponsesReply(ClientReply):

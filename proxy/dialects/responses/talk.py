@@ -2,46 +2,54 @@
 
     response.create ──take──> body of POST /v1/responses ──its events──show──> messages, and what is held for the next
 
-The talk holds the history of its last response, so the client sends only what is new. Source: OpenAI's guide "WebSocket
-mode".
+The talk holds the history of each lane's last response, so the client sends only what is new. Source: OpenAI's guide
+"WebSocket mode".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.responses.request import given, joined
+from proxy.dialects.responses.items import unstored
+from proxy.dialects.responses.request import given, joined, stores
 from proxy.errors import ClientFault
-from proxy.rawjson import NULL, NotJson, text_of
+from proxy.rawjson import NULL, NotJson, elements_of, text_of
+
+LANES = 32
+"""Most lanes whose histories are held; the oldest ones are dropped."""
 
 _ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
 _FINAL = frozenset(("response.completed", "response.incomplete"))
+_ITEM = "response.output_item.done"
 _LAST = _FINAL | {"response.failed", "error"}
 
 
 class Talk:
     """What a client and upstream have said on one connection."""
 
-    _id = ""  # of the last response
-    _history: Sequence[bytes | Raw] = ()  # the items up to its end
-    _asked: Sequence[bytes | Raw] = ()  # the items of the request that is being answered
-    _model: Raw = NULL
-    _lane: Raw | None = None  # the client's mark for the events of this request
     ended = False
     """Whether the client knows how the request ended."""
 
+    def __init__(self) -> None:
+        self._held: dict[bytes, tuple[str, list[bytes | Raw]]] = {}  # the id and all items, by lane
+        self._asked: list[bytes | Raw] | None = []  # what led to this response; None if only upstream knows
+        self._said: list[Raw] = []  # the items of this response that have ended
+        self._stored = True  # whether upstream keeps them
+        self._model: Raw = NULL
+        self._lane: Raw | None = None  # the client's mark for the events of this request
+
     @property
     def size(self) -> int:
-        """The bytes of the history that is held."""
-        return sum(len(memoryview(item)) for item in self._history)
+        """The bytes of the histories that are held."""
+        return sum(len(memoryview(item)) for _, history in self._held.values() for item in history)
 
     def forget(self) -> None:
         """Hold no history. From now on, an id is for upstream to understand."""
-        self._id, self._history = "", ()
+        self._held.clear()
 
     def take(self, message: bytes) -> bytes | None:
         """Return the body of the request over HTTP, None if the client wants no reply. Raises ClientFault."""
@@ -54,14 +62,19 @@ class Talk:
         if (name := text_of(members.get("type"))) != "response.create":
             raise ClientFault(f"This proxy takes `response.create` over WebSocket, not {name[:100]!r}")
         self._lane, self._model = members.get("stream_id"), members.get("model", NULL)
+        self._said, self._stored = [], stores(members)
         try:
-            self._asked = given(members)
+            asked: list[bytes | Raw] = [*given(members)]
         except NotJson as error:
             raise ClientFault(f"`input` is neither a string nor an array that can be read: {error}") from error
-        if self._id and text_of(members.get("previous_response_id")) == self._id:
-            self._asked = [*self._history, *self._asked]
+        previous = text_of(members.get("previous_response_id"))
+        held = next((history for id, history in self._held.values() if id == previous), None)
+        if held is not None:
+            asked = [*held, *asked]
             del members["previous_response_id"]
-            members["input"] = joined(self._asked)
+            members["input"] = joined(asked)
+        elsewhere = (members.get(name) for name in ("previous_response_id", "conversation"))
+        self._asked = asked if all(map(rawjson.is_null, elsewhere)) else None
         if bytes(members.get("generate", b"")) == b"false":
             return None
         body: dict[str, Any] = {name: value for name, value in members.items() if name not in _ENVELOPE}
@@ -69,7 +82,7 @@ class Talk:
 
     def warm(self, id: str) -> Iterator[str]:
         """Hold what the client told under this id, and return the messages that say so."""
-        self._id, self._history = id, self._asked
+        self._hold(id)
         for number, (name, status) in enumerate((("created", "in_progress"), ("completed", "completed"))):
             response = {"id": id, "object": "response", "status": status, "model": self._model, "output": []}
             event = {"type": f"response.{name}", "sequence_number": number, "response": response}
@@ -82,13 +95,25 @@ class Talk:
             members = rawjson.members(event)
             name = text_of(members.get("type"))
             self.ended = self.ended or name in _LAST
+            if name == _ITEM:
+                self._said.append(members["item"])
             if name in _FINAL:
                 response = rawjson.members(members["response"])
-                output = rawjson.elements(response["output"])
-                self._id, self._history = rawjson.text(response["id"]), [*self._asked, *output]
+                said = elements_of(response.get("output")) or self._said  # ChatGPT's backend lists none
+                self._hold(text_of(response.get("id")), said if self._stored else unstored(said))
         except (KeyError, NotJson):
             return event.decode("utf-8", "replace")
         return self._message(event)
+
+    def _hold(self, id: str, said: Iterable[bytes | Raw] = ()) -> None:
+        """Hold the history of this lane up to the end of what is `said`, under this id. What upstream knows of it is
+        not here, so then the id is for upstream to understand."""
+        lane = bytes(self._lane or b"")
+        self._held.pop(lane, None)
+        if id and self._asked is not None:
+            self._held[lane] = id, [*self._asked, *said]
+        if len(self._held) > LANES:
+            del self._held[next(iter(self._held))]
 
     def refuse(self, status: int, body: bytes) -> str:
         """Return the message for a refusal over HTTP."""
