@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -136,7 +137,8 @@ class Connection:
             self._holding.let_go()
 
     async def _tell(self, message: str) -> None:
-        await self._send({"type": "websocket.send", "text": message})
+        with suppress(OSError):  # the client has left, which ends the request soon
+            await self._send({"type": "websocket.send", "text": message})
 
     async def _next(self) -> Message:
         if self._waiting:

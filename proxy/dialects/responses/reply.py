@@ -317,7 +317,9 @@ class ResponsesTurn(Turn):
     def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
         """The documented event has the error's members itself, and the SDKs read them from `error`, as upstream writes
         it, so both are there."""
-        error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(fault.body())["error"])
+        told = on_one_line(said)
+        error = object_of(told.get("error")) or (told if "message" in told else {})
+        error = error or rawjson.members(rawjson.members(fault.body())["error"])
         known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
         members = {"type": "error", "sequence_number": number, **known, "error": error}
         return sse.encode(rawjson.encode(members), b"error")

@@ -190,6 +190,9 @@ def test_an_error_event_counts_on() -> None:
     assert said["type"] == "error"
     assert said["sequence_number"] == len(events(sent))
     assert said["error"]["message"] == said["message"] == "broke"
+    streamed = b'{"type":"error","code":"server_error","message":"upstream fell","param":null,"sequence_number":7}'
+    [said] = events(one.error_event(UpstreamBroken("broke"), streamed))
+    assert (said["error"]["message"], said["code"]) == ("upstream fell", "server_error")
 
 
 def going_on(one: ResponsesTurn) -> tuple[str, list[str], list[str]] | None:
