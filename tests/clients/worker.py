@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.clients.apis import Asked
-from tests.clients.model import LOGS, REFERENCE, log, ours
 from tests.fake_upstream import Call, Message, calls, mixed, text
 
+LOGS = 6
+"""Files to read. Each is near the tests' `max_total_tokens`; together they are far above it."""
+REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/[\w.-]+)")
 CODE, KEY, NEVER = "heliotrope-7291", "obsidian-4416", "never write to /etc/quarry"
 FACTS = {0: f"the code word is {CODE}", 1: f"the bay key is {KEY}"}
 SNAPSHOT = "<state_snapshot>"
@@ -34,13 +36,14 @@ def prompts(model: str) -> list[str]:
 
 
 def write_logs(folder: Path) -> None:
+    """Each has about 1,800 tokens in 99 lines, with its fact in the middle."""
     for number in range(LOGS):
-        content = log(number, "")
-        if fact := FACTS.get(number):
-            lines = content.splitlines()
-            lines[50] += f"; {fact}"
-            content = "\n".join(lines) + "\n"
-        (folder / f"part{number}.log").write_text(content)
+        lines = [
+            f"{number}:{at:03} the quick worker {at * 37 % 101} moved {at * 53 % 997} crates to bay {at % 7}"
+            for at in range(99)
+        ]
+        lines[50] += f"; {FACTS[number]}" if number in FACTS else ""
+        (folder / f"part{number}.log").write_text("\n".join(lines) + "\n")
 
 
 @dataclass
@@ -92,6 +95,12 @@ class Worker:
         if not key:
             return calls((grep, {"pattern": "bay key is"}))
         return self.finish(f"{word and word[1]}, {key[1]}, {NEVER if NEVER in words else 'no rule'}")
+
+
+def ours(tool_names: list[str]) -> tuple[str, str]:
+    """The names of the proxy's tools in a request with these tools."""
+    prefix = "offload_" if "offload_grep" in tool_names else ""
+    return f"{prefix}grep", f"{prefix}read_file"
 
 
 def is_summary(asked: Asked) -> bool:

@@ -254,8 +254,9 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
 async def test_an_upstream_that_fails_is_asked_again_later(
     one: Process, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "LIST_SECONDS", 0.01)
-    assert await one.ask(tenant(), fault) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "LIST_SECONDS", 0.01)
+        assert await one.ask(tenant(), fault) is None
     assert await one.ask(tenant()) is None and len(one.upstream.requests) == 1
     one.now += LIST_AGAIN
     assert await one.ask(tenant(), reply()) == 32_768
