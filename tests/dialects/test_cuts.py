@@ -1,4 +1,4 @@
-"""What strict chat templates take, they still take after every cut, and prefixes are stable."""
+"""What strict chat templates take, they still take after every cut; irregular messages stay; prefixes are stable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import moved_files
 from proxy.plan.history import History, Terms
-from proxy.plan.plan import Plan, Reading, Room
+from proxy.plan.plan import Plan, Reading, Role, Room
 from proxy.policy import Compress, Mode, Offload, SnapshotRole
 from tests import written
 from tests.dialects.rendering import rendered, snapshot
@@ -119,6 +119,24 @@ def test_templates_that_take_the_clients_history_take_ours(
         role = SnapshotRole.AUTO  # the policy would add a message that templates may refuse
     messages = [said("system", "be good")] * system + [message for turn in history for message in turn]
     check(messages, Conversation(role=role), pairs)
+
+
+@given(HISTORIES)
+def test_irregular_messages_keep_bytes_and_order(history: list[list[Message]]) -> None:
+    messages = [message for turn in history for message in turn]
+    talk = Conversation()
+    begun = 0
+    for point in points(messages):
+        _, sent = talk.add(messages[begun:point])
+        begun = point
+        rest = iter(sent)
+        known = talk.past.items
+        alone = {
+            index for index, item in enumerate(known) for index in range(index - item.stays_before, index + item.stays)
+        }
+        for index in sorted(alone):
+            if known[index].preview == known[index].tokens and known[index].role is not Role.USER:
+                assert bytes(talk.raws[index]) in rest, "in the order in which they came"
 
 
 def test_user_messages_that_a_cut_makes_neighbours_are_one() -> None:

@@ -335,7 +335,24 @@ def test_references_fit() -> None:
     assert len(summary.fitting(["a"] * 90, 10_000, len)) == summary.REFERENCES
 
 
-# -- an answer is read in time linear in it ----------------------------------------------------------------------------
+# -- as the first version read an answer, and in time linear in it ----------------------------------------------------
+
+TAGS = re.findall("<.*?>", "<think></think><scratchpad></scratchpad><state_snapshot></state_snapshot>")
+
+
+@given(st.lists(st.sampled_from([*TAGS, "a", " b ", "<", ">"]), max_size=14))
+def test_accept_agrees_with_two_plain_patterns(parts: list[str]) -> None:
+    answer = "".join(parts)
+    without = answer
+    for name in ("scratchpad", "think"):
+        without = re.sub(rf"<{name}>.*?</{name}>", "", without, flags=re.DOTALL).replace(f"</{name}>", "")
+    found = re.findall(r"<state_snapshot>(.*?)</state_snapshot>", without, re.DOTALL)
+    text = summary.neutral(found[-1].strip()) if found else ""
+    if re.sub(r"<[^<>]*>", "", text).strip():
+        assert accept(answer, 1_000, 9_999, len) == text
+    else:
+        with pytest.raises(Unusable):
+            accept(answer, 1_000, 9_999, len)
 
 
 def test_an_endless_answer_is_refused_unread() -> None:

@@ -25,7 +25,7 @@ WITHIN = 0.03
 """The share by which a count may differ."""
 MESSAGE = 4
 """Tokens of a message's frame."""
-SAMPLE = 1
+SAMPLE = 2
 """Runs beside the sweep, which takes every other one."""
 LONG = 30_000
 

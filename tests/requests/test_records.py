@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import StoreFault
@@ -150,6 +152,39 @@ async def test_no_round_is_put_back_twice(records: Records) -> None:
     await keep(records, 2, reply(seen("", IDS[0])))
     both = {index: reply(seen("", IDS[0]), before=b"another", link=link(index)) for index in (3, 5)}
     assert await records.rounds(both, MODEL) == {3: hidden(2)}
+
+
+CALLS = st.lists(st.tuples(st.sampled_from([*IDS, "call_0", "call_1"]), st.sampled_from(["{}", ARGUMENTS])), max_size=3)
+
+
+@settings(max_examples=25)
+@given(
+    kept=st.lists(st.tuples(CALLS, st.sampled_from(["", "Done."])), max_size=5),
+    asked=st.tuples(CALLS, st.sampled_from(["", "Done."])),
+    preceding=st.sampled_from(["", "call_0", IDS[0]]),
+)
+async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
+    kept: list[Any], asked: Any, preceding: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever is kept, forks with equal ids included: what is put back was hidden by a reply with the same call, or
+    with the same text behind the same call, and no other reply with it hid anything else."""
+
+    def made(text: str, calls: list[Any]) -> Visible:
+        return Visible(text, tuple(ToolCall(id, "look", arguments) for id, arguments in calls))
+
+    store = Guarded(open_store(str(tmp_path_factory.mktemp("store")), lambda _: None), warn=lambda *_: None)
+    records = Records(store.visit(), "tenant-caller")
+    for number, (calls, text) in enumerate(kept):
+        await keep(records, number, reply(made(text, calls), before=b"before %d" % number, preceding=preceding))
+    found = await records.rounds({2: reply(made(asked[1], asked[0]), preceding=preceding)}, MODEL)
+    numbers = {int(json.loads(raw)["n"]) for round in found.values() for raw in round.before}
+    ids = [{id for id, _ in calls if id in IDS} for calls, _ in kept]
+    for number in numbers:
+        calls, text = kept[number]
+        others = set[str]().union(*(ids[other] for other in range(len(kept)) if other != number))
+        alone = ids[number] & {id for id, _ in asked[0]} - others
+        said = not calls and not asked[0] and text == asked[1] and preceding in IDS
+        assert alone or (said and [text for calls, text in kept if not calls].count(text) == 1)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

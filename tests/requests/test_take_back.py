@@ -7,9 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
+from proxy.plan.turn import Verdict
 from proxy.policy import Compress, Mode, Wait
 from proxy.requests import relay
 from proxy.requests.handler import Chat
@@ -159,9 +163,33 @@ async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: Worl
     assert (client.status, client.body) == (400, OVERFLOW) and len(world.sent) == 2
 
 
+TOOLS_SAID = "this model does not support tools"
 BEGIN: dict[str, Any] = {
     "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
 }
+ODD_ERRORS: dict[str, Any] = {
+    "OpenAI": json.loads(NO_TOOLS),
+    "a text": {"error": TOOLS_SAID},
+    "vLLM's own object": {"object": "error", "message": TOOLS_SAID, "code": 400},
+    "a status and a message": {"code": 400, "message": TOOLS_SAID},
+    "FastAPI": {"detail": [{"loc": ["body", "tools"], "msg": "Extra inputs are not permitted"}]},
+    "MiniMax": {"base_resp": {"status_code": 2013, "status_msg": TOOLS_SAID}, "choices": None},
+    "Gemini's list": [{"error": {"message": TOOLS_SAID, "code": 400}}],
+    "OpenRouter's choice": {
+        "choices": [{"index": 0, "delta": {"content": ""}, "error": {"message": TOOLS_SAID, "code": 400}}]
+    },
+}
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS.keys())
+async def test_error_in_the_place_of_a_reply_may_have_any_shape(world: World, error: Any) -> None:
+    for events in (b": keep-alive\n\n" + stream(error, DONE), stream(BEGIN) + stream(error, DONE)):
+        client, outcome = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
+        assert world.sent[-1] == STREAMED and client.body == ANSWER and outcome.refused == ("any",)
+        world = World()
+    whole = json.dumps(error).replace("delta", "message").encode()
+    client, outcome = await world.ask(LONG, ScriptedReply(whole, headers=[JSON]), ScriptedReply(HELLO))
+    assert world.sent[-1] == LONG and client.body == HELLO and outcome.refused == ("any",)
 
 
 @pytest.mark.parametrize("data", [b'{"reason": "tools"}', b'"no tools"', b"no tools"])
@@ -237,6 +265,43 @@ async def test_final_error_after_the_head_of_a_stream_costs_no_other_request(wor
     said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
     client, _ = await world.ask(STREAMED, ScriptedReply(stream(BEGIN), said, headers=[STREAM]))
     assert b"Rate limited" in client.body and len(world.sent) == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    status=st.sampled_from([400, 404, 422, 401, 403, 409, 413, 429, 500, 503]),
+    said=st.sampled_from([ODD, NO_TOOLS, NO_USAGE, FAILED, OVERFLOW, b"", b"{}", b"[]"])
+    | st.binary(max_size=40)
+    | st.text("a'{}[]\": tolsremu", max_size=60).map(lambda words: json.dumps({"error": {"message": words}}).encode()),
+    streams=st.booleans(),
+    accepts=st.booleans(),
+)
+async def test_whatever_upstream_says_the_client_gets_a_reply_or_a_refusal_of_its_own_bytes(
+    status: int, said: bytes, streams: bool, accepts: bool
+) -> None:
+    """Upstream refuses every changed request in these words, and takes the client's own bytes or has words for them."""
+    world, body = World(), STREAMED if streams else LONG
+    own = ScriptedReply(ANSWER if streams else HELLO) if accepts else refused(b"own", 418)
+    world.upstream = Choosing(body, own, status, said)  # type: ignore[assignment]
+    world.services = world._services(world.services.settings)
+    world.chat = type(world.chat)(world.services, CHAT)
+    client = await world.send(body)
+    world.services.threads.close()
+    if CHAT.complaint(status, said) is Verdict.FINAL:
+        assert (client.status, client.body) == (status, said)
+    else:
+        assert (client.status, client.body) == ((200, ANSWER if streams else HELLO) if accepts else (418, b"own"))
+
+
+class Choosing:
+    """An upstream that has one reply for the client's own bytes, and refuses everything else."""
+
+    def __init__(self, own: bytes, reply: ScriptedReply, status: int, said: bytes) -> None:
+        self._own, self._reply, self._refusal = own, reply, (status, said)
+
+    async def send(self, request: Any) -> Any:
+        status, said = self._refusal
+        return self._reply if request.content == self._own else refused(said, status)
 
 
 # -- what is learned, and by whom -------------------------------------------------------------------------------------

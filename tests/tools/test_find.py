@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.plan import preview
+from proxy.plan.preview import Label
 from proxy.tools.find import Index
 from tests.doubling import assert_linear
 
@@ -165,6 +169,15 @@ def test_a_word_for_several_means_all_of_them(path: str) -> None:
 )  # fmt: skip
 def test_what_was_not_moved_is_not_found(path: str) -> None:
     assert found(path) in ([], list(FILES)) if path == ".." else found(path) == []
+
+
+@given(st.text(), st.dictionaries(st.text(min_size=1), st.lists(st.text(), max_size=3), max_size=5))
+def test_any_path_leads_only_to_files_of_the_request(path: str, said: dict[str, list[str]]) -> None:
+    files: Mapping[str, Label] = {f"{STORE}/{name}": Label("s", "o", "a", tuple(words)) for name, words in said.items()}
+    index = Index(files, files, STORE)
+    for asked in (path, f"{STORE}/{path}", *said, *(word for words in said.values() for word in words)):
+        assert set(index.find(asked)) <= set(files)
+        assert set(index.fitting(asked, list(files))) <= set(files)
 
 
 def test_globs_also_fit_what_the_calls_named() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy import rawjson
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import MAX_ARGUMENTS, MAX_SEPARATORS
@@ -135,6 +139,17 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     assert all(name in part["text"] for name, part in zip(names, (parts[0], parts[3]), strict=True))
 
 
+@given(st.text(max_size=400), st.text(max_size=80))
+def test_any_text_and_any_id(text: str, id: str) -> None:
+    """Also hostile ids: a name never leaves its directory and is the same for the same text."""
+    raw = tool(text * 7, id)
+    [known] = named(CHAT.read(raw, READING, words))
+    for piece in known.pieces:
+        assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+        assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
+    assert len(with_previews(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
+
+
 # -- the history's digest ---------------------------------------------------------------------------------------------
 
 ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -224,3 +239,23 @@ def test_excluded_tools_are_never_moved() -> None:
     assert found[1].preview < found[1].tokens
     assert found[2].preview == found[2].first_preview == found[2].tokens
     assert not found[2].stays, "a cut replaces it: else a tool that is called in every step would leave nothing to cut"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
+    )
+)
+def test_nothing_but_unplannable_is_raised(value: Any) -> None:
+    for raw in (
+        rawjson.encode(value) if not _huge(value) else b"0",
+        json.dumps({"role": "user", "content": value}).encode(),
+    ):
+        with contextlib.suppress(Unplannable):
+            CHAT.read(raw, READING, words)
+
+
+def _huge(value: Any) -> bool:
+    return "int" in type(value).__name__ and abs(value) >= 2**63
