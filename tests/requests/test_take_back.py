@@ -14,12 +14,10 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Verdict
-from proxy.policy import Compress, Mode, Wait
 from proxy.requests import relay
 from proxy.requests.handler import Chat
-from tests import written
 from tests.clock import Clock, turns
-from tests.dialects.chat.turns import ANSWER, DONE, folded, stream, text, usage, whole
+from tests.dialects.chat.turns import ANSWER, DONE, folded, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
 from tests.requests.test_handler import world as world
@@ -119,42 +117,6 @@ async def test_client_sees_the_refusal_of_its_own_bytes_which_teaches_nothing(wo
         assert (client.status, client.body) == (422, own)
         assert (outcome.kind, outcome.refused) == ("untouched", ())
     assert not world.services.known.has_refusals("acme-1")
-
-
-SYSTEM_FIRST = b'{"error": {"message": "System message must be the one at the beginning", "code": 400}}'
-SNAPSHOT = whole({"content": "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"})
-COMPRESSING = written.offload(
-    mode=Mode.COMPRESS,
-    max_total_tokens=6_000,
-    pin_user_tokens=400,
-    compress=Compress(snapshot_tokens=400, wait=Wait.ALWAYS),
-)
-
-
-async def test_a_snapshot_becomes_a_user_message_where_its_place_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server may take the system message only as it was trained with it."""
-
-    async def send(request: Any) -> ScriptedReply:
-        messages = json.loads(request.content)["messages"]
-        if "scratchpad" in str(messages[-1]):
-            return ScriptedReply(SNAPSHOT)
-        systems = [message["content"] for message in messages if message["role"] == "system"]
-        return ScriptedReply(HELLO) if systems == ["Be brief."] else refused(SYSTEM_FIRST)
-
-    monkeypatch.setattr(world.upstream, "send", send)
-    world.policy = msgspec.structs.replace(POLICY, offload=COMPRESSING)
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is it?"}]
-    for number in range(10):
-        messages.append({"role": "assistant", "content": f"I think {number}. " + "word " * 400})
-        messages.append({"role": "user", "content": "Sure?"})
-        client = await world.send(json.dumps({"model": "m", "messages": messages}).encode())
-        assert client.status == 200
-    compressed = [outcome for outcome in world.outcomes if outcome.compressed]
-    assert len(compressed) > 3 and all(outcome.kind == "offloaded" for outcome in compressed)
-    left_out = [outcome.refused for outcome in compressed]
-    assert left_out == [("place",), ("place",), *[()] * (len(compressed) - 2)], "two refusals are believed"
 
 
 async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: World) -> None:
