@@ -88,6 +88,28 @@ async def test_a_reply_is_found_by_its_call_alone(how: str) -> None:
     assert sent[place + 2]["tool_calls"][-1]["id"].replace("_", "") == ID.replace("_", ""), "directly before the reply"
 
 
+async def test_a_message_at_the_end_that_is_gone_next_time() -> None:
+    """OpenClaw sends one with every request."""
+    world = world_with_tools()
+    await with_hidden_round(world, [TASK, {"role": "user", "content": "It is 12:01."}])
+    sent = await asked(world, [TASK, *steps()], whole({"content": "It is 42."}))
+    assert '"grep"' in json.dumps(sent)
+
+
+async def test_a_reply_without_its_text_is_found_by_the_history_before_it() -> None:
+    """Its call's id is one that every server gives."""
+    world = world_with_tools()
+    grep = whole(calls(called("grep", '{"pattern": "x"}', id="h")), "tool_calls")
+    one = {"content": "Hm.", "tool_calls": [called("look", id="call_0")]}
+    await asked(world, [TASK], grep, whole(one, "tool_calls"))
+    history = [
+        TASK,
+        {"role": "assistant", **one, "content": None},
+        {"role": "tool", "tool_call_id": "call_0", "content": "yes"},
+    ]
+    assert '"grep"' in json.dumps(await asked(world, history, whole({"content": "It is 42."})))
+
+
 async def test_a_text_behind_a_call_is_found_without_what_came_before() -> None:
     world = world_with_tools()
     history = [TASK, *steps(last=False)]

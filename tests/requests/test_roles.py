@@ -74,6 +74,13 @@ def aider(*after: Json) -> list[Json]:
 
 
 @pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS, Mode.AUTO])
+async def test_the_second_to_last_user_message_stays_whole(mode: Mode) -> None:
+    history, reader = await planned(aider(*step(4, 2500, 900), *step(5, 900), *step(6, 5)), policy(mode=mode))
+    assert history.plan.events
+    assert {"role": "user", "content": FILES} in messages_of(history, reader)
+
+
+@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS, Mode.AUTO])
 async def test_an_older_large_user_message_is_moved_and_can_be_read_back(mode: Mode) -> None:
     history, reader = await planned(aider(LAST, *step(4, 2500, 900), *step(5, 900), LAST), policy(mode=mode))
     sent = messages_of(history, reader)
@@ -96,6 +103,15 @@ def observed(number: int) -> list[Json]:
 
 RULE: Json = {"role": "user", "content": "never write to /etc"}
 SMOL = [SYSTEM, USER, *observed(1), *step(2, 20), RULE, *(one for number in range(3, 12) for one in observed(number))]
+
+
+async def test_observations_are_no_user_messages() -> None:
+    """They use up no pins: the rule in the middle stays word for word, and they are moved."""
+    without, _ = await planned(SMOL, policy(mode=Mode.COMPRESS, pin_user_tokens=1500))
+    assert 5 not in without.plan.boundaries[-1].pins
+    named = policy(mode=Mode.COMPRESS, pin_user_tokens=1500, results=(ResultPreset.SMOLAGENTS,))
+    history, _ = await planned(SMOL, named)
+    assert history.plan.boundaries[-1].pins == {1, 5}
 
 
 async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:

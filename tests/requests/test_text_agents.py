@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from proxy.plan.texts import ResultPreset
 from proxy.policy import Inject, Offload, Policy
 from proxy.policy import Tools as ToolsPolicy
 from proxy.requests.planned import Rendered
-from tests.dialects.chat.turns import DONE, ROLE, called, calls, chunk, folded, read, stream, text, whole
+from proxy.tokens import Tokens
+from tests.dialects.chat.turns import DONE, ROLE, called, calls, chunk, folded, read, stream, text, usage, whole
 from tests.requests.planning import Json, planned
 from tests.requests.scripted import ScriptedReply
 from tests.requests.test_handler import World
 from tests.requests.test_handler import world as world
+from tests.transcripts import Run, load, needed, requests_of
 
 AGENTS = Policy(offload=Offload(results=(ResultPreset.SMOLAGENTS,)))
 """The default policy, but for the name of such a client."""
@@ -96,6 +99,37 @@ async def test_results_move_early_with_our_tools_from_the_start() -> None:
 # -- the reply --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<code>\nprint(read_file('a.log'))\n</code>",
+        '{"thought": "I read it.", "code": "print(read_file(1))"}',
+        '{"name": "read_file", "arguments": {"path": "a.log"}}',
+        '<tool_call>\n{"name": "grep", "arguments": {"pattern": "x"}}\n</tool_call>',
+        "<read_file>\n<path>a.log</path>\n</read_file>",
+        "```read_file\na.log\n```",
+    ],
+)
+async def test_what_such_a_model_writes_reaches_its_client(said: str, world: World) -> None:
+    """Calls in text, also of tools that are called like ours. Streamed as upstream sent it."""
+    world.policy = AGENTS
+    pieces = [chunk({"content": said[at : at + 3]}) for at in range(0, len(said), 3)]
+    reply = stream(ROLE, *pieces, chunk({}, "stop"), chunk(usage=usage(100, 10)), DONE)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    client, outcome = await world.ask(body(TASK, **options), ScriptedReply(reply))
+    assert text(folded(client.body)) == said and outcome.rounds == 0
+    client, outcome = await world.ask(body(TASK), ScriptedReply(whole({"content": said})))
+    assert text(read(client.body)) == said and outcome.rounds == 0
+
+
+async def test_prose_is_streamed_byte_for_byte(world: World) -> None:
+    world.policy = AGENTS
+    reply = stream(ROLE, *(chunk({"content": word}) for word in ("I ", "know", ".")), chunk({}, "stop"), DONE)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    client, _ = await world.ask(body(TASK, **options), ScriptedReply(reply[:70], reply[70:]))
+    assert client.body == reply
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_call_of_ours_is_answered_inside_and_comes_back_later(streamed: bool, world: World) -> None:
     world.policy = AGENTS
@@ -114,3 +148,35 @@ async def test_a_call_of_ours_is_answered_inside_and_comes_back_later(streamed: 
     again = [*LONG, {"role": "assistant", "content": "Port 1."}, {"role": "user", "content": "Observation:\nok"}]
     _, outcome = await world.ask(body(again), ScriptedReply(whole({"content": "Done."})))
     assert outcome.reinserted == 1 and "offload_grep" in world.sent[2].decode()
+
+
+# -- recorded runs ----------------------------------------------------------------------------------------------------
+
+
+def in_text(run: Run) -> list[tuple[list[Json], Json]]:
+    """The run's requests as a client would have made them that describes its tools in its prompt."""
+    return [([*map(told, messages)], told(reply)) for messages, reply in requests_of(run) if messages]
+
+
+def told(message: Json) -> Json:
+    said = message.get("content") or ""
+    for call in message.get("tool_calls") or ():
+        said += f"\n<code>\n{call['function']['name']}({call['function']['arguments']})\n</code>"
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"Observation:\n{said}"}
+    return {"role": message["role"], "content": said}
+
+
+@needed
+@pytest.mark.parametrize("source", ["livemcpbench", "super-gpt4o"])
+async def test_recorded_runs_in_text_keep_their_tools_and_their_prefix_between_events(source: str) -> None:
+    run = min(load(30_000, source), key=lambda one: one.total_tokens)
+    counter, sent, events = Tokens(), list[Json](), list[int]()
+    for messages, _ in in_text(run):
+        made, reader = await planned(messages, AGENTS, counter=counter)
+        sent.append(json.loads(Rendered.of(made, None, {}, reader).turn().request()))
+        events.append(len(made.plan.events))
+    assert all(names_of(one) == OURS for one in sent) and all(one["tools"] == sent[0]["tools"] for one in sent)
+    for (one, other), (before, after) in zip(pairwise(sent), pairwise(events), strict=True):
+        assert before != after or other["messages"][: len(one["messages"])] == one["messages"]
+    assert events == sorted(events) and 1 <= events[-1] <= 6

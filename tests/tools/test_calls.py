@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy import regex
 from proxy.plan import preview
+from proxy.plan.preview import Label
 from proxy.tools.answer import Material, answer, meaning
 from proxy.tools.definitions import Tool, parsed
 from proxy.tools.find import Index
+from tests import transcripts
 
 STORE = "/context_store"
 LOG, CODE, TODO = (f"{STORE}/{name}" for name in ("billing.log-2e7dc01b.txt", "settings.py-00000001.txt", "n-02.txt"))
@@ -133,3 +138,60 @@ def test_calls_mean_the_same_however_they_name_the_file() -> None:
     different = [meant("read_file", path=LOG), meant("read_file", path=LOG, offset=3), meant("read_file", path=CODE)]
     different += [meant("grep", pattern="x", path=LOG), meant("grep", pattern="x", path="no"), meant("grep", path=7)]
     assert len(set(different)) == 6
+
+
+# -- recorded calls ---------------------------------------------------------------------------------------------------
+
+
+def spellings(tool: str, arguments: Any, path: str, label: Label, call: str) -> Iterator[tuple[str, str]]:
+    """Yield the ways in which a model may name the result of a call."""
+    name = path.rpartition("/")[2]
+    yield "our name", path
+    yield "our name", name
+    yield "our name", path.removesuffix(".txt")
+    yield "our name", f"/tmp/{name}:12"
+    yield "our words", f"{path} ({label.origin})"
+    yield "our words", f"(detailed result is stored in {path}; complete, {label.origin})"
+    yield "our words", label.about
+    yield "its id", call
+    for value in arguments.values() if isinstance(arguments, dict) else ():
+        if not isinstance(value, str) or not value.strip() or len(value) > preview.SAID_CHARS:
+            continue
+        last = re.split(r"[?#]", value)[0].rstrip("/").rpartition("/")[2]
+        if re.fullmatch(r"[\w./~@+:-]*/[\w./~@+?=#&-]+|[\w@+-]+\.\w{1,5}", value) and re.search(r"\w", last):
+            yield from (("its path", form.format(value)) for form in ("{}", "'{}'", "`{}`", "./{}", f"{STORE}/{{}}"))
+            yield from (("its path", form.format(value)) for form in ("{}:12", "{}:3-40", "{}#L12", "file://{}"))
+            yield from (("its path", said) for said in (value.upper(), value.replace("/", "\\"), value.lstrip("/")))
+            yield from (
+                ("its last component", form.format(last)) for form in ("{}", f"{STORE}/{{}}", "/w/{}", "{}.txt")
+            )
+            yield from (("as a call", form.format(tool, value)) for form in ("{} {}", '{}(path="{}")', "{}: {}"))
+        elif " " in value and "\n" not in value:
+            yield from (("its text", form.format(value)) for form in ("{}", "'{}'", f"{STORE}/{{}}"))
+            yield "its text", value.replace(" ", "_")
+            yield "as a call", f"{tool} {value}"
+
+
+@transcripts.needed
+@pytest.mark.sweep
+def test_recorded_calls_are_found_by_at_least_95_percent_of_their_names() -> None:
+    made, found = Counter[str](), Counter[str]()
+    for run in transcripts.load():
+        calls = {call["id"]: call["function"] for message in run.messages for call in message.get("tool_calls") or ()}
+        known: dict[str, tuple[str, str, Label, str]] = {}
+        for message in run.messages:
+            call = message.get("tool_call_id", "")
+            if call in calls and len(str(message["content"])) > 800:
+                tool, arguments = calls[call]["name"], calls[call]["arguments"]
+                label = preview.of_call(tool, arguments, len)
+                path = f"{STORE}/{preview.file_name(label, f'{len(known):08x}')}"
+                label = msgspec.structs.replace(label, said=(*label.said, call))
+                known[path] = (tool, arguments, label, call)
+        index = Index(known, {path: label for path, (_, _, label, _) in known.items()}, STORE)
+        for path, (tool, arguments, label, call) in known.items():
+            for way, name in spellings(tool, json.loads(arguments or "{}"), path, label, call):
+                made[way] += 1
+                found[way] += path in index.find(name)
+    assert len(made) == 7 and made.total() > 10_000
+    assert all(found[way] >= 0.95 * number for way, number in made.items()), (found, made)
+    print({way: f"{found[way]} of {number}" for way, number in made.items()}, f"{found.total() / made.total():.1%}")
