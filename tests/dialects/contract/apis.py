@@ -104,14 +104,11 @@ class Api(ABC):
         return json.dumps(reply, separators=(",", ":")).encode()
 
     def put_back(self, turn: Turn, reply: Json) -> list[Block]:
-        """What goes upstream of this reply with the client's next request: each result names a call of its own."""
+        """What goes upstream of this reply with the client's next request."""
         entry = self.entry(reply)
         hidden = turn.hidden and self.dialect.paired(turn.hidden, entry)
         sent = self.dialect.reinserted(hidden, entry) if hidden else [entry]
-        entries = json.loads(b"[%b]" % b",".join(map(bytes, sent)))
-        called, answered = _ids(entries, CALLS), _ids(entries, RESULTS)
-        assert len({*called}) == len(called) and len({*answered}) == len(answered) and {*answered} <= {*called}
-        return self.entries(entries)
+        return self.entries(json.loads(b"[%b]" % b",".join(map(bytes, sent))))
 
     @abstractmethod
     def entries(self, entries: list[Json]) -> list[Block]:
@@ -398,20 +395,6 @@ class Responses(Api):
 
     def entry(self, reply: Json) -> bytes:
         return b",".join(json.dumps(item).encode() for item in reply["output"])
-
-
-CALLS = {"function": "id", "tool_use": "id", "function_call": "call_id"}
-RESULTS = {"tool": "tool_call_id", "tool_result": "tool_use_id", "function_call_output": "call_id"}
-"""The member with the id of a call, by the type of the call or of its result, or by the role."""
-
-
-def _ids(value: Any, members: dict[str, str]) -> list[str]:
-    if isinstance(value, list):
-        return [id for one in value for id in _ids(one, members)]
-    if not isinstance(value, dict):
-        return []
-    member = members.get(value.get("type") or value.get("role", ""))
-    return [value[member]] if member else _ids([*value.values()], members)
 
 
 def _call(arguments: Json) -> Block:

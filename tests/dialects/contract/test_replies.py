@@ -1,4 +1,4 @@
-"""Any reply in all three APIs: nothing is reordered, lost, doubled or leaked."""
+"""Any reply in all three APIs, and any short conversation: nothing is reordered, lost, doubled, leaked or refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects import reply
 from proxy.plan.turn import Hidden
 from tests.dialects.contract.apis import (
     APIS,
@@ -26,7 +27,9 @@ from tests.dialects.contract.apis import (
     theirs,
     think,
 )
+from tests.dialects.contract.conversations import CLIENTS, play
 from tests.dialects.turning import events, run
+from tests.sampling import sample
 
 Json = dict[str, Any]
 
@@ -146,3 +149,18 @@ def test_any_reply(rounds: list[Round], name: str, json_mode: bool, data: st.Dat
 
 def _calls(said: Round) -> bool:
     return any(one.kind in ("ours", "theirs") for one in said.blocks)
+
+
+@pytest.mark.parametrize("first", sample(range(0, 1_000, 50), 1))
+@pytest.mark.parametrize("name", CLIENTS)
+def test_conversations(name: str, first: int) -> None:
+    """Thousands of conversations: whether hidden rounds are put back or not, upstream refuses nothing."""
+    assert sum(play(name, seed) for seed in range(first, first + 50)) >= 50
+
+
+def test_the_oracle_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, everything that was held."""
+    monkeypatch.setattr(reply.Round, "flow", lambda self: [])
+    with pytest.raises((AssertionError, IndexError)):
+        for seed in range(20):
+            play("responses", seed)
