@@ -11,6 +11,10 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import httpx
+
+from tests.serving import PLAIN
+
 LIMIT = 300
 """Seconds until a run is killed; the slowest client takes a twentieth of it on an idle machine."""
 
@@ -22,6 +26,14 @@ def free_port() -> int:
         port = random.randrange(20_000, 30_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+def answers(url: str) -> bool:
+    """Whether a server is there."""
+    try:
+        return not httpx.get(url, verify=PLAIN, trust_env=False).is_server_error
+    except httpx.TransportError:
+        return False
 
 
 async def run(

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from tests.clients.running import free_port
+from tests.clients.running import answers, free_port
 from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -62,13 +62,6 @@ def litellm(folder: Path, upstreams: dict[str, str], compression: str) -> Iterat
         finally:
             process.kill()
             process.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, verify=PLAIN, trust_env=False).is_success
-    except httpx.TransportError:
-        return False
 
 
 def history(turns: int = 6) -> list[Any]:

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.clients.running import free_port
+from tests.clients.running import answers, free_port
 from tests.clock import wait_until
 from tests.serving import spawned
 
@@ -41,18 +40,11 @@ def server(tmp_path: Path) -> Iterator[str]:
     told = environment(protocol="http", port=str(port), pidfile=str(tmp_path / "pid"))
     process = subprocess.Popen(["node", "server/server.mjs"], cwd=TESTS, env=told, stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: answers(port))
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/"))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait()
-
-
-def answers(port: int) -> bool:
-    try:
-        return bool(httpx.get(f"http://127.0.0.1:{port}/"))
-    except httpx.TransportError:
-        return False
 
 
 def outcomes(url: str) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import httpx
 import pytest
 
-from tests.clients.running import free_port
+from tests.clients.running import answers, free_port
 from tests.clock import wait_until
-from tests.serving import PLAIN, spawned
+from tests.serving import spawned
 
 HERE = Path(__file__).parent
 STEADY = HERE / "steady/node_modules/.bin/steady"
@@ -94,13 +93,6 @@ def serving(command: list[str | Path], health: str) -> Iterator[None]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, verify=PLAIN, trust_env=False).is_success
-    except httpx.TransportError:
-        return False
 
 
 DISTINCT = "not loose and not raw_response and not path_params and not (Async and strict)"
