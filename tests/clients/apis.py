@@ -99,20 +99,12 @@ def responses_asked(body: Json) -> Asked:
 
 def messages_asked(body: Json) -> Asked:
     names = [tool["name"] for tool in body.get("tools") or ()]
-    history = [_unmarked({**message, "content": _listed(message["content"])}) for message in body["messages"]]
+    history = [messages.unmarked({**message, "content": _listed(message["content"])}) for message in body["messages"]]
     return Asked(body["model"], names, history, _text({"content": body.get("system") or ""}))
 
 
 def _listed(content: str | list[Json]) -> list[Json]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, list):
-        return list(map(_unmarked, value))
-    if isinstance(value, dict):
-        return {key: _unmarked(member) for key, member in value.items() if key != "cache_control"}
-    return value
 
 
 def _text(entry: Json) -> str:

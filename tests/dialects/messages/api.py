@@ -311,14 +311,15 @@ def _prefixes(body: Json) -> Iterator[tuple[str, Json, str]]:
 
 
 def _plain(value: Any) -> bytes:
-    return json.dumps(_unmarked(value), sort_keys=True).encode()
+    return json.dumps(unmarked(value), sort_keys=True).encode()
 
 
-def _unmarked(value: Any) -> Any:
+def unmarked(value: Any) -> Any:
+    """The value without cache breakpoints."""
     if isinstance(value, list):
-        return list(map(_unmarked, value))
+        return list(map(unmarked, value))
     if isinstance(value, dict):
-        return {key: _unmarked(member) for key, member in value.items() if key != "cache_control"}
+        return {key: unmarked(member) for key, member in value.items() if key != "cache_control"}
     return value
 
 
