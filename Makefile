@@ -1,5 +1,5 @@
 # make demo        watch an agent go past its context window (no key, no network beyond the package index)
-# make test        all tests but the sweeps over every recorded run and those of real clients
+# make test        all tests but the sweeps over many recorded runs and those of real clients
 # make test-fast   pure code and units: no server processes
 # make test-sweeps only those sweeps; make test-all has both
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
