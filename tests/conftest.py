@@ -24,7 +24,7 @@ from tests import serving
 from tests.clock import PATIENCE, Clock, hurry
 from tests.fake_upstream import StrictUpstream
 from tests.forking import Nursery
-from tests.serving import Proxy, served, spawned, wait_for_stores
+from tests.serving import Proxy, be_patient, served, spawned
 
 EXAMPLES = 30
 """How many examples of a property a run without sweeps tries, if the test says nothing else. Others try 100."""
@@ -78,7 +78,7 @@ def forked() -> Iterator[None]:
 def patient() -> None:
     """Let the tests' own requests wait, and proxies for their stores: five seconds, or one, are over soon on a busy
     machine."""
-    wait_for_stores()
+    be_patient()
     default = inspect.signature(httpx.get).parameters["timeout"].default
     default.connect = default.read = default.write = default.pool = PATIENCE
 

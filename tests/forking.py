@@ -165,10 +165,10 @@ def main(requests: socket.socket) -> None:
 
     from proxy.server import runner  # noqa: F401
     from proxy.tokens import counter
-    from tests.serving import wait_for_stores
+    from tests.serving import be_patient
 
     hurry(uvicorn.server)
-    wait_for_stores()
+    be_patient()
     counter()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it reaches the tests as well, which then end us
     _serve(requests)

@@ -28,6 +28,7 @@ import uvicorn
 
 from proxy.policies.tenants import Tenant
 from proxy.requests.windows import Known
+from proxy.server import access
 from proxy.server.app import App
 from proxy.server.runner import config
 from proxy.settings import Settings
@@ -177,11 +178,11 @@ def spawned(
         yield proxy
 
 
-def wait_for_stores() -> None:
-    """Let the requests of this process' proxies wait for a slow store, not for one second only."""
+def be_patient() -> None:
+    """Let this process' proxies wait for a slow store and in deep health, not for one second or two only."""
     defaults = Guarded.__init__.__kwdefaults__
-    assert "budget_seconds" in defaults
-    defaults["budget_seconds"] = PATIENCE
+    assert "budget_seconds" in defaults and access.SECONDS
+    defaults["budget_seconds"] = access.SECONDS = PATIENCE
 
 
 def listens(port: int) -> bool:

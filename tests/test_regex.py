@@ -202,7 +202,7 @@ def test_a_search_ends_with_its_budget() -> None:
     find = compile(LARGE + "$", budget)
     with pytest.raises(TooSlow, match=r"took more than 0\.05 seconds"):
         find((b"a" * 999 + b"\n") * 10_000, 0)
-    assert 0.05 <= budget.spent < 0.5
+    assert 0.05 <= budget.spent < 1
 
 
 NASTY = "(?:.{0,99}m){9}zq"
@@ -213,11 +213,11 @@ LINES = (b"m" * 1_000 + b"\n") * 4_000
     "pattern", [NASTY, LARGE + "$", "(?:.?){500}zzz", "(?:.{0,9}[a-m]){90}zq", "\\pL{50}zq", "(x+x+)+y"]
 )
 def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
-    """Nothing interrupts it. 20 to 30 ms is what was measured; the bound leaves room for slower processors."""
+    """Nothing interrupts it. 20 to 30 ms is what was measured; the bound leaves room for slower and busy processors."""
     find, calls = spied(compile(pattern, Budget(0.1)))
     with suppress(TooSlow):
         find(LINES, 0)
-    assert max(seconds for _, seconds in calls) < 0.3
+    assert max(seconds for _, seconds in calls) < 1
 
 
 async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]) -> ToolAnswer:
@@ -230,15 +230,15 @@ async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order:
 
 async def test_many_calls_share_one_budget_and_others_get_their_turn() -> None:
     calls = 30
-    pool, order, budget = WorkPool("searching", 1), list[str](), Budget(0.5)
+    pool, order, budget = WorkPool("searching", 1), list[str](), Budget(1)
     turn = [asyncio.create_task(told(pool, "a", budget, NASTY, order)) for _ in range(calls)]
     await asyncio.sleep(0)
     other = await told(pool, "b", Budget(5), "(x+x+)+y", order)
     assert other.text.startswith("No matches")
     assert order == ["b"], "served before any of the others' searches is through"
     for refused in await asyncio.gather(*turn):
-        assert refused.result == "refused" and "searching took more than 0.5 seconds" in refused.text
-    assert budget.spent < 0.5 + calls * 4 * SLICE
+        assert refused.result == "refused" and "searching took more than 1 seconds" in refused.text
+    assert budget.spent < 1 + calls * 4 * SLICE
     pool.close()
 
 

@@ -160,7 +160,7 @@ def test_every_operation_is_described(caller: Caller) -> None:
 
 
 def test_random_bodies_are_answered_as_described(caller: Caller) -> None:
-    @settings(FUZZ, max_examples=4 * settings.default.max_examples)
+    @settings(FUZZ, max_examples=2 * settings.default.max_examples)
     @given(some.sampled_from(sorted(RIGHT)).flatmap(requests))
     def fuzz(asked: tuple[str, Any]) -> None:
         path, body = asked

@@ -326,7 +326,7 @@ async def test_streams_that_are_cut_off_end_with_an_error_event(
 HANGS = """
 import threading, time
 from proxy import stores
-from proxy.server import runner
+from proxy.server import access, runner
 from proxy.stores import local
 {patch}
 """
@@ -335,6 +335,7 @@ MONITOR = "--monitor-networks=127.0.0.0/8"
 """Lets the tests ask for deep health and metrics."""
 
 STORE_HANGS = """
+access.SECONDS = 0.2
 stores.CLOSE_SECONDS = 0.2
 local.Folder.get = lambda folder, key: time.sleep(3600)
 """

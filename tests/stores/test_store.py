@@ -64,7 +64,12 @@ def store(engine: Engine) -> Store:
     return Store(engine)
 
 
-async def test_more_keys_than_may_wait_are_deleted_all_the_same(engine: Engine, store: Store) -> None:
+async def test_more_keys_than_may_wait_are_deleted_all_the_same(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "WAITING", 1_000)
+    monkeypatch.setattr(stores, "AT_ONCE", 110)
+    store = Store(engine)
     engine.go_on.set()
     keys = [f"a-1/rounds/{number}" for number in range(2 * stores.WAITING + 100)]
     await store.delete(*keys)
