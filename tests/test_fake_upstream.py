@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests import transcripts
@@ -17,6 +16,7 @@ from tests.fake_upstream import (
     StrictUpstream,
     text,
 )
+from tests.sdks import openai
 from tests.strict import Refused, Rules, check, parse
 
 Json = dict[str, Any]

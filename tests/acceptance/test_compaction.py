@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from proxy.plan.compacting import GONE, UNREAD, reference
@@ -21,6 +20,7 @@ from proxy.stores.local import Folder
 from tests.acceptance.test_archive import FACT, LOGS, body
 from tests.dialects.responses.api import ResponsesApi, call, say
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
+from tests.sdks import openai
 from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
 from proxy.plan.compacting import GONE, reference
 from tests.acceptance.test_archive import FACT, LOGS, body
 from tests.dialects.messages.api import MessagesApi, call, say
 from tests.fake_upstream import StrictUpstream
+from tests.sdks import anthropic
 from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]

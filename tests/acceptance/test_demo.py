@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from proxy.demo.model import ScriptedUpstream
-from proxy.demo.session import Agent
 from tests.clock import PATIENCE, wait_until
+from tests.sdks import Lazy, openai
 from tests.serving import Proxy
 from tests.test_cli import run
+
+session = Lazy("proxy.demo.session")
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]
@@ -121,7 +122,7 @@ def test_the_demo_session_runs_in_every_mode_that_needs_no_summary(serve: Callab
         offload = {"mode": mode}
         proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
         with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:
-            agent = Agent(client, upstream)
+            agent = session.Agent(client, upstream)
             rows = list(agent.run())
     assert [one.line.strip() == said for one, said in agent.answers] == [True, True]
     assert rows[-1].sent < rows[-1].client / 2

@@ -14,14 +14,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.acceptance.shared import up
 from tests.clients.apis import Asked, api
 from tests.clients.worker import SUMMARY, is_summary
 from tests.fake_upstream import Message, StrictUpstream, calls, text
+from tests.sdks import anthropic, openai
 from tests.serving import Proxy, served, tight, wait_until
 from tests.steps import STEP, tool
 

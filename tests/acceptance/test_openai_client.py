@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import openai
 import pytest
 
 from tests.acceptance.shared import BIG
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
+from tests.sdks import openai
 from tests.serving import Proxy, tight
 from tests.steps import CHAT_TOOL, chat
 

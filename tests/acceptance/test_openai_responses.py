@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.acceptance.shared import BIG, own_ids, proxy, up
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import StrictUpstream, whole
+from tests.sdks import openai
 from tests.serving import Proxy, served, tight
 
 __all__ = ["proxy", "up"]

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from proxy.dialects import for_model, model_in
@@ -25,6 +23,7 @@ from tests.dialects.responses.api import ResponsesApi
 from tests.dialects.responses.api import call as called
 from tests.dialects.responses.api import say as said
 from tests.fake_upstream import Pieces, Recorded, StrictUpstream, text
+from tests.sdks import anthropic, openai
 from tests.serving import Proxy, tight
 
 Json = dict[str, Any]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
+from tests.sdks import openai
 from tests.serving import Proxy, served, stop, tight
 
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("llama")]

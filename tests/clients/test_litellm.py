@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.clients.running import answers, free_port
 from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
+from tests.sdks import openai
 from tests.serving import PLAIN, Proxy, served, tight
 
 ROOT = Path(__file__).parents[2]

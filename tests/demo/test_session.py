@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 
 from proxy.demo.model import ScriptedUpstream, Sent
-from proxy.demo.session import Agent, Question, Row, faults
 from proxy.errors import ProxyError
 from tests.fake_upstream import StrictUpstream, error
+from tests.sdks import Lazy, openai
+
+session = Lazy("proxy.demo.session")
 
 Json = dict[str, Any]
 
@@ -20,11 +21,11 @@ def test_without_a_proxy_the_demo_answers_but_moves_nothing() -> None:
         ScriptedUpstream().serving() as upstream,
         openai.OpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client,
     ):
-        agent = Agent(client, upstream)
+        agent = session.Agent(client, upstream)
         rows = list(agent.run())
     assert all(row.sent == row.client for row in rows)
     assert all(one.line.strip() == said for one, said in agent.answers) and len(agent.answers) == 2
-    assert faults(agent, agent.lost({})) == ["nothing was moved", "nothing was read back"]
+    assert session.faults(agent, agent.lost({})) == ["nothing was moved", "nothing was read back"]
 
 
 class Seen:
@@ -42,16 +43,16 @@ MOVED = {**WHOLE, "content": "1... (detailed result is stored in /store/a.py-012
 FILE = "a.py-01234567.txt"
 
 
-def agent(**changed: Any) -> Agent:
+def agent(**changed: Any) -> Any:
     """An agent after a good session, but for what `changed` says."""
     upstream: Any = Seen(Sent([REQUEST, CALL, MOVED], []))
     client: Any = None
-    made = Agent(client, upstream)
+    made = session.Agent(client, upstream)
     made.messages = [REQUEST, CALL, WHOLE]
-    made.rows = [Row(1, "answers the user", 100_000, 10_000, 5, 300)]
-    made.answers = [(Question("a.py", "X =", "X = 1"), "X = 1")]
+    made.rows = [session.Row(1, "answers the user", 100_000, 10_000, 5, 300)]
+    made.answers = [(session.Question("a.py", "X =", "X = 1"), "X = 1")]
     for name, value in changed.items():
-        setattr(made, name, value)
+        setattr(made, name, value())
     return made
 
 
@@ -61,14 +62,14 @@ def agent(**changed: Any) -> Agent:
         ({}, {FILE: b"123"}, ""),
         ({}, {}, f"the store does not hold what was moved: {FILE}"),
         ({}, {FILE: b"12"}, f"the store does not hold what was moved: {FILE}"),
-        ({"rows": [Row(1, "", 94_999, 10_000, 5, 300)]}, {FILE: b"123"}, "94,999"),
-        ({"rows": [Row(1, "", 100_000, 10_000, 5, 0)]}, {FILE: b"123"}, "nothing was read back"),
-        ({"answers": [(Question("a.py", "X =", "X = 1"), "X = 2")]}, {FILE: b"123"}, "it said 'X = 2'"),
+        ({"rows": lambda: [session.Row(1, "", 94_999, 10_000, 5, 300)]}, {FILE: b"123"}, "94,999"),
+        ({"rows": lambda: [session.Row(1, "", 100_000, 10_000, 5, 0)]}, {FILE: b"123"}, "nothing was read back"),
+        ({"answers": lambda: [(session.Question("a.py", "X =", "X = 1"), "X = 2")]}, {FILE: b"123"}, "it said 'X = 2'"),
     ],
 )
 def test_each_failed_check_is_named(changed: Json, stored: dict[str, bytes], fault: str) -> None:
     one = agent(**changed)
-    said = faults(one, one.lost(stored))
+    said = session.faults(one, one.lost(stored))
     assert len(said) == bool(fault) and fault in "".join(said)
 
 
@@ -82,4 +83,4 @@ def test_an_error_stops_the_agent(up: StrictUpstream) -> None:
     with openai.OpenAI(base_url=up.url, api_key="k", max_retries=0) as client:
         seen: Any = Seen(Sent([], []))
         with pytest.raises(ProxyError, match="scripted 503"):
-            list(Agent(client, seen).work("Look."))
+            list(session.Agent(client, seen).work("Look."))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-import anthropic
 import httpx2
-import openai
+
+from tests.sdks import anthropic, openai
 
 Json = dict[str, Any]
 ASKED: Any = [{"role": "user", "content": "hi"}]
@@ -23,25 +24,33 @@ class _Stream:
 
 _stream = _Stream()
 _transport = httpx2.Client(transport=httpx2.MockTransport(_stream))
-_openai = openai.OpenAI(api_key="x", base_url="http://upstream/v1", http_client=_transport)
-_anthropic = anthropic.Anthropic(api_key="x", base_url="http://upstream", http_client=_transport)
+
+
+@cache
+def _openai() -> Any:
+    return openai.OpenAI(api_key="x", base_url="http://upstream/v1", http_client=_transport)
+
+
+@cache
+def _anthropic() -> Any:
+    return anthropic.Anthropic(api_key="x", base_url="http://upstream", http_client=_transport)
 
 
 def chat(out: bytes) -> Json:
     """What the SDK makes of a stream. It raises if a reply was cut off, so a stream says otherwise here."""
     _stream.body = out.replace(b'"length"', b'"stop"')
-    with _openai.chat.completions.stream(model="m", messages=ASKED) as stream:
+    with _openai().chat.completions.stream(model="m", messages=ASKED) as stream:
         return stream.get_final_completion().to_dict()
 
 
 def responses(out: bytes) -> Json:
     _stream.body = out
-    with _openai.responses.stream(model="m", input=ASKED) as stream:
+    with _openai().responses.stream(model="m", input=ASKED) as stream:
         *_, last = stream
     return last.response.to_dict()  # type: ignore[union-attr]
 
 
 def messages(out: bytes) -> Json:
     _stream.body = out
-    with _anthropic.beta.messages.stream(model="m", max_tokens=9, messages=ASKED) as stream:
+    with _anthropic().beta.messages.stream(model="m", max_tokens=9, messages=ASKED) as stream:
         return stream.get_final_message().to_dict()

@@ -7,10 +7,6 @@ import typing
 from typing import Any
 
 import pytest
-from anthropic.types import beta as anthropic
-from openai.types import beta as openai_beta
-from openai.types import responses as openai
-from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta
 
 from proxy.dialects.chat.reply import STOPPED
 from proxy.dialects.messages.reply import DELTA, UNFINISHED
@@ -21,6 +17,10 @@ from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
 from tests.dialects.scripted import encoded
 from tests.dialects.turning import run
+from tests.sdks import Lazy
+
+anthropic, openai_beta = Lazy("anthropic.types.beta"), Lazy("openai.types.beta")
+openai, chunks = Lazy("openai.types.responses"), Lazy("openai.types.chat.chat_completion_chunk")
 
 CLIENT, UPSTREAM, NOBODY = "the client answers it", "upstream does that itself", "it is said"
 
@@ -149,7 +149,7 @@ def test_an_item_keeps_its_place(kind: str) -> None:
 
 
 def test_what_chat_streams_is_known() -> None:
-    assert set(ChoiceDelta.model_fields) == CHAT_DELTA
-    finishes = typing.get_args(typing.get_args(Choice.model_fields["finish_reason"].annotation)[0])
+    assert set(chunks.ChoiceDelta.model_fields) == CHAT_DELTA
+    finishes = typing.get_args(typing.get_args(chunks.Choice.model_fields["finish_reason"].annotation)[0])
     assert set(finishes) == CHAT_FINISHES[True] | CHAT_FINISHES[False]
     assert CHAT_FINISHES[False] <= STOPPED and not CHAT_FINISHES[True] & STOPPED
