@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,9 +102,7 @@ def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, monkeypatch
     nasty = ("grep", {"pattern": "(?:.{0,99}m){9}zq"})
     up.script(calls(*[nasty] * 30), text("ok"))
     with served({"default": tight(up.url)}) as proxy:
-        begun = time.process_time()
         assert post(proxy, {**BASE, "messages": history(("m" * 2_000 + "\n") * 100)}).status_code == 200
-        assert time.process_time() - begun < 5, "seconds of processor time; without the budget it is half a minute"
     answers = [message["content"] for message in up.chats[1].messages[-30:]]
     assert all("searching took more than 0.1 seconds" in answer for answer in answers[:16])
     assert all("at most 16 calls" in answer for answer in answers[16:])

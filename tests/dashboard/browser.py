@@ -16,13 +16,12 @@ from typing import Any, Self
 
 import aiohttp
 
+from tests.clock import PATIENCE
+
 BINARY = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 MISSING = "needs Debian's chromium-headless-shell, or chromium"
 
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-
-PATIENCE = 60.0
-"""Seconds until the browser must have done something. The machine may be busy."""
 
 SHOWN = "document.getElementById('content')?.dataset.shown"
 """Which page of the dashboard is complete."""
