@@ -72,8 +72,8 @@ test-all: $(STAMP) $(if $(shell command -v npm),tests/dashboard/axe/node_modules
 
 # What `make test` skips without the servers and tools of `make servers`.
 test-servers: servers
-	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL) tests/stores tests/test_deploy.py \
-		tests/suites/test_open_responses.py tests/acceptance/test_slow_clients.py
+	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL) tests/stores/test_objects.py tests/test_deploy.py \
+		tests/suites/test_open_responses.py
 
 test-sweeps: $(STAMP)
 	$(PY) -m pytest -m "sweep and not clients" $(PARALLEL)
