@@ -34,7 +34,7 @@ from proxy.server.access import Bounds
 from proxy.server.app import App
 from proxy.server.protocol import IDLE_SECONDS, BoundedProtocol
 from proxy.server.websocket import IDLE_SECONDS as SOCKET_SECONDS
-from proxy.server.websocket import PINGS, BoundedSocket
+from proxy.server.websocket import BoundedSocket
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 from proxy.threads import SWITCH_SECONDS
@@ -134,7 +134,6 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
         http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
         ws=partial(BoundedSocket, bounds=bounds),  # type: ignore[arg-type]
         ws_max_size=settings.body_limit,
-        ws_ping_interval=PINGS,
         ws_ping_timeout=SOCKET_SECONDS,
         ws_per_message_deflate=False,  # a small message could become a large one
         lifespan="on",

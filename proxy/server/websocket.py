@@ -31,11 +31,8 @@ NO_HANDSHAKE = (
 """The reply to a head that `websockets` cannot read."""
 
 IDLE_SECONDS = 600.0
-"""Seconds without a message after which a connection is closed. Clients open another one when they need it."""
-
-PINGS = 20.0
-"""Seconds between two pings. A client that runs a tool between two requests may answer none meanwhile, so it has
-`IDLE_SECONDS` for that."""
+"""Seconds without a message, or without an answer to a ping, after which a connection is closed. Clients open another
+one when they need it. Some answer no ping while they run a tool."""
 
 WAITING = 16
 """Messages that may wait while a response is made: OpenAI's API makes so many at once, one for each lane."""
@@ -206,15 +203,12 @@ class Connection:
 
     async def _watch(self, inflow: Inflow, presence: Presence) -> None:
         """Keep what the client sends while it is answered. End the request if the client leaves or sends too much."""
-        while (message := await self._receive())["type"] == "websocket.receive":
-            try:
+        with suppress(Overloaded):
+            while (message := await self._receive())["type"] == "websocket.receive" and len(self._waiting) < WAITING:
                 inflow.hold(len(_bytes(message)))
-            except Overloaded:
-                message = {}
-            if not message or len(self._waiting) == WAITING:
-                message = {"type": "websocket.disconnect", "code": TOO_MUCH}
-                break
-            self._waiting.append(message)
+                self._waiting.append(message)
+        if message["type"] == "websocket.receive":
+            message = {"type": "websocket.disconnect", "code": TOO_MUCH}
         self._waiting = deque([message])
         presence.leave()
 

@@ -19,8 +19,8 @@ from proxy.dialects.responses.request import given, joined, stores
 from proxy.errors import ClientFault
 from proxy.rawjson import NULL, NotJson, elements_of, text_of
 
-LANES = 32
-"""Most lanes whose histories are held; the oldest ones are dropped."""
+LANE = 200
+"""Bytes that a lane takes beside its history's items."""
 
 _ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
 _FINAL = frozenset(("response.completed", "response.incomplete"))
@@ -45,7 +45,7 @@ class Talk:
     @property
     def size(self) -> int:
         """The bytes of the histories that are held."""
-        return sum(len(memoryview(item)) for _, history in self._held.values() for item in history)
+        return sum(LANE + sum(len(memoryview(item)) for item in history) for _, history in self._held.values())
 
     def forget(self) -> None:
         """Hold no history. From now on, an id is for upstream to understand."""
@@ -112,8 +112,6 @@ class Talk:
         self._held.pop(lane, None)
         if id and self._asked is not None:
             self._held[lane] = id, [*self._asked, *said]
-        if len(self._held) > LANES:
-            del self._held[next(iter(self._held))]
 
     def refuse(self, status: int, body: bytes) -> str:
         """Return the message for a refusal over HTTP."""
