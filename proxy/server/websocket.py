@@ -169,7 +169,7 @@ class Connection:
             self._talk.forget()
 
     async def _respond(self, inflow: Inflow, presence: Presence, body: bytes) -> None:
-        """Serve the request, and send each event of its reply as a message."""
+        """Serve the request, and send each event of its reply as a message. Raises UpstreamBroken."""
         status, pieces, events = 0, list[bytes](), sse.EventDecoder()
 
         async def give() -> Message:
@@ -198,8 +198,7 @@ class Connection:
         if status != 200:
             await self._tell(self._talk.refuse(status, b"".join(pieces)))
         elif not self._talk.ended:
-            error = UpstreamBroken("Upstream's reply ended without its last event")
-            await self._tell(self._talk.refuse(error.status, error.body()))
+            raise UpstreamBroken("Upstream's reply ended without its last event")
 
     async def _watch(self, inflow: Inflow, presence: Presence) -> None:
         """Keep what the client sends while it is answered. End the request if the client leaves or sends too much."""
