@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Raw
 
@@ -224,16 +224,16 @@ def output(call_id: str, text: str, part: str, more: Members) -> bytes:
     return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": said, **more})
 
 
-def unstored(items: Iterable[Entry]) -> list[bytes]:
-    """Return the items of a reply that upstream has not stored: it finds none by its id, and reasoning that is not in
-    the item itself is lost."""
-    return [
-        rawjson.encode(without_id(members))
-        for members in map(members_of, map(Raw, items))
-        if text_of(members.get("type")) != "reasoning"
-        or text_of(members.get("encrypted_content"))
-        or elements_of(members.get("content"))
-    ]
+def unstored(items: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the items of a reply that upstream has not stored: it finds none by its id, and reasoning that is not in
+    the item itself is lost. Open models have theirs in the content."""
+    for raw in items:
+        members = members_of(Raw(raw))
+        reasons = text_of(members.get("type")) == "reasoning"
+        if reasons and elements_of(members.get("content")):
+            yield raw
+        elif not reasons or text_of(members.get("encrypted_content")):
+            yield rawjson.encode(without_id(members))
 
 
 def without_id(members: Members) -> Members:

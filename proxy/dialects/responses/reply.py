@@ -220,7 +220,7 @@ class ResponsesRound(Round):
         left = [item for item in self.blocks if item.ours and item not in answered]
         left_out = frozenset((*left, *(one for item in left for one in item.before)))
         raws = [bytes(raw) for item in self.blocks if item not in left_out and (raw := item.written()) is not None]
-        return raws if self._stored else unstored(raws)
+        return raws if self._stored else list(map(bytes, unstored(raws)))
 
 
 class ResponsesReply(ClientReply):

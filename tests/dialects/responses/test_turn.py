@@ -236,6 +236,14 @@ def test_nothing_is_continued_where_nothing_is_stored() -> None:
     assert not any("id" in item for item in asked[1]["input"])
 
 
+def test_reasoning_that_says_itself_goes_back() -> None:
+    """As open models' does, with the id that their servers want."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I look."}]}
+    rounds = stream(response(thought, call("grep", {"pattern": "x"}))), stream(ANSWERS)
+    _, asked = run(turn(store=False), *rounds)
+    assert asked[1]["input"][1] == {"id": "it_1_0", **thought}
+
+
 # -- refusals in the place of a reply ---------------------------------------------------------------------------------
 
 SILENT = response(reasoning("I look."), call("grep", {"pattern": "x"}))
