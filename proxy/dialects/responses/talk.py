@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.responses.items import unstored
-from proxy.dialects.responses.request import given, joined, stores
+from proxy.dialects.responses.request import COMPACTIONS, given, joined, kind, stores
 from proxy.errors import ClientFault
 from proxy.rawjson import NULL, NotJson, elements_of, text_of
 
@@ -107,11 +107,13 @@ class Talk:
 
     def _hold(self, id: str, said: Iterable[bytes | Raw] = ()) -> None:
         """Hold the history of this lane up to the end of what is `said`, under this id. What upstream knows of it is
-        not here, so then the id is for upstream to understand."""
+        not here, so then the id is for upstream to understand. A compaction stands for all before it."""
         lane = bytes(self._lane or b"")
         self._held.pop(lane, None)
         if id and self._asked is not None:
-            self._held[lane] = id, [*self._asked, *said]
+            said = list(said)
+            compactions = [at for at, item in enumerate(said) if kind(item).type in COMPACTIONS]
+            self._held[lane] = id, said[compactions[-1] :] if compactions else [*self._asked, *said]
 
     def refuse(self, status: int, body: bytes) -> str:
         """Return the message for a refusal over HTTP."""
