@@ -35,8 +35,8 @@ class Talk:
     """Whether the client knows how the request ended."""
 
     def __init__(self) -> None:
-        self._held: dict[bytes, tuple[str, list[bytes | Raw]]] = {}  # the id and all items, by lane
-        self._asked: list[bytes | Raw] | None = []  # what led to this response; None if only upstream knows
+        self._held: dict[bytes, tuple[str, list[bytes]]] = {}  # the id and all items, by lane
+        self._asked: list[bytes] | None = []  # what led to this response; None if only upstream knows
         self._said: list[Raw] = []  # the items of this response that have ended
         self._stored = True  # whether upstream keeps them
         self._model: Raw = NULL
@@ -45,7 +45,7 @@ class Talk:
     @property
     def size(self) -> int:
         """The bytes of the histories that are held."""
-        return sum(LANE + sum(len(memoryview(item)) for item in history) for _, history in self._held.values())
+        return sum(LANE + sum(map(len, history)) for _, history in self._held.values())
 
     def forget(self) -> None:
         """Hold no history. From now on, an id is for upstream to understand."""
@@ -64,7 +64,7 @@ class Talk:
         self._lane, self._model = members.get("stream_id"), members.get("model", NULL)
         self._said, self._stored = [], stores(members)
         try:
-            asked: list[bytes | Raw] = [*given(members)]
+            asked = [*map(bytes, given(members))]  # slices would keep the whole message, with its tools
         except NotJson as error:
             raise ClientFault(f"`input` is neither a string nor an array that can be read: {error}") from error
         previous = text_of(members.get("previous_response_id"))
@@ -105,13 +105,13 @@ class Talk:
             return event.decode("utf-8", "replace")
         return self._message(event)
 
-    def _hold(self, id: str, said: Iterable[bytes | Raw] = ()) -> None:
-        """Hold the history of this lane up to the end of what is `said`, under this id. What upstream knows of it is
-        not here, so then the id is for upstream to understand. A compaction stands for all before it."""
+    def _hold(self, id: str, items: Iterable[bytes | Raw] = ()) -> None:
+        """Hold the history of this lane up to the end of the reply with these items, under this id. If only upstream
+        knows how it began, the id is for upstream to understand. A compaction stands for all before it."""
         lane = bytes(self._lane or b"")
         self._held.pop(lane, None)
         if id and self._asked is not None:
-            said = list(said)
+            said = [*map(bytes, items)]
             compactions = [at for at, item in enumerate(said) if kind(item).type in COMPACTIONS]
             self._held[lane] = id, said[compactions[-1] :] if compactions else [*self._asked, *said]
 

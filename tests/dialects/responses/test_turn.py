@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -242,6 +243,24 @@ def test_reasoning_that_says_itself_goes_back() -> None:
     rounds = stream(response(thought, call("grep", {"pattern": "x"}))), stream(ANSWERS)
     _, asked = run(turn(store=False), *rounds)
     assert asked[1]["input"][1] == {"id": "it_1_0", **thought}
+
+
+# -- over WebSocket ---------------------------------------------------------------------------------------------------
+
+
+def test_a_talk_holds_items_and_not_the_messages_around_them() -> None:
+    """Each message has the instructions and all tools, and the last event of each reply repeats them."""
+    talk, previous, large = RESPONSES.talk(), None, "x" * 100_000
+    tracemalloc.start()
+    for number in range(50):
+        asked = {"type": "response.create", "input": [{"role": "user", "content": "hi"}], "instructions": large}
+        talk.take(json.dumps({**asked, "previous_response_id": previous}).encode())
+        previous = f"resp_{number}"
+        ended = {"id": previous, "output": [say("Hello.")], "instructions": large}
+        talk.show(json.dumps({"type": "response.completed", "response": ended}).encode())
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 2_000_000
 
 
 # -- refusals in the place of a reply ---------------------------------------------------------------------------------
