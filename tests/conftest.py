@@ -29,7 +29,7 @@ from tests.serving import Proxy, be_patient, served, spawned
 EXAMPLES = 30
 """How many examples of a property a run without sweeps tries, if the test says nothing else. Others try 100."""
 
-SWEPT = re.compile(r"mark\.sweep|tests\.sampling")
+SWEPT = re.compile(r"mark\.sweep|sampling")
 """What stands in a file that has sweeps."""
 
 
