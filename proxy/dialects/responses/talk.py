@@ -15,16 +15,13 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.responses.items import unstored
+from proxy.dialects.responses.reply import DONE
 from proxy.dialects.responses.request import COMPACTIONS, given, joined, kind, stores
 from proxy.errors import ClientFault
 from proxy.rawjson import NULL, NotJson, elements_of, text_of
 
-LANE = 200
-"""Bytes that a lane takes beside its history's items."""
-
 _ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
 _FINAL = frozenset(("response.completed", "response.incomplete"))
-_ITEM = "response.output_item.done"
 _LAST = _FINAL | {"response.failed", "error"}
 
 
@@ -45,7 +42,7 @@ class Talk:
     @property
     def size(self) -> int:
         """The bytes of the histories that are held."""
-        return sum(LANE + sum(map(len, history)) for _, history in self._held.values())
+        return sum(len(id) + sum(map(len, history)) for id, history in self._held.values())
 
     def forget(self) -> None:
         """Hold no history. From now on, an id is for upstream to understand."""
@@ -95,7 +92,7 @@ class Talk:
             members = rawjson.members(event)
             name = text_of(members.get("type"))
             self.ended = self.ended or name in _LAST
-            if name == _ITEM:
+            if name == DONE:
                 self._said.append(members["item"])
             if name in _FINAL:
                 response = rawjson.members(members["response"])
