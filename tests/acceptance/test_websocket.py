@@ -189,7 +189,7 @@ def test_items_are_held_where_the_end_lists_none(proxy: Proxy, up: StrictUpstrea
         until_done(link)
         link.send(create("more", previous_response_id="resp_bare"))
         until_done(link)
-    assert up.requests[-1].json["input"][1:-1] == [say("Hello.")]
+    assert up.requests[-1].json["input"][1:-1] == [{"id": "msg_1", **say("Hello.")}], "as clients send it themselves"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
@@ -224,21 +224,18 @@ def output(call_id: str, text: str, part: str, more: Members) -> bytes:
     return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": said, **more})
 
 
-def unstored(items: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield the items of a reply that upstream has not stored: it finds none by its id, and reasoning that is not in
-    the item itself is lost. Open models have theirs in the content."""
-    for raw in items:
-        members = members_of(Raw(raw))
-        reasons = text_of(members.get("type")) == "reasoning"
-        if reasons and elements_of(members.get("content")):
-            yield raw
-        elif not reasons or text_of(members.get("encrypted_content")):
-            yield rawjson.encode(without_id(members))
+def lasts(item: Raw) -> bool:
+    """Whether an item of a reply that upstream has not stored means something later: reasoning must be in the item."""
+    members = members_of(item)
+    reasons = text_of(members.get("type")) == "reasoning"
+    return not reasons or bool(text_of(members.get("encrypted_content")) or elements_of(members.get("content")))
 
 
 def without_id(members: Members) -> Members:
-    """Return an item of a reply without its id, which upstream does not know. Only an answer may name it."""
-    kept = text_of(members.get("type")) == APPROVAL
+    """Return an item of a reply without its id, which upstream does not know. Only an answer may name it, and open
+    models' servers want one for reasoning that is in its content."""
+    type = text_of(members.get("type"))
+    kept = type == APPROVAL or (type == "reasoning" and elements_of(members.get("content")))
     return members if kept else {key: raw for key, raw in members.items() if key != "id"}
 
 

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
-from proxy.dialects.responses.items import call_of, is_answered, output, spoken, unstored
+from proxy.dialects.responses.items import call_of, is_answered, lasts, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
@@ -220,7 +220,9 @@ class ResponsesRound(Round):
         left = [item for item in self.blocks if item.ours and item not in answered]
         left_out = frozenset((*left, *(one for item in left for one in item.before)))
         raws = [bytes(raw) for item in self.blocks if item not in left_out and (raw := item.written()) is not None]
-        return raws if self._stored else list(map(bytes, unstored(raws)))
+        if self._stored:
+            return raws
+        return [rawjson.encode(without_id(rawjson.members(raw))) for raw in raws if lasts(Raw(raw))]
 
 
 class ResponsesReply(ClientReply):

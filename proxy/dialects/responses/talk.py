@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.responses.items import unstored
+from proxy.dialects.responses.items import lasts
 from proxy.dialects.responses.reply import DONE
 from proxy.dialects.responses.request import COMPACTIONS, given, joined, kind, stores
 from proxy.errors import ClientFault
@@ -97,7 +97,7 @@ class Talk:
             if name in _FINAL:
                 response = rawjson.members(members["response"])
                 said = elements_of(response.get("output")) or self._said  # ChatGPT's backend lists none
-                self._hold(text_of(response.get("id")), said if self._stored else unstored(said))
+                self._hold(text_of(response.get("id")), [item for item in said if self._stored or lasts(item)])
         except (KeyError, NotJson):
             return event.decode("utf-8", "replace")
         return self._message(event)
