@@ -24,9 +24,10 @@ def says(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
 
 
-Tokens = Annotated[int, Meta(ge=0)]
+_MOST = 10**12
+Tokens = Annotated[int, Meta(ge=0, le=_MOST)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Price = Annotated[float, Meta(ge=0, le=100)]
 
 # The end of the text. Python's `$` also matches before a final newline.
@@ -112,7 +113,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds, says("seconds without a byte of the reply or of an upload, and for one summary")
     ] = 300
     context_window: Annotated[
-        Annotated[int, Meta(gt=0)] | None, says("tokens that the model takes; null: upstream is asked for it")
+        Annotated[int, Meta(gt=0, le=_MOST)] | None, says("tokens that the model takes; null: upstream is asked for it")
     ] = None
     members: Annotated[
         tuple[str, ...],

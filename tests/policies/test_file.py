@@ -458,6 +458,10 @@ def test_bad_durations(text: str) -> None:
             "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
+        (
+            f"upstream: {{context_window: {'9' * 400}}}",
+            "upstream.context_window: expected a whole number <= 1000000000000",
+        ),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
         (r'offload: {cached_read: "\ud800"}', "acme.yaml:1: 'utf-8' codec can't encode"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
