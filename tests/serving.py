@@ -167,7 +167,7 @@ def spawned(
         proxy.log_file = proxy.folder / "proxy.log"
         arguments = ["serve", "--port=0", f"--store={proxy.store}", *flags]
         arguments += [f"--policies={proxy.policies}"] if proxy.policies else []
-        told = {**_clean_environment(), "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8", **(environment or {})}
+        told = {**clean_environment(), "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8", **(environment or {})}
         if policies and not any(isinstance(policy, str) for policy in policies.values()):
             told["QUIET"] = "yes"  # for forks: their upstreams are not asked for models
         with proxy.log_file.open("wb") as log:
@@ -245,7 +245,7 @@ def _announced_port(proxy: Proxy, process: Process) -> int:
     raise RuntimeError(f"the proxy did not come up: {proxy.log()[-2000:] or 'it said nothing'}")
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Return our environment without the variables that configure the proxy or route it through another one."""
     steering = ("OFFLOAD_", "OPENAI_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(steering)}

@@ -431,7 +431,8 @@ def test_a_store_that_fails_is_exit_code_1(tmp_path: Path, capsys: pytest.Captur
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "proxy", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    command, environment = [sys.executable, "-m", "proxy", *arguments], serving.clean_environment()
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -446,9 +447,10 @@ def test_a_proxy_that_was_told_to_stop_ended_well(tmp_path: Path) -> None:
     """Here by Ctrl-C; tests/server/test_runner.py sends SIGTERM."""
     with start("serve", "--port", "0", "--store", str(tmp_path)) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("offload-proxy listening on http://127.0.0.1:")
+        said = process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert (process.wait(PATIENCE), process.stderr.read()) == (0, "")
+        assert said.startswith("offload-proxy listening on http://127.0.0.1:")
 
 
 def test_a_key_leads_to_its_namespace(

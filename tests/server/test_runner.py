@@ -62,7 +62,9 @@ async def running(handler: Handler, folder: Path, *flags: str, start: Start | No
     async with upstream(handler) as wire, reading() as (errors, written):
         given = command("--port=0", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
         with written:
-            process = await asyncio.to_thread(start or serving.started, given, os.environ, written, written)
+            process = await asyncio.to_thread(
+                start or serving.started, given, serving.clean_environment(), written, written
+            )
         try:
             said = await soon(errors.readline())
             while said.startswith(b"warning: "):
@@ -155,7 +157,7 @@ async def serving_with_log(
         port = free.getsockname()[1]
     async with upstream(replying(OK)) as wire:
         given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
-        process = await asyncio.to_thread(serving.started, given, os.environ, log, log)
+        process = await asyncio.to_thread(serving.started, given, serving.clean_environment(), log, log)
         try:
 
             async def serves() -> bool:
@@ -480,27 +482,27 @@ def test_a_supervisor_that_fails_ends_its_workers(monkeypatch: pytest.MonkeyPatc
     assert done == ["told", "ended"]
 
 
-def run(*flags: str, store: Path) -> tuple[int, str]:
+def run(*flags: str, store: Path, **environment: str) -> tuple[int, str]:
     """Return the exit code, and what was said."""
+    told = serving.clean_environment() | environment
     with (store / "said").open("w+b") as said:
-        code = serving.started(command(*flags, store=store), os.environ, said, said).wait(PATIENCE)
+        code = serving.started(command(*flags, store=store), told, said, said).wait(PATIENCE)
         said.seek(0)
         return code, said.read().decode()
 
 
-def test_an_address_in_use_is_a_user_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOAD_ADMIN_TOKEN", "a" * SHORT_TOKEN)  # long enough not to be warned of
+def test_an_address_in_use_is_a_user_mistake(tmp_path: Path) -> None:
+    long = "a" * SHORT_TOKEN  # long enough not to be warned of
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, said = run(f"--port={port}", store=tmp_path)
+        code, said = run(f"--port={port}", store=tmp_path, OFFLOAD_ADMIN_TOKEN=long)
     assert code == 2
     assert said == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-def test_a_foreign_address_is_a_user_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_address_is_a_user_mistake(tmp_path: Path) -> None:
     """And a token that can be guessed is warned of before."""
-    monkeypatch.setenv("OFFLOAD_ADMIN_TOKEN", "hunter2")
-    code, said = run("--port=0", "--host=nowhere.invalid", store=tmp_path)
+    code, said = run("--port=0", "--host=nowhere.invalid", store=tmp_path, OFFLOAD_ADMIN_TOKEN="hunter2")
     assert code == 2
     assert "\noffload-proxy: cannot listen on nowhere.invalid:0: " in said
     assert "OFFLOAD_ADMIN_TOKEN can be guessed" in said and "hunter2" not in said
