@@ -20,6 +20,9 @@ from proxy.dialects.responses.request import COMPACTIONS, given, joined, kind, s
 from proxy.errors import ClientFault
 from proxy.rawjson import NULL, NotJson, elements_of, text_of
 
+LANES = 32
+"""Most lanes whose histories are held. Each message looks at all of them, so the oldest ones are dropped."""
+
 _ENVELOPE = frozenset(("type", "stream", "stream_id", "generate", "background"))
 _FINAL = frozenset(("response.completed", "response.incomplete"))
 _LAST = _FINAL | {"response.failed", "error"}
@@ -111,6 +114,8 @@ class Talk:
             said = [*map(bytes, items)]
             compactions = [at for at, item in enumerate(said) if kind(item).type in COMPACTIONS]
             self._held[lane] = id, said[compactions[-1] :] if compactions else [*self._asked, *said]
+        if len(self._held) > LANES:
+            del self._held[next(iter(self._held))]
 
     def refuse(self, status: int, body: bytes) -> str:
         """Return the message for a refusal over HTTP."""

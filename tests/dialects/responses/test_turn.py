@@ -12,6 +12,7 @@ from proxy import sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
+from proxy.dialects.responses.talk import LANES
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Addition, State
 from tests.dialects.responses.api import call, events_of, reasoning, say
@@ -261,6 +262,22 @@ def test_a_talk_holds_items_and_not_the_messages_around_them() -> None:
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held < 2_000_000
+
+
+def test_a_talk_holds_the_lanes_that_were_used_last() -> None:
+    """Else a client that begins lanes for ever makes each of its messages slower than the one before."""
+    talk = RESPONSES.talk()
+
+    def sent(lane: int, **members: Any) -> Any:
+        asked = {"type": "response.create", "stream_id": f"lane {lane}", "input": "hi", **members}
+        return talk.take(json.dumps(asked).encode())
+
+    for lane in range(LANES + 1):
+        assert sent(lane, generate=False) is None
+        assert len([*talk.warm(f"resp_{lane}")]) == 2
+    left, held = (json.loads(sent(lane, previous_response_id=f"resp_{lane}")) for lane in (0, 1))
+    assert left["previous_response_id"] == "resp_0" and left["input"] == "hi", "for upstream to understand"
+    assert "previous_response_id" not in held and len(held["input"]) == 2
 
 
 # -- refusals in the place of a reply ---------------------------------------------------------------------------------
