@@ -266,6 +266,9 @@ _final = re.compile(
 
 _usage = re.compile(r"stream_options|stream\ options|include_usage", re.IGNORECASE)
 
+_strict = re.compile(r"\bstrict\b", re.IGNORECASE)
+"""Cerebras refuses tools of which some are strict (RooCodeInc/Roo-Code#10334)."""
+
 _ours = re.compile(
     r"(?<![\w-])(?:tools?|(?:tool|function)[ _-]?call\w*)(?![\w-]|:\w)|\broles?\b|template|jinja|system message",
     re.IGNORECASE,
@@ -287,6 +290,8 @@ def complaint(status: int, body: bytes) -> Complaint:
         return Addition.USAGE
     if status in _REFUSING and _final.search(said):
         return Verdict.FINAL
+    if _strict.search(said):
+        return Addition.LOOSE
     return Addition.ANY if status in _REFUSING or _ours.search(said) else Verdict.FINAL
 
 

@@ -171,6 +171,9 @@ class RoundRequest(ABC):
     needs_tools: ClassVar[bool] = False
     """Whether a history with calls is refused if no tools are defined."""
 
+    schema: ClassVar[str] = "parameters"
+    """The member of a tool that says what its arguments are."""
+
     def __init__(
         self,
         request: Request,
@@ -197,6 +200,16 @@ class RoundRequest(ABC):
     @abstractmethod
     def tool(definition: bytes) -> bytes:
         """Return one of our tools in the form that this API expects."""
+
+    @classmethod
+    def all_strict(cls, tools: Raw) -> bool:
+        """Whether each of these tools that has a schema is strict about it; others take free text."""
+        if b'"strict"' not in bytes(tools):
+            return False
+        members = map(object_of, elements_of(tools))
+        functions = [object_of(tool.get("function")) or tool for tool in members]
+        checked = [one for one in functions if "strict" in one or cls.schema in one]
+        return {bytes(one.get("strict", NULL)) for one in checked} == {b"true"}
 
     @property
     def wants_json(self) -> bool:

@@ -142,6 +142,8 @@ class Addition(StrEnum):
     PLACE = "place"  # the place of the snapshot: a system message of ours, or text at the end of the client's
     THINKING = "thinking"
     """The client's signed thinking, which upstream takes only behind what it took before. We have changed that."""
+    LOOSE = "loose"
+    """Our tools as they usually are: not strict, although all of the client's are."""
     ANY = "any"
     """No addition in particular: upstream takes the conversation as the client sent it and not as we changed it."""
 
@@ -159,7 +161,7 @@ Complaint = Addition | Verdict
 
 REPLANS = 2  # how often a request is planned again because it is too long
 
-REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE))
+REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE, Addition.LOOSE))
 """What a changed request can do without. Without our tools no reference could be followed, so nothing would be left."""
 
 FORGIVING = frozenset((Addition.THINKING,))

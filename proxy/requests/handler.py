@@ -244,6 +244,8 @@ class _Request:
         if planned.may_change:
             if Addition.PLACE in without:
                 planned = replace(planned, role=SnapshotRole.USER)
+            if Addition.LOOSE in without:
+                planned = replace(planned, strict=planned.among_strict)
             rendered = await self._rendered(prepared, planned)
             if rendered.changed:
                 turn = await self._run(partial(rendered.turn, Addition.USAGE not in without), size)

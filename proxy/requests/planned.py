@@ -49,6 +49,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     quoted: frozenset[str] = frozenset()
     """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
     role: SnapshotRole = SnapshotRole.AUTO
+    strict: bool = False
+    """Whether our tools are strict, because upstream takes no others beside the client's."""
 
     @property
     def reading(self) -> Reading:
@@ -82,6 +84,11 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def cache_lifetime(self) -> int | None:
         """The seconds for which upstream keeps in its cache what nobody reads; None if that is not known."""
         return cache_lifetime(self.policy.upstream.base_url, self.request.model, self.request.body)
+
+    @cached_property
+    def among_strict(self) -> bool:
+        """Whether all of the client's tools are strict."""
+        return self.dialect.requests.all_strict(self.request.tools)
 
     @cached_property
     def may_change(self) -> bool:
@@ -396,4 +403,5 @@ def sent_rounds(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> d
 def our_definitions(planned: Planned) -> list[bytes]:
     """Return the definitions of our tools, as the request's API has them."""
     others = planned.policy.tools.archive is ArchiveUse.SEARCH
-    return definitions(planned.names, planned.policy.offload.store_dir, others=others)
+    folder = planned.policy.offload.store_dir
+    return definitions(planned.names, folder, others=others, strict=planned.strict)

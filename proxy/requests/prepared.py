@@ -132,7 +132,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         shown, leading = rendered.shown, rendered.planned.transcript.leading
         usage = [Addition.USAGE] if turn.asks_usage else []
         place = [Addition.PLACE] if shown and leading and shown.role is SnapshotRole.AUTO else []
-        return frozenset([Addition.ANY, *usage, *place])
+        strict = rendered.planned.strict or not rendered.injecting
+        loose = [] if strict or not rendered.planned.among_strict else [Addition.LOOSE]
+        return frozenset([Addition.ANY, *usage, *place, *loose])
 
     @property
     def rounds(self) -> int:
@@ -390,6 +392,7 @@ class Ladder:
         possible = [Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
+        possible += [Addition.LOOSE] if planned.among_strict else []
         refused = [one for one in possible if self._known.refuses(planned.refusable(self._namespace, one))]
         return replace(form, without=frozenset(refused))
 

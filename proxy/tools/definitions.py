@@ -26,14 +26,20 @@ MAX_MEMBERS, MAX_IGNORED = 50, 5
 """The most members of a list that are looked at, and the most ignored arguments that are named."""
 
 
-def definitions(names: Names, store_dir: str, *, others: bool = False) -> list[bytes]:
+LEFT_EMPTY = "Give an empty string, or 0, for what you do not need."
+"""What strict tools say: their calls have all parameters."""
+
+
+def definitions(names: Names, store_dir: str, *, others: bool = False, strict: bool = False) -> list[bytes]:
     """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes.
-    `others`: a search without a path also goes through what this user's last conversations moved."""
+    `others`: a search without a path also goes through what this user's last conversations moved. `strict`: every
+    server that checks schemas strictly takes these, as they have no optional parameter."""
     grep, read_file = names
     everything = "all files, and what this user's last conversations moved" if others else "all files"
     path = f"A file below {store_dir}, or the path, address or command of the call whose result was moved"
+    describe = _strict_definition if strict else _definition
     return [
-        _definition(
+        describe(
             grep,
             f"Search the full texts that were moved out of this conversation into files below {store_dir}, line by"
             f" line, ignoring case. Lines are numbered like {read_file}'s offset.",
@@ -43,7 +49,7 @@ def definitions(names: Names, store_dir: str, *, others: bool = False) -> list[b
             glob=("string", "Only files whose name fits, such as *.txt"),
             limit=("integer", f"Most matches (default {DEFAULT_MATCHES})"),
         ),
-        _definition(
+        describe(
             read_file,
             f"Read the full text of something that was moved out of this conversation into a file below {store_dir}, or"
             f" as much as fits; then a last line in brackets says how to go on. These paths are for {grep} and"
@@ -62,6 +68,12 @@ def _definition(name: str, description: str, required: str, **properties: tuple[
     described = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
     parameters = {"type": "object", "properties": described, "required": [required]}
     return msgspec.json.encode({"name": name, "description": description, "parameters": parameters})
+
+
+def _strict_definition(name: str, description: str, required: str, **properties: tuple[str, str]) -> bytes:
+    loose = msgspec.json.decode(_definition(name, f"{description} {LEFT_EMPTY}", required, **properties))
+    loose["parameters"] |= {"required": list(properties), "additionalProperties": False}
+    return msgspec.json.encode(loose | {"strict": True})
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from proxy.plan.turn import Addition, Complaint, Verdict
 from tests.doubling import assert_linear
 
 GENERATION, FINAL = Verdict.GENERATION, Verdict.FINAL
-USAGE, ANY = Addition.USAGE, Addition.ANY
+USAGE, ANY, LOOSE = Addition.USAGE, Addition.ANY, Addition.LOOSE
 
 
 def said(message: str, **more: Any) -> dict[str, Any]:
@@ -62,6 +62,10 @@ WORDINGS: list[tuple[str, int, Any, Complaint]] = [
     ("CherryHQ/cherry-studio/issues/9214", 400, {"detail": "Extra parameters ['stream_options'] are not allowed when extra-parameters is not set or set to be 'error'. Set extra-parameters to 'pass-through' to pass to the model."}, USAGE),
     ("FlowiseAI/Flowise/issues/2866", 400, said("Extra inputs are not permitted, field: 'stream_options'"), USAGE),
     ("BerriAI/litellm/issues/5803", 400, said("litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': \"The 'stream_options' parameter is only allowed when 'stream' is enabled.\", 'type': 'invalid_request_error', 'param': 'stream_options', 'code': None}}\nReceived Model Group=o1-mini\nAvailable Model Group Fallbacks=None"), USAGE),
+    # our tools are not strict, and the client's are
+    ("RooCodeInc/Roo-Code/issues/10334", 422, {"message": "Tools with mixed values for 'strict' are not allowed. Please set all tools to 'strict: true' or 'strict: false'", "type": "invalid_request_error", "param": "tools", "code": "wrong_api_format"}, LOOSE),
+    ("mpfaffenberger/code_puppy/pull/368", 400, said("Tools with mixed values for 'strict' are not allowed. Please set all tools to 'strict: true' or 'strict: false'", param="tools", code="wrong_api_format"), LOOSE),
+    ("Kilo-Org/kilocode/pull/5204", 400, said("All tools must have the same value for the 'strict' parameter."), LOOSE),
     # our place
     ("BigPizzaV3/CodexPlusPlus/issues/267", 400, {"type": "error", "error": {"type": "bad_request_error", "message": "invalid params, chat content has invalid message role: system (2013)", "http_code": "400"}}, ANY),
     # Qwen's template at llama.cpp, whose words stand behind those of its parser

@@ -16,7 +16,7 @@ from proxy.dialects.request import LEAST_REPLY, lowered
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.turn import Continuation, Unplannable
 from proxy.rawjson import NotJson
-from proxy.tools.definitions import NAMES, OTHER_NAMES
+from proxy.tools.definitions import NAMES, OTHER_NAMES, definitions
 
 Json = dict[str, Any]
 
@@ -52,6 +52,34 @@ def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -
 def test_nor_is_what_cannot_be_divided(dialect: Dialect, body: bytes) -> None:
     with pytest.raises(Unplannable):
         dialect.parse(body)
+
+
+STRICT = {"name": "look", "strict": True}
+SCHEMA = {"type": "object", "properties": {"strict": {"const": True}}}
+TOOL_LISTS: list[tuple[Dialect, bool, list[Any]]] = [
+    (CHAT, True, [{"type": "function", "function": {**STRICT, "parameters": SCHEMA}}]),
+    (CHAT, True, [{"type": "function", "function": STRICT}, {"type": "custom", "custom": {}}]),
+    (CHAT, False, [{"function": STRICT}, {"function": {"name": "see", "strict": False}}]),
+    (CHAT, False, [{"function": STRICT}, {"function": {"name": "see", "parameters": SCHEMA}}]),
+    (CHAT, False, []),
+    (CHAT, False, ["strict", 1]),
+    (MESSAGES, True, [{**STRICT, "input_schema": SCHEMA}, {"type": "bash_20250124"}]),
+    (MESSAGES, False, [{**STRICT, "input_schema": SCHEMA}, {"input_schema": SCHEMA}]),
+    (MESSAGES, False, [{"name": "look", "input_schema": SCHEMA}]),
+    (RESPONSES, True, [{"type": "function", **STRICT, "parameters": SCHEMA}, {"type": "web_search"}]),
+    (RESPONSES, False, [{"type": "function", "strict": False, "parameters": SCHEMA}]),
+]
+
+
+@pytest.mark.parametrize(("dialect", "strict", "tools"), TOOL_LISTS)
+def test_whether_all_of_the_clients_tools_are_strict(dialect: Dialect, strict: bool, tools: list[Any]) -> None:
+    assert dialect.requests.all_strict(Raw(json.dumps(tools).encode())) is strict
+
+
+@pytest.mark.parametrize("dialect", FIELDS, ids=lambda dialect: dialect.name)
+def test_a_strict_tool_of_ours_is_strict_in_each_api(dialect: Dialect) -> None:
+    ours = map(dialect.requests.tool, definitions(NAMES, "/store", strict=True))
+    assert dialect.requests.all_strict(Raw(rawjson.array(ours)))
 
 
 NO_UTF8 = (b"\x9e", b"\xed\xa0\x80", b"\xc3")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.plan.turn import FORGIVING, Addition, Complaint, Form, Reason, Verdict
 
 USAGE, PLACE, ANY = Addition.USAGE, Addition.PLACE, Addition.ANY
-THINKING = Addition.THINKING
+THINKING, LOOSE = Addition.THINKING, Addition.LOOSE
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
 ALL = frozenset((USAGE, PLACE, ANY))
 
@@ -46,6 +46,12 @@ def test_what_follows_a_refusal(complaints: list[Complaint], sent: list[str]) ->
 
 def test_what_is_not_in_the_request_is_not_left_out() -> None:
     assert course(USAGE, carried=frozenset((ANY,))) == ["any", "own"]
+
+
+def test_tools_that_are_not_strict_are_made_strict_before_anything_else_is_given_up() -> None:
+    carried = ALL - {PLACE} | {LOOSE}
+    assert course(LOOSE, LOOSE, carried=carried) == ["any+loose+usage", "any+usage", "own"]
+    assert course(LOOSE, carried=ALL - {PLACE}) == ["any+usage", "own"]
 
 
 def test_overflow_of_the_clients_own_bytes_is_planned_anew_and_they_are_not_sent_again() -> None:
@@ -92,7 +98,7 @@ def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
     assert tries is not None and tries.reason is Reason.REFUSED and tries.blamed == frozenset()
 
 
-@given(st.lists(st.sampled_from([*ALL, THINKING, *Verdict])), st.sets(st.sampled_from([USAGE, PLACE])))
+@given(st.lists(st.sampled_from([*Addition, *Verdict])), st.sets(st.sampled_from([USAGE, PLACE, LOOSE])))
 def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_would_help(
     complaints: list[Complaint], carried: set[Addition]
 ) -> None:

@@ -45,6 +45,66 @@ async def test_refused_usage_is_left_out_and_the_rest_stays(world: World) -> Non
     assert (outcome.kind, outcome.reason, outcome.refused) == ("offloaded", "", ("usage",))
 
 
+MIXED = (
+    b"{\"message\": \"Tools with mixed values for 'strict' are not allowed. Please set all tools to 'strict: true' or "
+    b'\'strict: false\'", "type": "invalid_request_error", "param": "tools", "code": "wrong_api_format"}'
+)
+
+
+def strict_chat(*strict: bool | None, streams: bool = False) -> bytes:
+    """A long chat request with tools of which each is strict, is not, or does not say."""
+    tools = [
+        {"type": "function", "function": {"name": f"look_{place}", "strict": one}} for place, one in enumerate(strict)
+    ]
+    return chat("word " * 5_000, tools=tools, **({"stream": True} if streams else {}))
+
+
+class Uniform:
+    """An upstream that takes tools only if all are strict, or none, as Cerebras does."""
+
+    def __init__(self, reply: bytes) -> None:
+        self.reply, self.taken, self.refused = reply, list[bytes](), 0
+
+    async def send(self, request: Any) -> Any:
+        tools = json.loads(request.content).get("tools") or []
+        if len({bool(tool["function"].get("strict")) for tool in tools}) > 1:
+            self.refused += 1
+            return refused(MIXED, 422)
+        self.taken.append(request.content)
+        return ScriptedReply(self.reply)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+async def test_where_all_tools_must_be_strict_ours_are_and_that_is_remembered(world: World, streams: bool) -> None:
+    upstream = Uniform(ANSWER if streams else HELLO)
+    world.upstream = upstream  # type: ignore[assignment]
+    world.services = world._services(world.services.settings)
+    world.chat = type(world.chat)(world.services, CHAT)
+    body, learned = strict_chat(True, True, streams=streams), []
+    for _ in range(3):
+        client = await world.send(body)
+        assert client.status == 200
+        learned.append(world.outcomes[-1].refused)
+    assert learned == [("loose",), ("loose",), ()] and upstream.refused == 2
+    assert all(map(changed, upstream.taken)) and len(set(upstream.taken)) == 1, "each turn repeats the one before"
+    ours = [tool["function"] for tool in json.loads(upstream.taken[0])["tools"][2:]]
+    assert [(tool["name"], tool["strict"]) for tool in ours] == [("grep", True), ("read_file", True)]
+    await world.send(chat("word " * 5_000))
+    assert b'"strict"' not in upstream.taken[-1] and changed(upstream.taken[-1])
+    world.services.threads.close()
+
+
+@pytest.mark.parametrize("strict", [(False, None), (None,), ()])
+async def test_tools_stay_as_they_are_where_the_clients_are_not_strict(world: World, strict: Any) -> None:
+    client, outcome = await world.ask(strict_chat(*strict), refused(MIXED, 422), ScriptedReply(HELLO))
+    assert (client.status, outcome.refused) == (200, ("any",)) and world.sent[1] == strict_chat(*strict)
+
+
+async def test_a_client_whose_own_tools_are_mixed_sees_upstreams_words(world: World) -> None:
+    client, _ = await world.ask(strict_chat(True, False), refused(MIXED, 422), refused(MIXED, 422))
+    assert (client.status, client.body, len(world.sent)) == (422, MIXED, 2)
+
+
 TEMPLATE = b'{"error": {"message": "chat template: KeyError: tool", "type": "server_error"}}'
 
 

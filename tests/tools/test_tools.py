@@ -380,6 +380,34 @@ def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, argument
     assert told.tokens <= budget or told == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_strict_definitions_are_the_same_tools_without_an_optional_parameter(others: bool) -> None:
+    usual = map(msgspec.json.decode, definitions(NAMES, STORE, others=others))
+    strict = map(msgspec.json.decode, definitions(NAMES, STORE, others=others, strict=True))
+    for loose, made in zip(usual, strict, strict=True):
+        assert made.pop("strict") is True and "strict" not in loose
+        parameters, required = made["parameters"], loose["parameters"].pop("required")
+        assert parameters.pop("required") == list(parameters["properties"]) != required
+        assert parameters.pop("additionalProperties") is False
+        assert made.pop("description").startswith(loose.pop("description"))
+        assert made == loose
+
+
+@pytest.mark.parametrize(
+    ("tool", "needed", "empty"),
+    [
+        ("grep", {"pattern": "x"}, {"path": "", "glob": "", "limit": 0}),
+        ("read_file", {"path": "x"}, {"offset": 0, "limit": 0, "column": 0}),
+    ],
+)
+def test_a_strict_call_with_empty_parameters_is_the_call_without_them(
+    tool: Tool, needed: dict[str, Any], empty: dict[str, Any]
+) -> None:
+    without = parsed(tool, msgspec.json.encode(needed))
+    made = parsed(tool, msgspec.json.encode(needed | empty))
+    assert answer(made, material()) == answer(without, material())
+
+
 @pytest.mark.parametrize("names", [NAMES, OTHER_NAMES])
 def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
     raw = definitions(names, STORE)

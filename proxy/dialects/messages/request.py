@@ -250,6 +250,7 @@ class MessagesRoundRequest(RoundRequest):
     limits = LIMITS
     no_call = Raw(b'{"type":"none"}')
     needs_tools = True
+    schema = "input_schema"
     forms = (("output_format",), ("output_config", "format"))
     assembled = staticmethod(assembled)
     container: Raw = NULL

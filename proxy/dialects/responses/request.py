@@ -214,7 +214,7 @@ class ResponsesRoundRequest(RoundRequest):
     @staticmethod
     def tool(definition: bytes) -> bytes:
         """Schemas are strict here unless they say otherwise."""
-        return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
+        return rawjson.encode({"type": "function", "strict": False, **rawjson.members(definition)})
 
     @staticmethod
     def assembled(members: Members, entries: Sequence[Entry], /) -> Members:
