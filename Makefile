@@ -22,10 +22,10 @@ SLOWER := $(addprefix --ignore ,tests/policies/test_document.py tests/policies/t
 	tests/requests/test_rewriting_clients.py)
 
 # Every package that has a lower bound, by whoever uses it: JSON, the vocabulary, patterns, policies, the stores, telemetry,
-# both ends of HTTP, the workers, WebSockets, and the SDK.
+# both ends of HTTP, the workers, and the SDK.
 LOWEST := tests/test_rawjson.py tests/test_tokens.py tests/test_regex.py tests/policies/test_document.py tests/policies/test_file.py \
 	tests/stores/test_objects.py tests/stores/test_redis.py tests/telemetry/test_metrics.py tests/telemetry/test_otel.py \
-	tests/upstream tests/server tests/acceptance/test_websocket.py tests/acceptance/test_openai_client.py
+	tests/upstream tests/server tests/acceptance/test_openai_client.py
 
 VENV := .venv
 PY := $(VENV)/bin/python

@@ -119,7 +119,7 @@ class BodyTooLarge(ClientFault):
 
 
 class UpgradeRefused(ClientFault):
-    """An upgrade to WebSocket for an API that we serve over plain HTTP. Clients that know this status go on with it."""
+    """An upgrade to WebSocket. Clients that know this status go on over plain HTTP."""
 
     status, code, extra = 426, "upgrade_refused", ((b"upgrade", b"HTTP/1.1"),)
 
@@ -129,7 +129,7 @@ class HeadTooLarge(ClientFault):
 
 
 class Unsupported(ClientFault):
-    """A feature that this proxy does not have, such as WebSocket outside of the model APIs."""
+    """A part of HTTP that this proxy does not have, such as tunnels."""
 
     status, code = 501, "not_implemented"
 

@@ -22,7 +22,6 @@ import httpx
 import msgspec
 import pytest
 import yaml
-from websockets.sync.client import connect
 
 from proxy import stores
 from proxy.cli import parser
@@ -252,7 +251,7 @@ def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -
     assert f"proxy_read_timeout {Settings().first_byte_timeout}s" in text and "proxy_buffering off" in text
 
 
-def test_replies_and_websockets_come_through_nginx(tmp_path: Path) -> None:
+def test_replies_and_refused_upgrades_come_through_nginx(tmp_path: Path) -> None:
     nginx, [port] = tool("nginx"), free_ports(1)
     with StrictUpstream() as up, served({"default": {"upstream": {"base_url": up.url}}}, admin_token="t") as proxy:
         up.script(fake_upstream.text("Hello."))
@@ -268,8 +267,8 @@ def test_replies_and_websockets_come_through_nginx(tmp_path: Path) -> None:
             through = replace(proxy, port=port)
             asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
             assert through.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"] == "Hello."
-            with connect(f"ws://127.0.0.1:{port}/v1/responses", additional_headers={"authorization": "Bearer k"}):
-                pass
+            offer = {"connection": "Upgrade", "upgrade": "websocket"}
+            assert httpx.get(f"{through.root}/v1/responses", headers=offer).status_code == 426
             found = {path: httpx.get(f"{through.root}{path}").status_code for path in ("/metrics", "/health?deep=1")}
             assert found == {"/metrics": 404, "/health?deep=1": 403}
         finally:

@@ -35,8 +35,6 @@ from proxy.errors import (
     ForeignSite,
     Overloaded,
     ProxyError,
-    Unsupported,
-    UpgradeRefused,
     UserMistake,
 )
 from proxy.operations import Operations
@@ -55,8 +53,7 @@ from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
 from proxy.requests.upstream_caches import Adviser
 from proxy.requests.windows import Known
-from proxy.server import websocket
-from proxy.server.access import COME_BACK, SECONDS, Inflow, check_origin, deep_health, require_monitor
+from proxy.server.access import COME_BACK, SECONDS, check_origin, deep_health, require_monitor
 from proxy.settings import Settings
 from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
@@ -198,27 +195,8 @@ class App:
             finally:
                 self._serving.discard(task)
                 client.close()
-        elif scope["type"] == "websocket":
-            await self._serve_socket(scope, receive, send)
         else:
             await self._own(scope, receive, send)
-
-    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("raw_path") or scope["path"].encode()
-        dialect = for_request("POST", path)
-        try:
-            if dialect is not RESPONSES:
-                # Codex goes on over HTTP after a 426, and tries again and again after a 501.
-                refused = UpgradeRefused if dialect else Unsupported
-                raise refused("Only `/v1/responses` is served over WebSocket; ask for a stream (SSE) instead")
-            inflow = Inflow(scope["extensions"][websocket.SOCKET].bounds, target=path)
-            client = Exchange(websocket.request_scope(scope, inflow, 0), receive, send)
-            client.api = RESPONSES.name
-            policy = self._tenant(client).policy
-            with self._place(policy, connections=policy.limits.concurrent_requests):
-                await websocket.Connection(scope, receive, send, self, policy.tenant).run()
-        except ProxyError as error:
-            await websocket.refuse(error, (dialect.error_body if dialect else ProxyError.body)(error), send)
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
@@ -275,7 +253,7 @@ class App:
 
     @contextmanager
     def _place(self, policy: Policy, **shares: int) -> Iterator[None]:
-        """Hold a place among the tenant's connections, requests or uploads: each has so many in this process. Raises
+        """Hold a place among the tenant's requests or uploads: each has so many in this process. Raises
         Overloaded if all are taken."""
         taken = [(policy.tenant, kind) for kind in shares]
         for place in taken:

@@ -12,8 +12,8 @@
                                           reply, the connection lingers for a moment and is closed
 
 The connections of a process share its `Bounds`. It uses uvicorn's public attributes (`cycle`, `flow`, `pipeline`,
-`parser`, `transport`), its `_should_upgrade`, and the callbacks of asyncio and httptools, and leaves requests and
-replies to uvicorn. It adds one object to ASGI's scope, `Inflow`.
+`parser`, `transport`) and the callbacks of asyncio and httptools, and leaves requests and replies to uvicorn. It adds
+one object to ASGI's scope, `Inflow`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
+from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported, UpgradeRefused
 from proxy.requests.exchange import RAW, Exchange
 from proxy.server.access import Bounds, Inflow, Presence
 
@@ -204,12 +204,6 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as offer:
                 data = data[offer.args[0] :]
-            if self._offers_websocket:  # uvicorn's protocol for WebSocket goes on, which the bounds count on
-                self.bounds.deadlines.pop(self, None)
-                self._reading = DEAF
-                self.transport = cast("Any", self.transport).own
-                self.handle_websocket_upgrade()
-                return
             # Another protocol's offer is ignored (RFC 9110, 7.8). Java's client makes one with its first request, with
             # or without a body. The parser takes everything after the head for the other protocol, so a new parser gets
             # the head without the offer.
@@ -217,10 +211,10 @@ class BoundedProtocol(HttpToolsProtocol):
             fields = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
             self._feed_anew(b"%b %b HTTP/%b\r\n%b\r\n" % (*line, b"".join(fields)))
 
-    @property
-    def _offers_websocket(self) -> bool:
-        """Whether uvicorn leaves the request to its protocol for WebSocket."""
-        return self.parser.should_upgrade() and self.parser.get_method() == b"GET" and self._should_upgrade()
+    def _asks_for_websocket(self) -> bool:
+        """Whether the client can go on only after an upgrade: WebSocket begins with a GET (RFC 6455, 4.1)."""
+        offers = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
+        return self.parser.get_method() == b"GET" and b"websocket" in offers
 
     def _feed_anew(self, head: bytes) -> None:
         self.parser = httptools.HttpRequestParser(self)
@@ -229,7 +223,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def refuse(self, error: ProxyError) -> None:
         """Answer the request that is being read with an error when its turn comes, and read no more."""
-        self.bounds.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
+        if not isinstance(error, UpgradeRefused):  # some clients try it each time, and then go on without
+            self.bounds.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
         reading, self._reading = self._reading, DEAF
         self._expect()
         if reading is BODY:
@@ -280,7 +275,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
             raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
-        if self.parser.should_upgrade() and not self._offers_websocket:
+        if self.parser.should_upgrade():
+            if self._asks_for_websocket():
+                raise UpgradeRefused("This proxy does not speak WebSocket: send the request over plain HTTP")
             return  # the head comes again, see `_parse`
         self._inflow = Inflow(self.bounds, self._presence, self.url)
         cast("Any", self.scope)["extensions"] = {RAW: self._inflow}
@@ -290,8 +287,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.app = self._unframed
         super().on_headers_complete()
         self.app = app
-        if self._offers_websocket:
-            return
         # A reply that begins before its request is whole is the last on its connection.
         self._keeps, self.cycle.keep_alive = self.cycle.keep_alive, False
         self._reading, self._since, self._size, self._fields = BODY, 0, 0, 0
@@ -341,19 +336,19 @@ class _Gentle:
     uvloop has closed a connection, it raises, even before it has said that the connection is lost."""
 
     def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
-        self.own = transport
+        self._transport = transport
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
-        if not self.own.is_closing():
-            self.own.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self._transport, name)
 
     def close(self) -> None:
-        if self.own.is_closing() or not self._protocol.linger():
-            self.own.close()
+        if self._transport.is_closing() or not self._protocol.linger():
+            self._transport.close()
 
 
 def _too_large() -> HeadTooLarge:

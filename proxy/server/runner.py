@@ -33,8 +33,6 @@ from proxy.errors import UserMistake
 from proxy.server.access import Bounds
 from proxy.server.app import App
 from proxy.server.protocol import IDLE_SECONDS, BoundedProtocol
-from proxy.server.websocket import IDLE_SECONDS as SOCKET_SECONDS
-from proxy.server.websocket import BoundedSocket
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 from proxy.threads import SWITCH_SECONDS
@@ -132,10 +130,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
         app,  # type: ignore[arg-type]
         interface="asgi3",
         http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
-        ws=partial(BoundedSocket, bounds=bounds),  # type: ignore[arg-type]
-        ws_max_size=settings.body_limit,
-        ws_ping_timeout=SOCKET_SECONDS,
-        ws_per_message_deflate=False,  # a small message could become a large one
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -18,7 +18,6 @@ from proxy.plan.compacting import GONE, UNREAD, reference
 from proxy.requests import references
 from proxy.stores.local import Folder
 from tests.acceptance.test_archive import FACT, LOGS, body
-from tests.acceptance.test_websocket import create, raw, until_done
 from tests.dialects.responses.api import ResponsesApi, call, say
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
 from tests.sdks import openai
@@ -124,18 +123,6 @@ def test_a_compacted_history_is_there_again(way: str, up: StrictUpstream, upstre
         shown = json.dumps(upstream.asked["input"][1])
     assert "open the vault" in shown and upstream.asked["input"][1]["role"] == "user"
     assert not upstream.api.refused and len([one for one in up.requests if b"scratchpad" in one.body]) == 1
-
-
-def test_over_websocket_it_stands_for_what_was_held(up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
-    """Else every later request would ask for another one."""
-    common = {"model": "gpt-4.1", "tools": [TOOL]}
-    with raw(proxy, "alice") as link:
-        link.send(create([*history(), TRIGGER], **common))
-        response = until_done(link)[-1]["response"]
-        link.send(create("Recall: what opens the vault?", previous_response_id=response["id"], **common))
-        answer = until_done(link)[-1]["response"]
-    assert [item["type"] for item in (*response["output"], *answer["output"])] == ["compaction", "message"]
-    assert FACT in json.dumps(upstream.asked["input"][-1])
 
 
 def test_a_history_is_compacted_again(proxy: Proxy) -> None:

@@ -157,8 +157,7 @@ def test_errors_have_anthropics_shape(proxy: Proxy, api: MessagesApi) -> None:
     assert reply.json()["error"]["message"].startswith("messages: first message")
     api.refused.clear()
     with httpx.Client(trust_env=False) as http:
-        offer = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}
-        ours = http.get(f"{proxy.url}/messages", headers={**offer, "sec-websocket-version": "13"})
+        ours = http.post(f"{proxy.url}/messages", content=b"{}", headers={"content-encoding": "nonsense"})
     assert ours.json()["type"] == "error"
     assert ours.json()["error"]["type"] == "invalid_request_error"
 

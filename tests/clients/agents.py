@@ -201,6 +201,27 @@ def codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *m
 
 
 _COPILOT = HERE / "copilot" / "node_modules" / "@github" / "copilot-linux-x64" / "copilot"
+
+
+def _copilot(name: str, settings: Mapping[str, str] | None = None, **options: Any) -> Agent:
+    return Agent(
+        name,
+        (_COPILOT, "--allow-all-tools", "--no-color", "--silent"),
+        _COPILOT,
+        read=lambda path: ("view", {"path": str(path)}),
+        steps=_continuing("--prompt"),
+        appends=False,
+        settings={
+            "COPILOT_PROVIDER_BASE_URL": "http://127.0.0.1:PORT/v1",
+            "COPILOT_PROVIDER_API_KEY": "a-key",
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": "1000000",
+            "COPILOT_OFFLINE": "true",
+            **(settings or {}),
+        },
+        **options,
+    )
+
+
 _PI = HERE / "pi" / "node_modules" / "@mariozechner" / "pi-coding-agent" / "dist" / "cli.js"
 
 
@@ -325,20 +346,12 @@ AGENTS = (
     _python("agent_framework"),
     _python("google_adk", settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     _python("haystack", settings={"HAYSTACK_TELEMETRY_ENABLED": "false"}),
-    Agent(
-        "copilot",
-        (_COPILOT, "--allow-all-tools", "--no-color", "--silent"),
-        _COPILOT,
-        read=lambda path: ("view", {"path": str(path)}),
-        steps=_continuing("--prompt"),
-        appends=False,
-        rules=Rules(frozenset({"__copilotMessageSource"})),
-        settings={
-            "COPILOT_PROVIDER_BASE_URL": "http://127.0.0.1:PORT/v1",
-            "COPILOT_PROVIDER_API_KEY": "a-key",
-            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": "1000000",
-            "COPILOT_OFFLINE": "true",
-        },
+    _copilot("copilot", rules=Rules(frozenset({"__copilotMessageSource"}))),
+    _copilot(
+        "copilot_websocket",
+        api="responses",
+        models={"gpt-5.5": "compact"},
+        settings={"COPILOT_PROVIDER_WIRE_API": "responses", "COPILOT_PROVIDER_TRANSPORT": "websockets"},
     ),
     Agent(
         "pi",

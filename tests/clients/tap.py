@@ -29,6 +29,11 @@ class Tap:
         messages = [message for stream in self.sent for message in await _parse(stream)]
         return [json.loads(message.body) for message in messages if ASKING.search(message.line)]
 
+    @property
+    def upgrades(self) -> int:
+        """How many of the connections the server asked to go on over plain HTTP."""
+        return sum(stream.startswith(b"HTTP/1.1 426 ") for stream in self.shown)
+
     async def replies(self) -> list[bytes]:
         """The bodies of all replies."""
         return [message.body for stream in self.shown for message in await _parse(stream)]

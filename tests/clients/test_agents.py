@@ -66,6 +66,7 @@ async def test_the_agent_remembers(agent: Agent, workspace: Path, spawn: Callabl
     for name, mode in agent.models.items():
         check(mode, [asked for asked in seen if asked.model == name and is_work(asked)], workers[name], agent.appends)
         assert squeezed(f"{CODE}, {KEY}, {NEVER}") in squeezed(answers[name]), answers[name]
+    assert (tapped.upgrades > 0) is agent.name.endswith("_websocket"), "these go on over HTTP by themselves"
     for request in await tapped.requests():
         assert "/context_store" not in json.dumps(request)
 

@@ -108,13 +108,6 @@ async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: py
     assert json.loads(exchange.body)["error"]["type"] == "server_error"
 
 
-async def test_websocket_scopes_are_refused(app: App) -> None:
-    exchange = ScriptedClient()
-    await app({"type": "websocket", "path": "/v1/realtime", "headers": []}, exchange.receive, exchange.send)
-    assert exchange.status == 501
-    assert json.loads(exchange.body)["error"]["code"] == "not_implemented"
-
-
 def test_configuration_mistakes_are_reported_before_opening_anything(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
         App(Settings(policies=tmp_path / "nowhere"))

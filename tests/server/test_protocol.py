@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from typing import Any
 
@@ -129,10 +130,45 @@ async def test_a_trailer_is_no_header(trailer: bytes) -> None:
     assert [name for name, _ in scope["headers"]] == [b"host", b"transfer-encoding"]
 
 
-@pytest.mark.parametrize("offers", [(b"websocket", b"h2c"), (b"h2c",)])
-async def test_an_offer_that_is_not_taken_is_no_header(offers: tuple[bytes, ...]) -> None:
-    fields = b"".join(b"Upgrade: %b\r\n" % offer for offer in offers)
-    raw = POST.replace(b"POST", b"GET") + b"Connection: upgrade\r\n" + fields + b"Content-Length: 2\r\n\r\nab" + HIDDEN
+UPGRADE = b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        UPGRADE + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        UPGRADE.replace(b"websocket", b"WebSocket").replace(b"/v1/responses", b"/health") + b"\r\n",
+        UPGRADE + b"Upgrade: h2c\r\n\r\n",
+        UPGRADE + b"Content-Length: 41\r\n\r\n",
+    ],
+    ids=["a handshake", "another path", "two offers", "a body"],
+)
+async def test_websocket_is_refused_before_anything_else(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients go on over HTTP after a 426. It is nothing that an operator could mend, so it is no warning."""
+    seen, back = await said(head + HIDDEN)
+    assert seen == []
+    answer, _, body = back.partition(b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 426 ") and b"upgrade: http/1.1" in answer.lower()
+    assert (
+        json.loads(body)["error"]["message"] == "This proxy does not speak WebSocket: send the request over plain HTTP"
+    )
+    assert not caplog.records
+
+
+async def test_websocket_behind_another_request_is_refused_in_its_turn() -> None:
+    seen, back = await said(GET + UPGRADE + b"\r\n")
+    assert [scope["path"] for scope, _ in seen] == ["/"]
+    assert [line[:12] for line in back.split(b"\r\n") if line.startswith(b"HTTP/")] == [
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 426",
+    ]
+
+
+@pytest.mark.parametrize(("method", "offer"), [(b"GET", b"h2c"), (b"POST", b"h2c"), (b"POST", b"websocket")])
+async def test_an_offer_that_is_not_taken_is_no_header(method: bytes, offer: bytes) -> None:
+    """A server may ignore one (RFC 9110, 7.8), and WebSocket begins with a GET."""
+    fields = b"Connection: upgrade\r\nUpgrade: %b\r\nContent-Length: 2\r\n\r\nab" % offer
+    raw = POST.replace(b"POST", method) + fields + HIDDEN
     seen, back = await said(raw)
     assert [(scope["path"], body) for scope, body in seen] == [("/v1/x", b"ab"), ("/hidden", b"")]
     assert back.count(b"HTTP/1.1 200") == 2

@@ -16,7 +16,6 @@ from proxy.dialects.entries import Entry
 from proxy.dialects.responses import items, reply, request
 from proxy.dialects.responses.reply import as_events
 from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, given, items_of, kind, members_of
-from proxy.dialects.responses.talk import Talk
 from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Request
@@ -36,7 +35,6 @@ class ResponsesDialect(Dialect):
     takes = items.MEDIA
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
-    talk = Talk
     path = re.compile(rb".*/responses(?:/compact)?")
     own = re.compile(rb"/responses(?:/|\Z)")
     known = request.KNOWN

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from proxy import sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ResponsesTurn
-from proxy.dialects.responses.talk import LANES
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Addition, State
 from tests.dialects.responses.api import call, events_of, reasoning, say
@@ -244,40 +242,6 @@ def test_reasoning_that_says_itself_goes_back() -> None:
     rounds = stream(response(thought, call("grep", {"pattern": "x"}))), stream(ANSWERS)
     _, asked = run(turn(store=False), *rounds)
     assert asked[1]["input"][1] == {"id": "it_1_0", **thought}
-
-
-# -- over WebSocket ---------------------------------------------------------------------------------------------------
-
-
-def test_a_talk_holds_items_and_not_the_messages_around_them() -> None:
-    """Each message has the instructions and all tools, and the last event of each reply repeats them."""
-    talk, previous, large = RESPONSES.talk(), None, "x" * 100_000
-    tracemalloc.start()
-    for number in range(50):
-        asked = {"type": "response.create", "input": [{"role": "user", "content": "hi"}], "instructions": large}
-        talk.take(json.dumps({**asked, "previous_response_id": previous}).encode())
-        previous = f"resp_{number}"
-        ended = {"id": previous, "output": [say("Hello.")], "instructions": large}
-        talk.show(json.dumps({"type": "response.completed", "response": ended}).encode())
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert held < 2_000_000
-
-
-def test_a_talk_holds_the_lanes_that_were_used_last() -> None:
-    """Else a client that begins lanes for ever makes each of its messages slower than the one before."""
-    talk = RESPONSES.talk()
-
-    def sent(lane: int, **members: Any) -> Any:
-        asked = {"type": "response.create", "stream_id": f"lane {lane}", "input": "hi", **members}
-        return talk.take(json.dumps(asked).encode())
-
-    for lane in range(LANES + 1):
-        assert sent(lane, generate=False) is None
-        assert len([*talk.warm(f"resp_{lane}")]) == 2
-    left, held = (json.loads(sent(lane, previous_response_id=f"resp_{lane}")) for lane in (0, 1))
-    assert left["previous_response_id"] == "resp_0" and left["input"] == "hi", "for upstream to understand"
-    assert "previous_response_id" not in held and len(held["input"]) == 2
 
 
 # -- refusals in the place of a reply ---------------------------------------------------------------------------------
