@@ -32,7 +32,7 @@ Ask = Callable[[bytes, bytes], Awaitable[Envelope]]
 
 INSTRUCTIONS = """\
 What was moved out of this user's earlier conversations with a model, such as long results of tools. Search it before
-you repeat work, and read it where a text names a path such as /context_store/billing.log-2e7dc01b9a01f2d4.txt."""
+you repeat work, and read it where a text names a path such as /context_store/billing.log.2e7dc01b9a01f2d4.txt."""
 
 TOOLS: Mapping[str, type[msgspec.Struct]] = {
     "recall_sessions": schema.RecallSessions,

@@ -50,7 +50,7 @@ NOTHING = "Nothing was above the thresholds: the messages are as they came, and 
 NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""
 
-_ODD = re.compile(r"[^A-Za-z0-9_-]+")
+_ODD = re.compile(r"[^A-Za-z0-9_]+")
 
 _REFERENCE = re.compile(
     r"\.\.\. "

@@ -206,7 +206,7 @@ class RecallSearch(msgspec.Struct, frozen=True, kw_only=True):
 class RecallRead(msgspec.Struct, frozen=True, kw_only=True):
     """A moved text of this user, or as much of it as fits; then a last line in brackets says how to go on."""
 
-    path: Annotated[Path, Meta(description="such as /context_store/billing.log-2e7dc01b9a01f2d4.txt")]
+    path: Annotated[Path, Meta(description="such as /context_store/billing.log.2e7dc01b9a01f2d4.txt")]
     offset: Annotated[int, Meta(ge=0, description="first line, from 0")] = 0
     limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="number of lines; null: all")] = None
     column: Annotated[int, Meta(ge=0, description="first character of that line, from 0")] = 0

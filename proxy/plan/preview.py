@@ -1,8 +1,9 @@
 """What stays of a moved text: a preview, and a reference to the file that holds all of it.
 
 A model knows a result by the call that it made: `/var/log/billing.log`, and not `tool_call_a41f9…txt`. So a file is
-named after the call, followed by a digest of the text: `billing.log-2e7dc01b.txt`. A name depends only on the call,
-the text and the names before it, so it never changes as the history grows.
+named after the call, followed by a digest of the text: `billing.log.2e7dc01b9a01f2d4.txt`. A name depends only on the
+call, the text and the names before it, so it never changes as the history grows. It has only letters, digits, dots and
+underscores: a reader takes it out of a text with `[\\w.]+`, and nothing that shows it needs quotes.
 """
 
 from __future__ import annotations
@@ -100,14 +101,18 @@ _PATH = re.compile(
 """A path, or a name with an ending. It begins where its characters begin, so that each is looked at only twice."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _odd = re.compile(r"[^A-Za-z0-9._-]+")
+_odd_in_name = re.compile(r"[^A-Za-z0-9._]+")
 _SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")
 _SECRET_CHARS = 20
-_DIGEST = re.compile(r"-([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
-_ENDING = re.compile(rb"[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])")
+_DIGEST = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
+_ENDING = re.compile(rb"[._][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])")
 """How the name of a moved text ends, or of the originals behind a summary."""
-_STEM = re.compile(rb"(?:\\(?:u[0-9a-fA-F]{4}|[a-z]))?([A-Za-z0-9._-]+)\Z")
-"""What precedes such an ending in JSON, without an escape such as that of a line feed."""
-_STEM_BYTES, _STEP = 64, 256 << 10
+_BREAK = re.compile(rb"[^A-Za-z0-9._\\]+")
+_JSON_ESCAPE = re.compile(r"\A(?:u[0-9a-fA-F]{4}|[a-z])")
+"""What follows the backslash of an escape in JSON, such as that of a line feed."""
+_MARKDOWN_ESCAPE = re.compile(r"\\+(?=[._])")
+_STEM_BYTES, _STEP = 160, 256 << 10
+"""Bytes before an ending that are looked at, in which every character of a stem may be escaped; and bytes of a step."""
 
 
 class Label(msgspec.Struct, frozen=True, gc=False):
@@ -131,9 +136,11 @@ NAMELESS = Label("", "", "")  # for measuring a reference before its label is kn
 
 def of_call(tool: str, arguments: str, count: Callable[[str], int]) -> Label:
     """Return the label for the result of a call. `arguments` is JSON or any other text."""
-    tool = _safe(tool)[:STEM_CHARS] or "tool"
+    tool = _odd.sub("_", tool[:SAID_CHARS]).strip("._-")[:STEM_CHARS] or "tool"
     values = [value for _, value in sorted(_strings(arguments), key=_rank)]
-    stem, shown = next(((stem, value) for value in values if (stem := _stem(value))), (tool, "".join(values[:1])))
+    stem, shown = next(
+        ((stem, value) for value in values if (stem := _stem(value))), (_safe(tool), "".join(values[:1]))
+    )
     origin = f"{RESULT_OF}{tool}"
     line = " ".join(shown[: 2 * ABOUT_CHARS].split())
     if len(line) > ABOUT_CHARS or len(shown) > 2 * ABOUT_CHARS:
@@ -151,7 +158,7 @@ def of_kind(kind: str, count: Callable[[str], int]) -> Label:
 
 def file_name(label: Label, digest: str, digits: int = DIGITS) -> str:
     """Return the name of the file that holds a text with this digest. Every file system accepts it."""
-    return f"{label.stem}-{digest[:digits]}.txt"
+    return f"{label.stem}.{digest[:digits]}.txt"
 
 
 def digest_in(name: str) -> str:
@@ -166,11 +173,30 @@ def names_in(body: bytes, store_dir: str) -> frozenset[str]:
     between which other threads have their turn."""
     place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
     found = set[str]()
-    for begin in range(0, len(body), _STEP) if place in body else ():
+    for begin in range(0, len(body), _STEP) if _quotes(body, place) else ():
         for match in _ENDING.finditer(body, max(begin - 2 * _STEM_BYTES, 0), begin + _STEP):
-            if stem := _STEM.search(body[max(match.start() - _STEM_BYTES, 0) : match.start()]):
-                found.add(f"{stem[1].decode()}{match[0].decode()}")
+            if stem := _stem_in(body[max(match.start() - _STEM_BYTES, 0) : match.start()]):
+                found.add(f"{stem}{match[0].decode()}")
     return frozenset(found)
+
+
+def unescaped(text: str) -> str:
+    """Return a text that names files without the backslashes that Markdown puts before their underscores."""
+    return _MARKDOWN_ESCAPE.sub("", text)
+
+
+def _quotes(body: bytes, place: bytes) -> bool:
+    """Whether a JSON body has this name of a directory, also in Markdown, within JSON or not."""
+    if place in body or b"\\_" not in body:
+        return place in body
+    return any(place.replace(b"_", b"\\" * escapes + b"_") in body for escapes in (1, 2, 4))
+
+
+def _stem_in(before: bytes) -> str:
+    """Return the beginning of a name from the JSON that precedes its ending; empty if there is none."""
+    last = unescaped(_BREAK.split(before)[-1].rstrip(b"\\").decode())
+    _, escape, stem = last.rpartition("\\")
+    return _JSON_ESCAPE.sub("", stem) if escape else stem
 
 
 def paths(text: str) -> list[str]:
@@ -246,4 +272,4 @@ def _last(path: str) -> str:
 
 
 def _safe(text: str) -> str:
-    return _odd.sub("_", text[:SAID_CHARS]).strip("._-")
+    return _odd_in_name.sub("_", text[:SAID_CHARS]).strip("._")

@@ -24,7 +24,7 @@ from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
 from proxy.plan.history import extend
 from proxy.plan.plan import ToolCall
-from proxy.plan.preview import names_in
+from proxy.plan.preview import names_in, unescaped
 from proxy.plan.recognise import Visible
 from proxy.plan.turn import Unplannable, Verdict
 from proxy.policy import ArchiveUse
@@ -253,13 +253,14 @@ class Rounds:
         if searched and not tenant.anonymous and self._kept is None:
             self._kept = await Archive(self._services.store.visit(), records.namespace, self.aside).last()
         kept = self._kept or {}
+        path = unescaped(path)
         if kept and tool == "grep" and path.removesuffix(".txt").strip("/ *") in ("", store_dir.strip("/")):
             return files.beside(kept)
         body = self._planned.request.body  # which may quote a name without our folder
         names = sorted(names_in(path.encode("utf-8", "replace"), ""))
         asked = [name for name in names if f"{store_dir}/{name}" not in files][:NAMED]
-        look = partial(self.aside, lambda: [name for name in asked if name.encode() in body], len(asked) * self.size)
-        named = await look() if asked else []
+        look = partial(self.aside, lambda: names_in(body, "").intersection(asked), self.size)
+        named = await look() if asked else frozenset[str]()
         earlier = sorted(name for name in {*self._planned.quoted, *named, *kept} if f"{store_dir}/{name}" not in files)
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:

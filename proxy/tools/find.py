@@ -16,7 +16,7 @@ from itertools import islice
 from posixpath import normpath
 from urllib.parse import unquote
 
-from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label
+from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label, unescaped
 
 MAX_NAMES, MAX_WORDS = 20, 64  # the most names, and the most words, of a phrase that are looked up
 LEAST_WORDS = 5  # characters. A shorter part of a phrase says too little.
@@ -26,7 +26,9 @@ _WRAPPING = "\"'`<>()[]{},;@ \t\r\n"
 _LINES = re.compile(
     r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$", re.I
 )
-_DIGEST = re.compile(r"[-_]([0-9a-f]{6,64})$")
+_DIGEST = re.compile(r"[-_.]([0-9a-f]{16,64}|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{6,15})$")
+"""A digest at the end of a name, which a model may have cut. A short one has letters and digits: others are words, or
+dates as in `app.log.20260131`."""
 _BREAKS = re.compile(r":?[\s\"'`<>()\[\]{},;=|]+")
 _NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")  # what a path or a file's name has in it
 _WORD = re.compile(r"[^\W_]+")
@@ -97,7 +99,7 @@ class Index:
         return self._all(map(self._find, several)) if len(several) > 1 else self._find(path)
 
     def _find(self, path: str) -> list[str]:
-        for spelled in (path, _clean(path)):
+        for spelled in (path, _clean(path), _clean(unescaped(path))):
             if found := below(spelled, self.paths):
                 return found
         # Several names in a phrase; a name that a call used; one name in a phrase, or else its longest known part.
@@ -113,7 +115,7 @@ class Index:
         name = normpath(_clean(path).lower()).lstrip("/")
         name = name.removeprefix(f"{_bare(self.store_dir)}/")
         own = _DIGEST.search(name.removesuffix(".txt"))
-        if own and (found := [path for path in self.paths if f"-{own[1][:DIGITS]}" in path.lower()]):
+        if own and (found := [path for path in self.paths if f".{own[1][:DIGITS]}" in path.lower()]):
             return found
         short = _DIGEST.sub("", name.removesuffix(".txt"))
         words, whole, stem = _words(short), _words(name), _stem(short)

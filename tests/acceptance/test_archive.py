@@ -31,7 +31,7 @@ Json = dict[str, Any]
 Turns = Sequence[tuple[str, str]]
 APIS = ("chat", "responses", "messages")
 FACT = "the vault opens with 7741"
-REFERENCE = re.compile(r"/context_store/[\w.-]+-[0-9a-f]{16}\.txt")
+REFERENCE = re.compile(r"/context_store/[\w.]+\.[0-9a-f]{16}\.txt")
 
 each_api = pytest.mark.parametrize("name", APIS)
 
@@ -229,7 +229,7 @@ def test_callers_without_a_key_share_no_archive(kept: Kept) -> None:
 
 def test_another_caller_learns_nothing_from_a_name(kept: Kept) -> None:
     """What is another's is answered in the words for what never existed."""
-    asked = kept.reference, f"/context_store/0.log-{16 * 'a'}.txt"
+    asked = kept.reference, f"/context_store/0.log.{16 * 'a'}.txt"
     answers = [kept.recalled(Model(), path, key="mallory").got.replace(path, "PATH") for path in asked]
     assert FACT not in answers[0] and answers[0] == answers[1]
     assert "not among the texts that are kept" in answers[0]
@@ -284,10 +284,10 @@ def test_a_damaged_original_counts_as_gone(tmp_path: Path) -> None:
 
 
 def test_paths_lead_nowhere_else(tmp_path: Path) -> None:
-    (tmp_path / f"x-{16 * '0'}.txt").write_text(FACT)
+    (tmp_path / f"x.{16 * '0'}.txt").write_text(FACT)
     model = Model()
     with archived(model, tmp_path / "a" / "b", tools={"inject": "agents"}) as proxy:
-        for path in ("../../secrets", "/etc/passwd", f"../../../x-{16 * '0'}.txt"):
+        for path in ("../../secrets", "/etc/passwd", f"../../../x.{16 * '0'}.txt"):
             model.arguments["path"] = path
             ask(proxy, "chat", [], f"Recall {path} of context_store")
             assert "root:" not in model.got and FACT not in model.got

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 TRIGGER = {"type": "compaction_trigger"}
 SNAPSHOT = "<state_snapshot><overall_goal>open the vault</overall_goal></state_snapshot>"
 GROUP = re.compile(r"/context_store/compressed_group_[0-9a-f]{16}\.txt")
-LOG = re.compile(r"/context_store/0\.log-[0-9a-f]{16}\.txt")
+LOG = re.compile(r"/context_store/0\.log\.[0-9a-f]{16}\.txt")
 ITEM = {"id": "cmp_1", "type": "compaction", "encrypted_content": "gAAAAABupstreams"}
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
 

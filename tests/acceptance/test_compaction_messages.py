@@ -20,7 +20,7 @@ from tests.serving import Proxy, served, tight
 Json = dict[str, Any]
 MODEL = "claude-sonnet-5-5"
 SNAPSHOT = "<state_snapshot><overall_goal>open the vault</overall_goal></state_snapshot>"
-NAMES = re.compile(r"/context_store/(?:compressed_group_|0\.log-)[0-9a-f]{16}\.txt")
+NAMES = re.compile(r"/context_store/(?:compressed_group_|0\.log\.)[0-9a-f]{16}\.txt")
 SUMMARIZE: Json = {"type": "summarize"}
 
 

@@ -28,7 +28,7 @@ COMPACTED = re.compile(r"(?s)(.*?)\.\.\. \(detailed result is stored in ([^;)]+)
 
 def ids(files: dict[str, str]) -> list[str]:
     """Return the call ids of these results, which are also what the calls asked for."""
-    return [found[1] for path in files if (found := re.search(r"(\w+?)-[0-9a-f]{16}\.txt$", path))]
+    return [found[1] for path in files if (found := re.search(r"(\w+?)\.[0-9a-f]{16}\.txt$", path))]
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def test_a_result_becomes_a_preview_and_a_reference(caller: Caller) -> None:
     found = COMPACTED.fullmatch(reply.messages[3]["content"])
     assert found
     assert found[1] == TEXT[:100]
-    assert re.fullmatch(rf"{STORE}/call_123-[0-9a-f]{{16}}\.txt", found[2])
+    assert re.fullmatch(rf"{STORE}/call_123\.[0-9a-f]{{16}}\.txt", found[2])
     assert reply.files == {found[2]: TEXT}
     assert reply.answer == WRITTEN + found[2]
     assert caller.text(found[2]) == TEXT
@@ -81,7 +81,7 @@ def test_nothing_above_the_thresholds_changes_nothing(caller: Caller) -> None:
 def test_a_store_dir_is_a_name_and_comes_back_as_it_was_spelled(caller: Caller, store_dir: str) -> None:
     reply = caller.compact([user(), *step("c", TEXT), user()], store_dir=store_dir)
     [path] = reply.files
-    assert path.startswith(store_dir.rstrip("/") + "/c-")
+    assert path.startswith(store_dir.rstrip("/") + "/c.")
     assert reply.references == [path]
     assert caller.text(path) == TEXT
     found = caller.grep("result, line 77", path=store_dir)
@@ -129,7 +129,7 @@ def test_max_tool_message_tokens_is_exact(caller: Caller) -> None:
 def test_max_tool_message_tokens_is_2_000_by_default(caller: Caller) -> None:
     history = [user(), *step("at", words(1_996)), *step("over", words(1_997)), user()]
     [path] = caller.offload(history, context_manage_mode="compact", max_total_tokens=0).files
-    assert path.startswith(f"{STORE}/over-")
+    assert path.startswith(f"{STORE}/over.")
 
 
 @pytest.mark.parametrize("length", [0, 1, 99, 101, 5_000])
@@ -145,7 +145,7 @@ def test_a_replacement_is_never_larger_than_what_it_replaces(caller: Caller) -> 
     reply = caller.compact(history, preview_char_length=1_000_000)
     assert (reply.messages, reply.files) == (history, {})
     [path] = caller.compact(history).files
-    assert "/large-" in path
+    assert "/large." in path
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.serving import Proxy, served, tight, wait_until
 __all__ = ["kept"]
 
 Json = dict[str, Any]
-NOBODYS = "/context_store/0.log-aaaaaaaaaaaaaaaa.txt"
+NOBODYS = "/context_store/0.log.aaaaaaaaaaaaaaaa.txt"
 
 
 def posted(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> httpx.Response:

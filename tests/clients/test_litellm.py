@@ -25,7 +25,7 @@ LITELLM = ROOT / ".clients/litellm_proxy/bin/litellm"
 COMPRESSION = "offload"
 KEY = "sk-a-key-for-the-gateway-of-these-tests-0123456789"
 NEEDLE = "the code word is heliotrope-7291"
-MOVED = re.compile(r"stored in (/[^ ;]+-([0-9a-f]{16})\.txt)")
+MOVED = re.compile(r"stored in (/[^ ;]+\.([0-9a-f]{16})\.txt)")
 
 pytestmark = [
     pytest.mark.clients,

@@ -39,8 +39,8 @@ REQUEST = {"role": "user", "content": "Look."}
 FUNCTION = {"name": "ab", "arguments": "{}"}
 CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": FUNCTION}]}
 WHOLE = {"role": "tool", "tool_call_id": "c1", "content": "123"}
-MOVED = {**WHOLE, "content": "1... (detailed result is stored in /store/a.py-01234567.txt; complete, 9 tokens)"}
-FILE = "a.py-01234567.txt"
+MOVED = {**WHOLE, "content": "1... (detailed result is stored in /store/a.py.01234567.txt; complete, 9 tokens)"}
+FILE = "a.py.01234567.txt"
 
 
 def agent(**changed: Any) -> Any:

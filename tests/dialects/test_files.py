@@ -48,7 +48,7 @@ def files_of(made: Plan, shown: SummaryBoundary | None = None) -> Files:
 
 
 def path(text: str) -> str:
-    return f"/store/look-{preview.digest(text)[:DIGITS]}.txt"
+    return f"/store/look.{preview.digest(text)[:DIGITS]}.txt"
 
 
 def test_each_large_part_is_a_file_of_its_own() -> None:
@@ -118,7 +118,7 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
     boundary = SummaryBoundary(4, frozenset({0}), 1)
     planned = Plan({2: Move(False, 1)}, (boundary,), (OffloadEvent(5, 0, 5),), 0, True)
     index = moved_files(CHAT, past.transcript(raws), planned, "/store", boundary, past.links).index
-    assert index.find("/var/a.log") == [f"/store/a.log-{preview.digest('p' * 900)[:DIGITS]}.txt"]
+    assert index.find("/var/a.log") == [f"/store/a.log.{preview.digest('p' * 900)[:DIGITS]}.txt"]
     assert index.find("/var/b.log") == [f"/store/{summary.file_name(past.links[4])}"]
     assert index.about(f"/store/{summary.file_name(past.links[4])}") == "the original messages behind a summary"
 

@@ -21,7 +21,7 @@ from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 
-MOVED = f"s/log-{hashlib.sha256(b'moved text').hexdigest()[:16]}.txt"
+MOVED = f"s/log.{hashlib.sha256(b'moved text').hexdigest()[:16]}.txt"
 
 
 @pytest.fixture

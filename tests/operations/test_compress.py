@@ -65,7 +65,7 @@ def test_each_hash_gives_its_result_back_to_this_key_alone(proxy: Proxy) -> None
     messages = history(8)
     got = asked(proxy, messages)
     for digest in got["ccr_hashes"]:
-        [index] = [at for at, one in enumerate(got["messages"]) if f"-{digest}.txt" in (one["content"] or "")]
+        [index] = [at for at, one in enumerate(got["messages"]) if f".{digest}.txt" in (one["content"] or "")]
         assert retrieved(proxy, digest).json() == {"hash": digest, "original_content": messages[index]["content"]}
         refused = retrieved(proxy, digest, "another")
         assert refused.status_code == 404

@@ -27,8 +27,8 @@ SHAPE = Shape("/context_store", 10)
 
 def test_a_preview_has_the_documented_form() -> None:
     text = "0123456789 and more\nsecond line"
-    assert preview.replacement(text, "a.log-12345678.txt", "result of cat", 9, SHAPE) == (
-        "0123456789... (detailed result is stored in /context_store/a.log-12345678.txt;"
+    assert preview.replacement(text, "a.log.12345678.txt", "result of cat", 9, SHAPE) == (
+        "0123456789... (detailed result is stored in /context_store/a.log.12345678.txt;"
         " complete, 2 lines, 9 tokens; result of cat)"
     )
 
@@ -82,6 +82,10 @@ def label(tool: str, **arguments: Any) -> Label:
         ("../../x", {}, "x"),
         ("", {"n": 1}, "tool"),
         ("read", {"path": "y" * 100 + ".log"}, "y" * 40),
+        ("read", {"path": "notes/2026-01-31 plan-b.md"}, "plan_b.md"),
+        ("web-search", {}, "web_search"),
+        ("-x-", {}, "x"),
+        ("-", {}, "tool"),
     ],
 )
 def test_a_file_is_named_after_what_identifies_the_call(tool: str, arguments: dict[str, Any], stem: str) -> None:
@@ -94,6 +98,7 @@ def test_a_label_says_what_the_text_is() -> None:
     assert made.about == "result of read_log /var/log/billing.log"
     assert made.said == ("/var/log/billing.log", "read_log")
     assert made.tokens == len("billing.log") + len("result of read_log")
+    assert label("web-search", query="x").origin == "result of web-search", "the model knows it by this name"
     assert label("search", query="咖啡").about == "result of search 咖啡"
     assert label("bash", command="cat a.log\n | wc").about == "result of bash cat a.log | wc"
     assert label("bash", command="cat " + "x" * 500).about == "result of bash cat " + "x" * 76 + "…"
@@ -122,6 +127,7 @@ def test_arguments_need_not_be_an_object(arguments: str) -> None:
 def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     made = preview.of_call(tool, json.dumps(arguments), len)
     name = preview.file_name(made, "0" * 32, 32)
+    assert re.fullmatch(r"[A-Za-z0-9_.]+", name), "readers take names out of texts with this"
     assert is_part(name) and len(name) <= preview.STEM_CHARS + 40
     assert len(made.said) <= preview.SAID + 1 and all(len(word) <= preview.SAID_CHARS for word in made.said)
     assert len(made.about) < 200 and "\n" not in made.about
@@ -189,14 +195,14 @@ FIRST, TWIN, OTHER = "123456789abcdef0" + "a" * 16, "123456789abcdef0" + "b" * 1
 
 
 def test_a_name_is_made_of_the_call_and_the_text() -> None:
-    assert names([asking(x=A), answered("x", FIRST)]) == ["a.log-123456789abcdef0.txt"]
-    assert names([answered("x", FIRST)]) == ["tool_result-123456789abcdef0.txt"], "its call is not known"
-    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == ["tool_result-123456789abcdef0.txt"]
+    assert names([asking(x=A), answered("x", FIRST)]) == ["a.log.123456789abcdef0.txt"]
+    assert names([answered("x", FIRST)]) == ["tool_result.123456789abcdef0.txt"], "its call is not known"
+    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == ["tool_result.123456789abcdef0.txt"]
 
 
 def test_two_texts_never_share_a_name_and_equal_texts_share_a_file() -> None:
     history = [asking(x=A, y=A, z=A), answered("x", FIRST), answered("y", TWIN), answered("z", FIRST)]
-    assert names(history) == ["a.log-123456789abcdef0.txt", f"a.log-{TWIN}.txt", "a.log-123456789abcdef0.txt"]
+    assert names(history) == ["a.log.123456789abcdef0.txt", f"a.log.{TWIN}.txt", "a.log.123456789abcdef0.txt"]
 
 
 @pytest.mark.parametrize("cut", range(5))
@@ -223,7 +229,8 @@ def test_what_depends_on_the_name_is_not_taken_for_what_depends_on_the_bytes() -
     assert len({one.key, other.key, one.digest}) == 3
 
 
-NAME = "a.log-0123456789abcdef.txt"
+DIGEST = "0123456789abcdef"
+NAME = f"a.log.{DIGEST}.txt"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +242,13 @@ NAME = "a.log-0123456789abcdef.txt"
         (f"context_store:\\u0020{NAME}", {NAME}),
         ("/context_store/compressed_group_0123456789abcdef.txt", {"compressed_group_0123456789abcdef.txt"}),
         (f"{NAME} without its folder", set()),
-        ("context_store a.log-0123456789abcde.txt, -0123456789abcdef.txt, a-0123456789abcdef.txt2", set()),
+        ("context_store a.log.0123456789abcde.txt, .0123456789abcdef.txt, a.0123456789abcdef.txt2", set()),
+        # Markdown escapes an underscore; within JSON its backslash is two, and within JSON of JSON four
+        *(
+            (f"context{escape}_store/compressed{escape}_group{escape}_{DIGEST}.txt", {f"compressed_group_{DIGEST}.txt"})
+            for escape in ("\\\\", "\\\\\\\\")
+        ),
+        ("context_store:\\n" + "x\\\\_" * 20 + f"x.{DIGEST}.txt", {"x_" * 20 + f"x.{DIGEST}.txt"}),
         ("context_store " + "x" * (256 << 10) + f" {NAME}", {NAME}),
         ("context_store " + "x" * ((256 << 10) - 22) + f" {NAME}", {NAME}),
     ],
@@ -245,8 +258,10 @@ def test_names_that_a_body_quotes(body: str, found: set[str]) -> None:
 
 
 def test_a_long_body_is_looked_at_in_linear_time() -> None:
-    begin, words = b"context_store ", b"some-words_in.a-text " * 20_000
-    assert_linear(lambda body: preview.names_in(body, "/context_store"), begin + words, begin + 2 * words)
+    begin = b"context_store "
+    for word in (b"some-words_in.a-text ", b"\\\\_", b"a" * 150 + b"\\_" + NAME.encode()):
+        words = word * (400_000 // len(word))
+        assert_linear(lambda body: preview.names_in(body, "/context_store"), begin + words, begin + 2 * words)
 
 
 # -- long texts: one call into C holds the interpreter's lock until it ends --------------------------------------------

@@ -104,5 +104,5 @@ async def test_without_a_store_people_are_told_and_the_model_has_nothing(tmp_pat
     with pytest.raises(StoreFault, match="try again"):
         await made.sessions(10)
     with pytest.raises(StoreFault, match="try again"):
-        await made.read_many(["x-0123456789abcdef.txt"])
+        await made.read_many(["x.0123456789abcdef.txt"])
     assert await made.last() == {}

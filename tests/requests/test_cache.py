@@ -167,7 +167,7 @@ async def test_a_compacted_message_is_made_once() -> None:
     [asked, message], _ = Naming().named(await reader.read(CHAT, [call, tool], READING, "m"))
     make = reader.previews(CHAT, Transcript([call, tool], [asked, message], ["", "f"]), READING.shape)
     made = make(1, False)
-    assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f-")
+    assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f.")
     assert make(1, False) is made
     assert reader.caches()["previews"]() == (1, KEY_BYTES + TEXT_BYTES + len(made))
     assert make(1, True) != made

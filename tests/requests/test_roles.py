@@ -50,7 +50,7 @@ async def test_a_large_later_system_message_is_moved_in_its_place() -> None:
     history, reader = await planned(gptme(result), policy(mode=Mode.COMPACT))
     sent = messages_of(history, reader)
     assert [one["role"] for one in sent] == [one["role"] for one in gptme(result)]
-    assert sent[3]["content"].startswith("line 0\n") and "/store/system_message-" in sent[3]["content"]
+    assert sent[3]["content"].startswith("line 0\n") and "/store/system_message." in sent[3]["content"]
     ready = Rendered.of(history, None, {}, reader)
     assert list(ready.files().values()) == [result]
 
@@ -86,7 +86,7 @@ async def test_an_older_large_user_message_is_moved_and_can_be_read_back(mode: M
     sent = messages_of(history, reader)
     assert sent[3]["role"] == "user"
     assert sent[3]["content"].startswith(FILES[:100])
-    assert "(detailed result is stored in /store/user_message-" in sent[3]["content"]
+    assert "(detailed result is stored in /store/user_message." in sent[3]["content"]
     ready = Rendered.of(history, None, {}, reader)
     [name] = [name for name in ready.files() if "user_message" in name]
     assert ready.files()[name] == FILES
@@ -120,7 +120,7 @@ async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
     assert [one["role"] for one in sent] == [one["role"] for one in SMOL]
     moved = [json.dumps(sent[index]["content"][0]["text"]) for index in history.plan.moves]
     assert len(moved) > 5
-    assert all(text.startswith('"Observation:') and "/store/tool_result-" in text for text in moved)
+    assert all(text.startswith('"Observation:') and "/store/tool_result." in text for text in moved)
     ready = Rendered.of(history, None, {}, reader)
     texts = {SMOL[index]["content"][0]["text"] for index in history.plan.moves}
     assert set(ready.files().values()) == texts

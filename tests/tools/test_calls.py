@@ -20,7 +20,7 @@ from proxy.tools.find import Index
 from tests import transcripts
 
 STORE = "/context_store"
-LOG, CODE, TODO = (f"{STORE}/{name}" for name in ("billing.log-2e7dc01b.txt", "settings.py-00000001.txt", "n-02.txt"))
+LOG, CODE, TODO = (f"{STORE}/{name}" for name in ("billing.log.2e7dc01b.txt", "settings.py.00000001.txt", "n.02.txt"))
 FILES = {
     LOG: "".join(f"{number} ERROR late\n" for number in range(200)),
     CODE: "".join(f"K{number} = {number}\n" for number in range(200)),

@@ -86,8 +86,10 @@ MEANT: list[tuple[str, str]] = [
     (PATHS["log"].removesuffix(".txt"), "log"),
     (f"{STORE}/billing.log.txt", "log"),
     (f"{STORE}/billing.txt", "log"),
-    (f"{STORE}/billing.log-deadbeef.txt", "log"),
-    (f"{STORE}/wrong-{DIGESTS['user'][:16]}.txt", "user"),
+    (f"{STORE}/billing.log.deadbeef.txt", "log"),
+    (PATHS["user"].replace("_", "\\_"), "user"),
+    (f"wrong-{DIGESTS['user'][:16]}.txt", "user"),
+    (f"{STORE}/wrong.{DIGESTS['user'][:16]}.txt", "user"),
     (f"/other/{PATHS['query'].rpartition('/')[2]}", "query"),
     (f"{PATHS['url']}:3", "url"),
     (PATHS["edit"].upper(), "edit"),
@@ -181,7 +183,7 @@ def test_any_path_leads_only_to_files_of_the_request(path: str, said: dict[str, 
 
 
 def test_globs_also_fit_what_the_calls_named() -> None:
-    assert INDEX.fitting("settings.py-1*", INDEX.paths) == [PATHS["py"]]
+    assert INDEX.fitting("settings.py.1*", INDEX.paths) == [PATHS["py"]]
     assert INDEX.fitting("*.log", INDEX.paths) == [PATHS["log"]]
     assert INDEX.fitting("**/*.TS", INDEX.paths) == [PATHS["edit"]]
     assert INDEX.fitting("mailer/*", INDEX.paths) == [PATHS["py"]]
@@ -191,11 +193,11 @@ def test_globs_also_fit_what_the_calls_named() -> None:
 def test_looking_up_is_linear_in_the_words() -> None:
     def work(files: int) -> None:
         known = {
-            f"{STORE}/f-{number:08x}.txt": preview.of_call("t", json.dumps({"path": "a/" * 90 + "b", "n": number}), len)
+            f"{STORE}/f.{number:08x}.txt": preview.of_call("t", json.dumps({"path": "a/" * 90 + "b", "n": number}), len)
             for number in range(files)
         }
         index = Index(known, known, STORE)
-        for path in ("a/" * 80, "b", "a", "/".join("ab" * 40), "x-12345678.txt", "*b", "a b " * 250, "a/b " * 250):
+        for path in ("a/" * 80, "b", "a", "/".join("ab" * 40), "x.12345678.txt", "*b", "a b " * 250, "a/b " * 250):
             index.find(path)
 
     assert_linear(work, 100, 200)

@@ -32,8 +32,8 @@ from tests.doubling import assert_linear
 
 STORE = "/context_store"
 F = f"{STORE}/f"
-LOG = f"{STORE}/billing.log-5f2c9a1b.txt"
-DATA = f"{STORE}/codes.json-01234567.txt"
+LOG = f"{STORE}/billing.log.5f2c9a1b.txt"
+DATA = f"{STORE}/codes.json.01234567.txt"
 FILES = {
     LOG: "start\nerror E471 here\r\nfine\nError E4712\nerror E47\n",
     DATA: '{"code": "E470", "filler": "' + "x" * 900 + '", "last": "E479"}',
@@ -64,7 +64,7 @@ def read(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: A
 
 
 AROUND = """\
-File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
+File: billing.log.5f2c9a1b.txt (result of cat /var/log/billing.log)
 0- start
 1: error E471 here
 2- fine
@@ -78,7 +78,7 @@ def test_grep_in_one_file_and_everywhere() -> None:
     assert ask("grep", pattern=r"E47\d+", path=LOG) == ToolAnswer(text, "ok", len(text))
     assert grep(pattern="e47[19]") == (
         f'Found 3 matches for pattern "e47[19]" in path "{STORE}" {OFFSETS}:\n---\n{AROUND}\n'
-        f"File: codes.json-01234567.txt (result of cat codes.json)\n0, column 940: …{FILES[DATA][790:]}\n---"
+        f"File: codes.json.01234567.txt (result of cat codes.json)\n0, column 940: …{FILES[DATA][790:]}\n---"
     )
 
 
@@ -120,7 +120,7 @@ def test_a_search_goes_on_elsewhere_before_it_says_no() -> None:
     elsewhere = f"Found 1 match in everything else that was moved {OFFSETS}:"
     assert text.startswith(
         f'No matches for pattern "filler" in path "{LOG}".\n---\n{whole}\n{elsewhere}\n---\n'
-        "File: codes.json-01234567.txt (result of cat codes.json)\n0, column 18: "
+        "File: codes.json.01234567.txt (result of cat codes.json)\n0, column 18: "
     )
     assert ask("grep", budget=len(text) - 1, pattern="filler", path=LOG).text.startswith(
         f'No matches for pattern "filler" in path "{LOG}". {elsewhere}'
@@ -153,7 +153,7 @@ def test_grep_with_a_glob(glob: str) -> None:
     head = f'Found 1 match for pattern "fine" in path "context_store/" (filter: "{glob}") {OFFSETS}:'
     text = grep(pattern="fine", glob=glob, path="context_store/")
     assert text.startswith(
-        f"{head}\n---\nFile: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)\n0- start\n"
+        f"{head}\n---\nFile: billing.log.5f2c9a1b.txt (result of cat /var/log/billing.log)\n0- start\n"
     )
 
 
@@ -161,9 +161,9 @@ def test_grep_up_to_a_limit() -> None:
     assert (
         grep(pattern="e", path=LOG, limit=2)
         == f"""\
-Found 4 matches for pattern "e" in path "/context_store/billing.log-5f2c9a1b.txt" {OFFSETS}:
+Found 4 matches for pattern "e" in path "/context_store/billing.log.5f2c9a1b.txt" {OFFSETS}:
 ---
-File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
+File: billing.log.5f2c9a1b.txt (result of cat /var/log/billing.log)
 1: error E471 here
 2: fine
 ---
