@@ -1,17 +1,13 @@
-"""What one process sees of upstreams' caches: when they expired, what was missing there, and what the prices should be.
+"""What one process sees of upstreams' caches: when they expired, and what was missing there.
 
     a request ──its history goes on from the last one's──> the pause between the two ──> has upstream's cache expired?
               └──it has ended, and upstream said what it read from its cache──> what was missing there, and why
 
 The pause is exact, because another replica's request in between would have left another end of the history.
-
-Prices are only recommended: plans follow the policy alone, because replicas have seen different replies and must plan
-alike.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -19,14 +15,9 @@ import msgspec
 
 from proxy.lru import Lru
 from proxy.plan.history import beginning
-from proxy.plan.prices import ASSUMED, price_of
-from proxy.policy import Offload
 from proxy.requests.planned import Planned
 from proxy.requests.prepared import Prepared
-from proxy.telemetry import logs
-from proxy.telemetry.outcome import CacheMiss, Outcome
-
-logger = logging.getLogger(__name__)
+from proxy.telemetry.outcome import CacheMiss
 
 CONVERSATIONS = 20_000
 LEAST = 1_024
@@ -104,79 +95,3 @@ def _sent(prepared: Prepared, end: int) -> int:
         return 0
     moves = frozenset((index, move.event > 0) for index, move in rendered.plan.moves.items() if index < end)
     return hash((moves, rendered.shown.boundary.end if rendered.shown else 0, rendered.injecting))
-
-
-# -- prices ------------------------------------------------------------------------------------------------------------
-
-ENOUGH = 20
-"""Requests after which what was never seen counts as missing."""
-LARGE = 4_000
-"""Tokens of a prompt that every cache keeps. The smallest that OpenAI and Anthropic keep have 1,024 to 4,096."""
-LATER = 4
-"""Messages of a history above which its beginning was sent before."""
-MOST = 1_000
-"""Most models of tenants that are watched, the latest ones."""
-
-
-class Seen(msgspec.Struct):
-    """What replies for one model have said, and the newest advice. Tokens are upstream's."""
-
-    requests: int = 0
-    cached: int = 0
-    written: int = 0
-    advice: str = ""
-
-
-def advice(base_url: str, model: str, offload: Offload, seen: Seen) -> str:
-    """Return the key to set in one sentence; empty if the prices in force fit what was seen."""
-    read, write, listed = offload.cached_read, offload.cache_write, price_of("", model)
-    enough, said = seen.requests >= ENOUGH, ""
-    if enough and not read and listed is not ASSUMED:
-        said = (
-            "reading the cache is free in the policy, but a price list has this model; behind a gateway, "
-            f"set `offload: {{cached_read: {listed.cached_read:g}, cache_write: {listed.cache_write:g}}}`"
-        )
-    elif seen.written and write <= 1 and read:
-        said = (
-            "upstream reports tokens that it writes to its cache, and the policy has them for nothing; if it "
-            "charges for them, set `offload: {cache_write: 1.25}`"
-        )
-    elif enough and not seen.cached and 0 < read < 1:
-        said = (
-            f"{seen.requests} replies showed no cached token; if it caches nothing, set "
-            "`offload: {cached_read: 1, cache_write: 1}`"
-        )
-    elif enough and seen.cached and not seen.written and write > 1:
-        said = (
-            f"{seen.requests} replies showed cached tokens and none that were written; if writing to the "
-            "cache costs nothing, set `offload: {cache_write: 1}`"
-        )
-    return f"{base_url} with {model}: {said}" if said else ""
-
-
-class Adviser:
-    """Watches all requests of a process."""
-
-    def __init__(self) -> None:
-        self._seen: Lru[tuple[str, str, str], Seen] = Lru(MOST)
-
-    @property
-    def given(self) -> dict[tuple[str, str, str], str]:
-        """The newest advice for each model of a tenant, where there is any."""
-        return {key: seen.advice for key, seen in self._seen.items() if seen.advice}
-
-    def note(self, outcome: Outcome, base_url: str, offload: Offload) -> None:
-        """Take in a request that has ended, and log new advice once."""
-        if outcome.prompt_tokens < LARGE or outcome.messages <= LATER:
-            return
-        key = (outcome.tenant, base_url, outcome.model[: logs.LONGEST])
-        seen = self._seen.get(key) or Seen()
-        self._seen.put(key, seen)
-        seen.requests += 1
-        seen.cached += outcome.cached_tokens
-        seen.written += outcome.written_tokens
-        before, seen.advice = seen.advice, advice(base_url, key[2], offload, seen)
-        if seen.advice and not before:
-            logs.event(
-                logger, "the prices of a policy may be wrong", logging.WARNING, tenant=key[0], advice=seen.advice
-            )

@@ -51,7 +51,6 @@ from proxy.requests.references import KeptReplies
 from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
-from proxy.requests.upstream_caches import Adviser
 from proxy.requests.windows import Known
 from proxy.server.access import COME_BACK, SECONDS, check_origin, deep_health, require_monitor
 from proxy.settings import Settings
@@ -106,7 +105,7 @@ class App:
         self._shows_requests = settings.dashboard
         shown = (self._dashboard.record,) if settings.dashboard else ()
         self._ledger = logs.Recorder(logs.requests, self._metrics.record, *shown)
-        self._otel = _opentelemetry(settings, self._metrics)
+        self._otel = _opentelemetry(settings)
         self.flush = self._ledger.flush
         """Writes the metrics and log lines of the requests so far."""
         self._record = self._otel.noting(self._ledger.record) if self._otel else self._ledger.record
@@ -124,7 +123,6 @@ class App:
         self._caches = {"store": lambda: self._store.memory.size, **self._reader.caches()}
         for cache, size in self._caches.items():
             self._metrics.watch_cache(cache, size)
-        self._adviser = Adviser()
         self._known = Known(self._upstream, self._background, self._threads, self._metrics.learned)
         self._summaries = Summaries(self._store, self._reader, self._threads, self._record)
         self._captures = Captures(settings, lambda: self._book.current)
@@ -306,12 +304,10 @@ class App:
             task.cancel()
 
     def _watch(self, outcome: Outcome, prepared: Prepared) -> None:
-        """Keep what dashboard and captures show of a chat request, and what it says of prices."""
-        policy = prepared.tenant.policy
-        self._adviser.note(outcome, policy.upstream.base_url, policy.offload)
+        """Keep what dashboard and captures show of a chat request."""
         if self._shows_requests:
             self._dashboard.watch(outcome.request_id, prepared)
-        self._captures.take(outcome, policy, prepared.request)
+        self._captures.take(outcome, prepared.tenant.policy, prepared.request)
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
@@ -337,7 +333,6 @@ class App:
             "caches": {name: size() for name, size in self._caches.items()},
             "policies": policies,
             "reload": book.last,
-            "advice": sorted(set(self._adviser.given.values())),
             "windows": self._known.learned(namespaces),
         }
 
@@ -348,7 +343,6 @@ class App:
             self._dashboard.start()
             held.callback(self._dashboard.close)
             if self._otel:
-                self._otel.start()
                 held.callback(self._otel.close)
             held.callback(self._ledger.flush)
             held.push_async_callback(self._close_store)
@@ -388,17 +382,17 @@ class App:
         return self._drain if since is None else max(self._drain - (time.monotonic() - since), 0.0)
 
 
-def _opentelemetry(settings: Settings, metrics: Metrics) -> OpenTelemetry | None:
+def _opentelemetry(settings: Settings) -> OpenTelemetry | None:
     """Return it if one of its variables names an endpoint. To import it takes a quarter of a second. Raises
     UserMistake."""
     variables = settings.environment
-    named = any(name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("ENDPOINT") for name in variables)
+    named = any(variables.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
     if not named or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     try:
         from proxy.telemetry.otel import OpenTelemetry
 
-        return OpenTelemetry(variables, metrics.collect)
+        return OpenTelemetry(variables)
     except ModuleNotFoundError:
         logger.warning("OTEL_… is set, and nothing is exported without: pip install 'offload-proxy[otel]'")
         return None

@@ -23,7 +23,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from proxy import __version__
@@ -275,11 +274,6 @@ class Metrics:
         self._next_sample = self._clock() + SAMPLE_SECONDS
         for sample in self._watched:
             sample()
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metrics of this process."""
-        self.sample()
-        return self._registry.collect()
 
     def render(self) -> tuple[str, bytes]:
         """Return the content type and body of `/metrics`, of all workers. With several this reads files, so call it in

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a trace of each request, and our metrics by OTLP. The only module that imports opentelemetry.
+"""OpenTelemetry: a trace of each request. The only module that imports opentelemetry; metrics are at `/metrics`.
 
 The SDK reads its standard variables (`OTEL_…`) itself. Spans follow the GenAI conventions:
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans
@@ -11,34 +11,25 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans
 from __future__ import annotations
 
 import logging
-import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 from opentelemetry import context, propagate, trace
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics import export
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from proxy import __version__, rawjson
 from proxy.telemetry.outcome import Kind, Outcome
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
-
 CLOSING = 1.0
-"""Seconds that the last spans and metrics may take when the process ends."""
+"""Seconds that the last spans may take when the process ends."""
 
 _OPERATIONS = {
     "/chat/completions": "chat", "/messages": "chat", "/responses": "chat",
@@ -86,44 +77,22 @@ class TracedCall:
 
 
 class OpenTelemetry:
-    """The spans and metrics of one process. `collect` returns Prometheus' metrics. Raises ValueError if a variable is
-    wrong."""
+    """The spans of one process. Raises ValueError if a variable is wrong."""
 
-    def __init__(self, environment: Mapping[str, str], collect: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         ours = {"service.name": "offload-proxy", "service.version": __version__}
-        self._resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
+        resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # one line for a failed batch, none for its retries
-        self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
             self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("offload-proxy", __version__)
-        self._exporter = None
-        if environment.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp":
-            self._exporter = OTLPMetricExporter()
-        self._collect, self._since = collect, time.time_ns()
-        interval = environment.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
-        if not re.fullmatch("[1-9][0-9]{0,9}", interval):
-            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds, such as 60000")
-        self._seconds = int(interval) / 1000
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
-        self.start = self._thread.start
 
     def close(self) -> None:
-        """Export what is left, within `CLOSING`."""
-        self._ended.set()
-        self._thread.join(CLOSING)
-
-    def _run(self) -> None:
-        """Export metrics, in a thread for which nobody waits if the collector hangs."""
-        while not self._ended.wait(self._seconds):
-            self._export()
-        self._export()
-        self._provider.shutdown()
-
-    def _export(self) -> None:
-        if self._exporter is not None:
-            self._exporter.export(metrics_of(self._collect(), self._resource, self._since, time.time_ns()))
+        """Export what is left, within `CLOSING`, in a thread for which nobody waits if the collector hangs."""
+        last = threading.Thread(target=self._provider.shutdown, name="opentelemetry", daemon=True)
+        last.start()
+        last.join(CLOSING)
 
     @contextmanager
     def request(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *, known: bool) -> Iterator[None]:
@@ -184,39 +153,3 @@ def _describe(span: Span, outcome: Outcome) -> None:
         span.add_event("offload.cut", {"messages": outcome.compressed})
     for use in outcome.tool_uses:
         span.add_event("offload.read_back", msgspec.structs.asdict(use))
-
-
-def metrics_of(families: Iterable[Metric], resource: Resource, since: int, now: int) -> export.MetricsData:
-    """Return Prometheus' metrics as OTLP has them. Times are in nanoseconds since the epoch."""
-    cumulative = export.AggregationTemporality.CUMULATIVE
-    found = []
-    for family in families:
-        points = [export.NumberDataPoint(one.labels, since, now, one.value) for one in family.samples]
-        data: Any = export.Gauge(points)
-        if family.type == "histogram":
-            data = export.Histogram(_buckets(family, since, now), cumulative)
-        elif family.type == "counter":
-            data = export.Sum(points, cumulative, True)
-        if points:
-            found.append(export.Metric(family.name, family.documentation, "", data))
-    scope = export.ScopeMetrics(InstrumentationScope("offload-proxy", __version__), found, "")
-    return export.MetricsData([export.ResourceMetrics(resource, [scope], "")])
-
-
-def _buckets(family: Metric, since: int, now: int) -> list[export.HistogramDataPoint]:
-    """Return a histogram's series. Prometheus' buckets hold those below, too."""
-    series: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    for one in family.samples:
-        labels = tuple((name, value) for name, value in one.labels.items() if name != "le")
-        series.setdefault(labels, {})[one.labels.get("le") or one.name.rpartition("_")[2]] = one.value
-    nothing: Any = None  # what is the least and the most is not known
-    points = []
-    for labels, values in series.items():
-        total, count = values.pop("sum"), int(values.pop("count"))
-        below = [int(value) for value in values.values()]
-        counts = [value - before for before, value in zip([0, *below], below, strict=False)]
-        bounds = [float(end) for end in values if end != "+Inf"]
-        points.append(
-            export.HistogramDataPoint(dict(labels), since, now, count, total, counts, bounds, nothing, nothing)
-        )
-    return points

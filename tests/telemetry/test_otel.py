@@ -1,4 +1,4 @@
-"""Traces and metrics as a collector gets them: over OTLP, from a proxy that serves."""
+"""Traces as a collector gets them: over OTLP, from a proxy that serves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from proxy.errors import UserMistake
 from proxy.server import app
 from proxy.settings import Settings
-from proxy.telemetry.metrics import Metrics
 from tests.clock import PATIENCE
 from tests.dashboard.traffic import session
 from tests.fake_upstream import StrictUpstream
@@ -34,7 +32,6 @@ class Collector(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
-        self.metrics: dict[str, Any] = {}
         self.resource: dict[str, Any] = {}
         super().__init__(("127.0.0.1", 0), _Receives)
 
@@ -48,13 +45,10 @@ class _Receives(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        if self.path == "/v1/traces":
-            for part in ExportTraceServiceRequest.FromString(body).resource_spans:
-                self.server.resource = attributes(part.resource)
-                self.server.spans += [span for scope in part.scope_spans for span in scope.spans]
-        else:
-            for part in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                self.server.metrics |= {one.name: one for scope in part.scope_metrics for one in scope.metrics}
+        assert self.path == "/v1/traces"
+        for part in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.server.resource = attributes(part.resource)
+            self.server.spans += [span for scope in part.scope_spans for span in scope.spans]
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -103,23 +97,6 @@ def test_a_session_is_traced_round_by_round(collector: Collector, monkeypatch: p
     assert collector.resource["service.name"] == "ours" and collector.resource["service.version"]
 
 
-def test_metrics_are_those_of_the_page(collector: Collector) -> None:
-    with (
-        StrictUpstream() as upstream,
-        served({"default": tight(upstream.url)}, environment=collector.environment) as proxy,
-    ):
-        session(proxy, upstream, 3)
-    points = collector.metrics["offload_requests"].sum.data_points
-    assert sum(point.as_double for point in points) == 3 and attributes(points[0])["status"] == "200"
-    assert collector.metrics["offload_requests"].sum.is_monotonic
-    all_seconds = collector.metrics["offload_request_seconds"].histogram.data_points
-    assert sum(seconds.count for seconds in all_seconds) == 3
-    seconds = all_seconds[0]
-    assert seconds.count == sum(seconds.bucket_counts) and seconds.sum > 0
-    assert len(seconds.bucket_counts) == len(seconds.explicit_bounds) + 1
-    assert collector.metrics["offload_store_up"].gauge.data_points[0].as_double == 1
-
-
 def test_a_failed_call_says_so(collector: Collector) -> None:
     policy = tight("http://127.0.0.1:9/v1")
     with StrictUpstream() as upstream, served({"default": policy}, environment=collector.environment) as proxy:
@@ -130,38 +107,35 @@ def test_a_failed_call_says_so(collector: Collector) -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_SDK_DISABLED": "true"}],
-)
-def test_it_is_off_by_default(environment: dict[str, str]) -> None:
-    assert app._opentelemetry(Settings(environment=environment), Metrics()) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
     [
-        ("OTEL_METRIC_EXPORT_INTERVAL", "soon"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "-1"),
-        ("OTEL_ATTRIBUTE_COUNT_LIMIT", "many"),
+        {},
+        {"OTEL_SERVICE_NAME": "x"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_SDK_DISABLED": "true"},
+        {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:1"},
     ],
 )
-def test_a_wrong_variable_is_a_user_mistake(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, value)
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", name: value}
-    with pytest.raises(UserMistake, match=name):
-        app._opentelemetry(Settings(environment=environment), Metrics())
+def test_it_is_off_by_default(environment: dict[str, str]) -> None:
+    assert app._opentelemetry(Settings(environment=environment)) is None
+
+
+def test_a_wrong_variable_is_a_user_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_ATTRIBUTE_COUNT_LIMIT", "many")
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_ATTRIBUTE_COUNT_LIMIT": "many"}
+    with pytest.raises(UserMistake, match="OTEL_ATTRIBUTE_COUNT_LIMIT"):
+        app._opentelemetry(Settings(environment=environment))
 
 
 def test_a_collector_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
-            "OTEL_METRIC_EXPORT_INTERVAL": "1",
+            "OTEL_BSP_SCHEDULE_DELAY": "1",
             "OTEL_EXPORTER_OTLP_TIMEOUT": str(2 * PATIENCE),
         }
         for name, text in environment.items():
             monkeypatch.setenv(name, text)
-        with served(environment=environment):
+        with served({"default": tight("http://127.0.0.1:9/v1")}, environment=environment) as proxy:
+            assert proxy.post("/v1/chat/completions", {}).status_code == 502
             silent.accept()
             began = time.monotonic()
     assert time.monotonic() - began < PATIENCE, "the exporter waits twice as long for an answer"

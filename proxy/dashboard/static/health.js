@@ -5,7 +5,7 @@ const said = (fault) => (fault ? element("span", { class: "bad" }, plain(fault))
 const both = (title, show) => column(title, show, { phone: 2 });
 
 export async function health(page) {
-  const { dashboard, store, upstreams, caches, policies, reload, windows, advice } = await ask("health");
+  const { dashboard, store, upstreams, caches, policies, reload, windows } = await ask("health");
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Health")),
     element("p", {}, "The state of one worker of this machine, asked for just now. Other replicas have pages of their own."),
     element("dl", { class: "tiles" },
@@ -21,7 +21,6 @@ export async function health(page) {
       column("Records kept", (row) => (row.retention === null ? "for ever" : `${number(row.retention / 86400)} days`)),
       column("Rules for", (row) => row.rules.join(", ")),
     ], policies),
-    table("Prices to check", [column("By what upstreams report of their caches", (text) => text, { phone: 1 })], advice),
     table("Context windows that refusals have shown", [
       column("Namespace", ([name]) => name, { phone: 1 }), both("Upstream", ([, row]) => row.upstream), both("Model", ([, row]) => row.model),
       figure("Window (tokens)", ([, row]) => row.window, { phone: 1 }),
