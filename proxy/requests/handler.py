@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, for_model, model_in, refusals, usage
 from proxy.dialects.render import shown_block
+from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
@@ -40,6 +41,7 @@ from proxy.requests.rounds import Rounds, Services
 from proxy.requests.summary_writer import ask
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Kind, Outcome
+from proxy.upstream.client import UpstreamReply
 from proxy.upstream.codings import decoded_request
 from proxy.upstream.headers import Header, Headers, reply_headers
 
@@ -223,7 +225,9 @@ class _Request:
         if planned is None:
             obstacle = request.obstacle_beside(policy.upstream.members)
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
-        return replace(prepared, planned=planned, obstacle="tool_choice" if planned.whole_for_tool_choice else "")
+        obstacle = "tool_choice" if planned.whole_for_tool_choice else ""
+        remark = self._ladder.remark(policy, request.model)
+        return replace(prepared, planned=planned, obstacle=obstacle, remark=remark)
 
     async def _pauses(self, planned: Planned) -> Mapping[bytes, int]:
         """Return at which of this history's requests upstream's cache had expired. Whoever sees a pause first records
@@ -342,6 +346,8 @@ class _Request:
             return refusal
         if taken_back is None or prepared.rounds:
             self._ladder.learn(prepared, prepared.additions, prepared.form.blamed)
+            if not prepared.rounds:
+                self._ladder.note_read(prepared, turn.spent.prompt)
         elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
             named = complaint if complaint in prepared.additions else Addition.ANY
             self._ladder.learn(prepared, frozenset(), prepared.form.blamed | {named})
@@ -367,17 +373,31 @@ class _Request:
                 if refusal.whole:
                     return refusal
                 read = refusal.body
-            compared = prepared.in_force is not None and prepared.in_force.holdout
-            ends = ReplyEnds(reply) if observed or compared else None
+            ends = self._ends(prepared, reply)
             if 200 <= reply.status < 300:
                 await self._on_accepted()
-            await pass_on(reply, client, self._ours(), self._dialect.error_event, ends.take if ends else ignore, read)
+            watch = ends.take if ends else ignore
+            await pass_on(reply, client, self._ours(), self._dialect.error_event, watch, read)
             if reply.status == 200:
-                if not observed:
-                    self._ladder.learn(prepared, frozenset(), form.blamed)
-                if ends is not None and (said := usage.reported(ends.both)):
-                    self.prepared = replace(self.prepared, reported=said)
+                self._note_taken(prepared, usage.reported(ends.both) if ends else None)
             return None
+
+    def _ends(self, prepared: Prepared, reply: UpstreamReply) -> ReplyEnds | None:
+        """Return what finds upstream's count of the prompt in a reply that passes, if we use it."""
+        if prepared.records_cost:
+            return ReplyEnds(reply)
+        if prepared.planned is None or self._dialect.counts:
+            return None
+        # Servers that cut prompts do not compress, so nothing is decompressed for it.
+        return None if reply.headers.has(b"content-encoding") else ReplyEnds(reply)
+
+    def _note_taken(self, prepared: Prepared, said: Reported | None) -> None:
+        """Learn from the reply to the client's own bytes, and from what it `said` of their cost."""
+        if not prepared.only_observed:
+            self._ladder.learn(prepared, frozenset(), prepared.form.blamed)
+            self._ladder.note_read(prepared, said.prompt if said else 0)
+        if said is not None and prepared.records_cost:
+            self.prepared = replace(self.prepared, reported=said)
 
     async def _observe(self) -> None:
         """Record what the plan would have done to what passes through. Nothing is stored, asked for or learned."""

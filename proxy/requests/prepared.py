@@ -70,6 +70,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """Why there is no plan."""
     obstacle: str = ""
     """The field that prevents a plan or has it wait, if that is the reason."""
+    remark: str = ""
+    """What upstream has shown of itself that its operator should know."""
     planned: Planned | None = None
     form: Form = Form()
     """How it is sent."""
@@ -104,6 +106,11 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     def only_observed(self) -> bool:
         """Whether it is sent as it came and its plan recorded: somebody wants that, or it is of a holdout's group."""
         return self.observed or (self.planned is not None and self.planned.holdout is Holdout.KEPT)
+
+    @property
+    def records_cost(self) -> bool:
+        """Whether the outcome says what the client's own bytes cost: they are observed, or compared with a holdout."""
+        return self.only_observed or (self.in_force is not None and bool(self.in_force.holdout))
 
     @cached_property
     def reason(self) -> Reason:
@@ -214,7 +221,12 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
             )
             words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
-        return " ".join(filter(None, (*words, UNFOLLOWED if self.unfollowed else "")))
+        return " ".join(filter(None, (*words, *self._remarks)))
+
+    @property
+    def _remarks(self) -> Sequence[str]:
+        """What the client should know, also where the request is sent as planned."""
+        return [text for text in (UNFOLLOWED if self.unfollowed else "", self.remark) if text]
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
@@ -223,6 +235,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
             why = self.words.encode()
             return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
         changed = self.compacted or self.compressed
+        why = (" ".join(self._remarks) if changed else self.words).encode()
         return [
             (b"x-offload-mode", (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode()),
             (b"x-offload-tokens-before", b"%d" % planned.tokens_before),
@@ -230,8 +243,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
             (b"x-offload-compacted", b"%d" % self.compacted),
             (b"x-offload-compressed", b"%d" % self.compressed),
             *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
-            *([] if changed else [(b"x-offload-reason", self.words.encode())]),
-            *([(b"x-offload-reason", UNFOLLOWED.encode())] if self.unfollowed else []),
+            *([(b"x-offload-reason", why)] if why else []),
         ]
 
 
@@ -419,6 +431,18 @@ class Ladder:
             self._window = learn(self._learner)
             self._to_learn.append(learn)
         return again
+
+    def remark(self, policy: Policy, model: str) -> str:
+        """Return what upstream has shown of itself that its operator should know; empty if nothing."""
+        return self._known.remark(self._namespace, policy, model)
+
+    def note_read(self, prepared: Prepared, read: int) -> None:
+        """Learn from upstream's count of a prompt that it took. Images, audio and files have no count of ours."""
+        planned = prepared.planned
+        if planned is None or not read or planned.history.fixed:
+            return
+        model, counted = planned.request.model, prepared.tokens_after
+        self._known.note_read(self._namespace, planned.policy, model, counted, read)
 
     def vouched(self) -> None:
         """Upstream has taken the request: what its refusals taught holds for its client, too."""

@@ -4,6 +4,9 @@ Upstreams show it by their lists of models and by the requests that they refuse.
 model: what one caller provokes changes no other caller's requests. Nothing is shared with other processes. Each pays
 for what it learns with refused requests.
 
+Some upstreams take a prompt that is too long, read only part of it, and say so nowhere but in their count of it:
+Ollama (ollama/ollama#3839, #17889), and LM Studio by its overflow policy. `PromptCounts` watches these counts.
+
 Windows are in our tokens. Where upstream counts more of them than we do, it refuses a request that fits its window by
 our count, and the smaller window that follows is what we take for it from then on.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import aclosing
@@ -51,11 +55,21 @@ ENOUGH, FORGOTTEN_AFTER = 2, 600.0
 """The requests that must be refused with an addition and taken without it before it is left out, and for how many
 seconds it then is. The first one may have been refused by chance."""
 
+AGREES = 0.25
+"""The share by which upstream's count of a prompt may differ from ours if it has read all of it."""
+
+CUTS = 3
+"""The growing prompts in a row that must have been cut before that is believed."""
+
 LIST_SECONDS, LIST_AGAIN = 5.0, 600.0
 """Seconds for one list of models, and until an upstream that did not answer is asked again."""
 
 CREDENTIALS, LISTED = 10_000, 200_000
 """The most credentials whose lists are remembered, and the most windows in them. Long public lists name some 500."""
+
+
+_UNPRINTED = re.compile(r"[^\w./:@-]", re.ASCII)
+"""What no model's name has, so that nobody can write into a header."""
 
 
 class Refusable(msgspec.Struct, frozen=True):
@@ -71,6 +85,59 @@ class Refusable(msgspec.Struct, frozen=True):
 class _Refused(msgspec.Struct):
     times: int = 0
     until: float = 0.0
+
+
+class PromptCounts(msgspec.Struct):
+    """How much upstream has read of one caller's prompts for one model, by its own count. Tokens.
+
+    A count that stays where it is while prompts grow may mean that they are cut, or that upstream
+    leaves out what its cache held, as Ollama did until June 2026 (ollama/ollama#16428). The second
+    kind counts what a prompt is longer than the one before, so it never shows a window.
+    """
+
+    counted: int = 0
+    """The newest prompt, by our count."""
+    read: int = 0
+    """The same by upstream's."""
+    most: int = 0
+    """The most that upstream has read since the history last became shorter."""
+    agreed: int = 0
+    """The longest prompt of which it has read all."""
+    cuts: int = 0
+    """Prompts in a row, each longer than the last, of which it has read no more than that."""
+    certain: bool = False
+    """Whether nothing else than a cut explains any of them."""
+    learned: int = 0
+    """The window that these counts have taught; 0: none."""
+
+    def follow(self, counted: int, read: int) -> None:
+        """Take the counts of the next prompt, ours and upstream's."""
+        grown = counted - self.counted
+        self.counted = counted
+        self.read = read
+        agrees = abs(counted - read) <= AGREES * counted
+        if agrees:
+            self.agreed = max(self.agreed, counted)
+        if agrees or grown <= 0 or read > self.most:
+            self.most = read if grown <= 0 else max(read, self.most)
+            self.cuts = 0
+            self.certain = True
+            return
+        self.cuts += 1
+        # Ollama leaves half of its window when it cuts (ollama/ollama#17427).
+        explained = 2 * read < self.most or read <= (1 + AGREES) * grown
+        self.certain = self.certain and not explained
+
+    @property
+    def stuck(self) -> bool:
+        """Whether upstream's count no longer grows. One that is too small for a model is none."""
+        return self.cuts >= CUTS and self.read >= LEAST
+
+    @property
+    def window(self) -> int | None:
+        """The window that these counts show; None if they leave it open."""
+        shown = self.stuck and self.certain and 0 < self.agreed < self.counted
+        return self.most if shown else None
 
 
 _Source = tuple[str, str]
@@ -111,7 +178,8 @@ class Known:
         self._count = count
         self._clock = clock
         self._shown: _PerNamespace[tuple[str, str], int] = _PerNamespace()
-        """By upstream and model."""
+        """By upstream and model, as the next one."""
+        self._prompts: _PerNamespace[tuple[str, str], PromptCounts] = _PerNamespace()
         self._refusals: _PerNamespace[Refusable, _Refused] = _PerNamespace()
         self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
         self._listed: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
@@ -161,6 +229,54 @@ class Known:
             self._count("refused")
             logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=again)
         return again
+
+    def note_read(self, namespace: str, policy: Policy, model: str, counted: int, read: int) -> None:
+        """Learn from the tokens that upstream says it has `read` of a prompt of `counted` tokens."""
+        place = policy.upstream.base_url, model
+        prompts = self._prompts.of(namespace)
+        counts = prompts.get(place) or PromptCounts()
+        before = self.window(namespace, policy, model)
+        counts.follow(counted, read)
+        if 0 < counts.learned < read:  # somebody has given the model a larger context
+            self._shown.of(namespace).discard(place)
+            counts.learned = 0
+        window = counts.window
+        if window is not None and (before is None or window < before):
+            counts.learned = window
+            self._shown.put(namespace, place, window)
+            self._count("cut")
+        self._prompts.put(namespace, place, counts)
+        if counts.stuck and counts.cuts == CUTS:
+            logs.event(
+                log,
+                "upstream cuts prompts" if window else "upstream may cut prompts",
+                logging.WARNING,
+                namespace=namespace,
+                upstream=place[0],
+                model=model[: logs.LONGEST],
+                prompt=counted,
+                read=read,
+                **({"window": window} if window else {}),
+            )
+
+    def remark(self, namespace: str, policy: Policy, model: str) -> str:
+        """Return a sentence on an upstream that cuts prompts, or may do so; else nothing."""
+        counts = self._prompts.of(namespace).get((policy.upstream.base_url, model))
+        if counts is None:
+            return ""
+        name = _UNPRINTED.sub("?", model[: logs.LONGEST])
+        if counts.learned:
+            return (
+                f"Upstream reads only {counts.learned:,} tokens of a prompt for {name}, and does not "
+                "say so; that counts as its window."
+            )
+        if not counts.stuck:
+            return ""
+        return (
+            f"Upstream counted {counts.read:,} tokens of a prompt of {counts.counted:,} for {name}: "
+            "perhaps it cuts the prompt off. If so, give the model a larger context, or set "
+            "`upstream.context_window`."
+        )
 
     # -- refused additions --
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -114,6 +114,101 @@ async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Proces
     assert one.window(policy()) == 8_000
     assert one.known.learned([ME]) == [(ME, {"upstream": URL, "model": "m", "window": 8_000})]
     assert not one.known.learned([OTHER])
+
+
+# -- prompts that are cut ---------------------------------------------------------------------------
+
+GROWING = [3_000 + 1_500 * number for number in range(12)]
+"""The tokens of a conversation's requests, by our count."""
+
+
+def cut_to(window: int, left: int) -> Callable[[int], int]:
+    return lambda counted: counted if counted <= window else left
+
+
+UPSTREAMS: dict[str, tuple[Callable[[int], int], int | None]] = {
+    # what it says of a prompt of so many tokens, and the window that this shows
+    "reads all": (lambda counted: counted, None),
+    "counts a quarter more": (lambda counted: counted * 5 // 4, None),
+    "counts half throughout": (lambda counted: counted // 2, None),
+    "says nothing": (lambda counted: 0, None),
+    "always says the same": (lambda counted: 50, None),
+    "fills its window, as LM Studio does": (cut_to(8_192, 8_150), 8_150),
+    # ollama/ollama#17427: what is left of a longer prompt fills half of the window
+    "leaves half of its window, as Ollama does": (cut_to(8_192, 4_098), 7_500),
+    "leaves more at one time than at another": (lambda counted: min(counted, 7_000 - counted % 900), 7_000),
+    "leaves no more than the prompt grows": (cut_to(4_096, 1_600), None),
+    # ollama/ollama#16428
+    "leaves out what its cache held": (lambda counted: counted if counted == 3_000 else 1_500, None),
+    "leaves out most of that": (lambda counted: counted if counted == 3_000 else 1_870, None),
+    "writes all anew at times": (lambda counted: counted if counted % 4 == 0 else 2_600, None),
+}
+
+
+@pytest.mark.parametrize(("says", "shows"), UPSTREAMS.values(), ids=UPSTREAMS.keys())
+def test_window_that_only_the_count_of_prompts_shows(
+    one: Process, says: Callable[[int], int], shows: int | None
+) -> None:
+    for counted in GROWING:
+        if read := says(counted):
+            one.known.note_read(ME, policy(), "m", counted, read)
+    assert one.window(policy()) == shows
+    assert one.lessons == (["cut"] if shows else [])
+    assert one.window(policy(), namespace=OTHER) is None and one.window(policy(), "n") is None
+
+
+def read(one: Process, *counts: tuple[int, int], model: str = "m") -> None:
+    for counted, seen in counts:
+        one.known.note_read(ME, policy(), model, counted, seen)
+
+
+def test_cut_prompts_are_told_once_in_the_log_and_in_each_reason(
+    one: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "proxy.requests.windows")
+    read(one, (3_000, 3_100), (9_000, 4_000), (10_000, 4_000), (11_000, 4_000))
+    assert one.known.remark(ME, policy(), "m") == "" and not caplog.records
+    read(one, (12_000, 4_000), (13_000, 4_000))
+    [said] = caplog.records
+    assert (said.getMessage(), said.levelname) == ("upstream cuts prompts", "WARNING")
+    assert one.known.remark(ME, policy(), "m") == (
+        "Upstream reads only 4,000 tokens of a prompt for m, and does not say so; that counts as its window."
+    )
+    assert one.window(policy(32_000)) == 4_000, "what it does goes before what it was said to do"
+    read(one, (2_500, 2_400), (3_600, 3_500))
+    assert "4,000 tokens" in one.known.remark(ME, policy(), "m"), "it is still planned for"
+    read(one, (5_000, 5_100))
+    assert one.known.remark(ME, policy(), "m") == "" and one.window(policy()) is None
+
+
+def test_what_may_be_a_cut_is_only_told(one: Process, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "proxy.requests.windows")
+    read(one, *((counted, 2_050) for counted in GROWING))
+    assert one.window(policy()) is None, "no prompt was read whole, so that our count may be wrong"
+    [said] = caplog.records
+    assert (said.getMessage(), said.levelname) == ("upstream may cut prompts", "WARNING")
+    told = one.known.remark(ME, policy(), "m")
+    assert told.startswith(f"Upstream counted 2,050 tokens of a prompt of {GROWING[-1]:,} for m: perhaps it cuts")
+    read(one, (3_000, 3_000))
+    assert one.known.remark(ME, policy(), "m") == ""
+
+
+def test_conversations_side_by_side_show_no_window(one: Process) -> None:
+    """Requests in a row must be longer each time."""
+    for step in range(10):
+        read(one, (3_000 + step, 3_000), (60_000 + 100 * step, 4_000))
+    assert one.window(policy()) is None and one.known.remark(ME, policy(), "m") == ""
+
+
+def test_a_longer_prompt_that_was_read_whole_speaks_against_a_window(one: Process) -> None:
+    read(one, (30_000, 30_000), (9_000, 4_000), *((number, 4_000) for number in range(10_000, 15_000, 1_000)))
+    assert one.window(policy()) is None
+
+
+def test_a_models_name_in_a_reason_writes_nothing_into_a_header(one: Process) -> None:
+    name = "org/qwen3.5:9b\r\nx-evil: é"
+    read(one, *((counted, 2_050) for counted in GROWING), model=name)
+    assert "for org/qwen3.5:9b??x-evil:??:" in one.known.remark(ME, policy(), name)
 
 
 # -- additions that upstream refuses ----------------------------------------------------------------------------------
