@@ -44,6 +44,11 @@ def check_arguments(size: int) -> None:
         raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
 
 
+ORDINARY = frozenset(("", "stop", "eos", "end_turn"))
+"""How upstream says, in any API, that the model was done (`eos`: TGI). With any other word, it may have been stopped:
+`model_length` (Mistral), `SAFETY` (Gemini)."""
+
+
 def is_object(arguments: str) -> bool:
     """Whether a call's arguments are a complete JSON object."""
     try:
@@ -51,6 +56,12 @@ def is_object(arguments: str) -> bool:
     except rawjson.NotJson:
         return False
     return True
+
+
+def as_object(arguments: str) -> str:
+    """Return a call's arguments as they go back upstream. Servers refuse a history in which those
+    of a call are no object (vLLM), so an empty one stands for whatever else a model wrote."""
+    return arguments if is_object(arguments) else "{}"
 
 
 class Block:
@@ -116,9 +127,10 @@ class Round(ABC):
     """Reads one reply of upstream, and decides what of it the client may see. `names` are empty where the request does
     not have our tools; `reply` is what the client has seen of earlier rounds."""
 
+    ordinary: ClassVar[frozenset[str]]
+    """The values of `finish` that say that the model was done, `ORDINARY` among them."""
     stops: ClassVar[frozenset[str]]
-    """The values of `finish` that say that the model was stopped before it was done, so that its last call may be
-    incomplete."""
+    """Those that always say that it was stopped before."""
 
     def __init__(self, request: RoundRequest, names: ToolNames, reply: ClientReply) -> None:
         self.blocks: list[Any] = []
@@ -165,7 +177,21 @@ class Round(ABC):
 
     @property
     def unfinished(self) -> bool:
-        return self.finish in self.stops
+        """Whether the model was stopped before it was done, so that its last call may be incomplete.
+
+        With a word that we do not know, it was stopped if that call is incomplete.
+        """
+        if self.finish in self.stops or self.finish in self.ordinary:
+            return self.finish in self.stops
+        called = {*self.ours, *self.theirs}
+        calls = [block for block in self.blocks if block in called]
+        return bool(calls) and not calls[-1].whole
+
+    @property
+    def sound(self) -> bool:
+        """Whether the reply can be used although upstream did not say that it ends: the model said
+        something, and every call of our tools is complete."""
+        return all(call.whole for call in self.ours) and bool(self.ours or not self.empty)
 
     # -- the queue --
 

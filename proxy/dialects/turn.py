@@ -155,12 +155,14 @@ class Turn(ABC):
     def end(self) -> bytes:
         """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
 
-        Raises Broken if it was not, and has a call of ours or follows one: the client does not see where it stopped.
+        Raises Broken if it has a call of ours or follows one, upstream did not say that it was complete, and it does
+        not look so: the client does not see where it stopped.
         """
         self._require(State.READING)
         ending = self._round
         parts = ending.settle()
-        if (ending.ours or self.rounds) and not (self._done or ending.finish or ending.failed):
+        ended = self._done or ending.finish or ending.failed
+        if (ending.ours or self.rounds) and not (ended or ending.sound):
             raise Broken("the reply stopped before its end")
         self._ledger.add(ending.usage)
         self._answering = self._to_answer()

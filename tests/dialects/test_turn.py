@@ -178,6 +178,42 @@ def test_a_later_round_without_an_end_is_broken(api: Api, events: int) -> None:
         turn.end()
 
 
+ENDS = (b"message_delta", b"message_stop", b'"finish_reason": "', b"[DONE]", b"response.completed", b'"choices": []')
+
+
+def without_end(stream: bytes) -> bytes:
+    """A stream in which nothing says that it ends."""
+    events = stream.split(b"\n\n")
+    return b"\n\n".join(event for event in events if not any(end in event for end in ENDS))
+
+
+def test_a_reply_without_an_end_counts_if_our_calls_are_complete(api: Api) -> None:
+    """Gateways close a stream behind its last item: https://github.com/moeru-ai/airi/issues/2589"""
+    turn = api.turn()
+    turn.request()
+    receive(turn, without_end(says(api, text("Let me look."), ours())))
+    turn.end()
+    assert [call.name for call in turn.calls] == ["grep"]
+    turn.answer(["found"])
+    turn.request()
+    out = receive(turn, without_end(says(api, text("#"), number=2)))
+    turn.end()
+    assert turn.state is State.DONE
+    assert b"#" in out
+
+
+def test_arguments_that_are_no_object_go_back_as_an_empty_one(api: Api) -> None:
+    """vLLM answers 400 to each later request with them: https://github.com/vllm-project/vllm/issues/43995"""
+    both = api.encodings["large"](api.reply(Round([ours(), theirs()]), 1)).replace(b'\\"}"', b'\\""')
+    turn = api.turn()
+    out, _ = run(turn, both)
+    assert turn.hidden is not None
+    assert turn.hidden.instead is not None
+    instead = re.sub(rb"\s", b"", turn.hidden.instead)
+    assert instead.count(b'"arguments":"{}"') + instead.count(b'"input":{}') == 2
+    assert b'q\\"' in out, "the client's call reaches it as it came"
+
+
 def test_answers_that_do_not_fit_are_reworded(api: Api) -> None:
     turn = after_a_round(api)
     turn.reword("too long")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.reply import Call, is_object
+from proxy.dialects.reply import Call, as_object, is_object
 from proxy.plan.plan import ToolCall
 from proxy.rawjson import (
     EMPTY,
@@ -278,9 +278,16 @@ class PartialCall(Call):
     def result(self, text: str, part: str) -> bytes:
         return rawjson.encode({"role": "tool", "tool_call_id": self.id, "content": text})
 
+    def sent(self) -> Raw:
+        """The call for the message that goes back upstream."""
+        return self._written(as_object(self.arguments) if self.kind == "function" else self.arguments)
+
     def raw(self) -> Raw:
-        """The call as the model made it, for the message that goes back upstream."""
-        function = self._function | {"name": string(self.name), _TEXT[self.kind]: string(self.arguments)}
+        """The call as the model made it."""
+        return self._written(self.arguments)
+
+    def _written(self, arguments: str) -> Raw:
+        function = self._function | {"name": string(self.name), _TEXT[self.kind]: string(arguments)}
         members = {key: raw for key, raw in self._members.items() if not rawjson.is_null(raw)}
         start = {"id": string(self.id)} if self.id else {}
         call = start | {"type": string(self.kind)} | members | {self.kind: Raw(rawjson.encode(function))}

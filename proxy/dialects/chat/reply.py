@@ -24,7 +24,7 @@ from proxy.dialects.chat import chunks
 from proxy.dialects.chat.chunks import TEXTS, Chunk, PartialCall, ReplyMessage, ToolCalls
 from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import is_error
-from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
+from proxy.dialects.reply import ORDINARY, Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import ALLOWED, RoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import UsageLedger
@@ -80,6 +80,7 @@ class ChatRoundRequest(RoundRequest):
 class ChatRound(Round):
     """One reply of upstream. Its blocks are the calls."""
 
+    ordinary = ORDINARY | {"tool_calls", "function_call", "tool_use"}
     stops = STOPPED
     blocks: list[PartialCall]
 
@@ -139,7 +140,7 @@ class ChatRound(Round):
         return self.flow()
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
-        message = self.message.history([call.raw() for call in self.blocks if not call.ours or call in answered])
+        message = self.message.history([call.sent() for call in self.blocks if not call.ours or call in answered])
         return [] if message is None else [message]
 
     def release(self, *, visible: bool) -> list[Part]:

@@ -17,7 +17,19 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
 from proxy.dialects.messages.request import MessagesRoundRequest
-from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments, is_object
+from proxy.dialects.reply import (
+    ORDINARY,
+    Block,
+    Call,
+    ClientReply,
+    Event,
+    Part,
+    Round,
+    ToolNames,
+    as_object,
+    check_arguments,
+    is_object,
+)
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import merged
 from proxy.errors import ProxyError
@@ -106,7 +118,7 @@ class ReplyBlock(Call):
             if key != "partial_json":
                 made[key] = string(text_of(self.members.get(key)) + join(pieces))
             elif pieces:
-                made["input"] = Raw(self.arguments.encode("utf-8", "replace")) if is_object(self.arguments) else EMPTY
+                made["input"] = Raw(as_object(self.arguments).encode("utf-8", "replace"))
         if self._cited:
             made["citations"] = Raw(rawjson.array(self._cited))
         return made | ({"name": string(self.ours)} if self.ours else {})
@@ -120,6 +132,7 @@ class ReplyBlock(Call):
 class MessagesRound(Round):
     """One reply of upstream."""
 
+    ordinary = ORDINARY | {CALLED}
     stops = UNFINISHED
     blocks: list[ReplyBlock]
     container: Raw = NULL

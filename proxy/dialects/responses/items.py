@@ -207,9 +207,16 @@ def call_of(members: Members, type: str) -> ToolCall:
     id = (text_of(members.get("call_id")) or text_of(members.get("id"))) if is_answered(type, members) else ""
     if type in _ARGUMENTS:
         arguments = members.get(_ARGUMENTS[type], NULL)
-        return ToolCall(id, text_of(members.get("name")), "" if rawjson.is_null(arguments) else rawjson.text(arguments))
+        return ToolCall(id, text_of(members.get("name")), arguments_of(arguments))
     asked = {key: members[key] for key in sorted(members) if key not in _SERVED or (type, key) == (_REFERENCE, "id")}
     return ToolCall(id, type, rawjson.encode(asked).decode())
+
+
+def arguments_of(given: Raw) -> str:
+    """Return a call's arguments. Some gateways send an object in the place of its text."""
+    if rawjson.is_null(given):
+        return ""
+    return rawjson.text(given) if rawjson.is_string(given) else bytes(given).decode("utf-8", "replace")
 
 
 def spoken(items: Sequence[Entry]) -> tuple[str, list[ToolCall]]:

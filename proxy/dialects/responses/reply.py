@@ -16,8 +16,19 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson, sse
-from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, ToolNames, check_arguments
-from proxy.dialects.responses.items import call_of, is_answered, lasts, output, spoken, without_id
+from proxy.dialects.reply import (
+    ORDINARY,
+    Block,
+    Call,
+    ClientReply,
+    Event,
+    Part,
+    Round,
+    ToolNames,
+    as_object,
+    check_arguments,
+)
+from proxy.dialects.responses.items import arguments_of, call_of, is_answered, lasts, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
@@ -28,6 +39,9 @@ from proxy.rawjson import NULL, Members, elements_of, integer, object_of, on_one
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
 """The events that end a stream, and the status of the reply."""
+FINAL = frozenset((*ENDINGS.values(), "cancelled"))
+"""The statuses of a reply that has ended. Gateways end a stream with events of their own that have one:
+https://github.com/decolua/9router/issues/2142 (`response.done`)"""
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 FRAME = (
     *("id", "created_at", "model", "previous_response_id", "tool_choice", "max_output_tokens", "max_tool_calls"),
@@ -56,6 +70,18 @@ class ItemEvent(Event):
     """One event of a reply."""
 
     decoder = msgspec.json.Decoder(_Head)
+
+
+def ended_as(event: ItemEvent) -> str:
+    """Return the status of the reply that this event ends; empty if it does not end it."""
+    if event.type in ENDINGS:
+        return ENDINGS[event.type]
+    if rawjson.is_null(event.head.response):
+        return ""
+    status = text_of(object_of(event.head.response).get("status"))
+    if status in FINAL:
+        return status
+    return "completed" if event.type == "response.done" else ""
 
 
 class OutputItem(Call):
@@ -96,6 +122,11 @@ class OutputItem(Call):
     def written(self) -> Raw | None:
         """Return the complete item as it goes back upstream: a call of our tools has the tool's own name."""
         made = self._with_our_name()
+        if self.type == "function_call":
+            arguments = as_object(arguments_of(made.get("arguments", NULL)))
+            made = made | {"arguments": string(arguments)}
+            if arguments == text_of(self.members.get("arguments")):
+                made["arguments"] = self.members["arguments"]  # with upstream's escapes
         return self.final if self.final is None or made == self.members else Raw(rawjson.encode(made))
 
     def result(self, text: str, part: str) -> bytes:
@@ -109,7 +140,8 @@ class OutputItem(Call):
 class ResponsesRound(Round):
     """One reply of upstream."""
 
-    stops = frozenset(("incomplete",))
+    ordinary = ORDINARY | {"completed"}
+    stops = frozenset(("incomplete", "cancelled"))
     blocks: list[OutputItem]
 
     def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
@@ -135,8 +167,8 @@ class ResponsesRound(Round):
         if event.type in BEGINNINGS:
             self.id = text_of(object_of(event.head.response).get("id"))
             return [] if self._later else self.put(event, self._loose, size)
-        if event.type in ENDINGS:
-            return self._ended(event)
+        if ended := ended_as(event):
+            return self._ended(event, ended)
         if event.type == "error":
             return self.fail(event, size)
         item = self._item(event)
@@ -178,8 +210,9 @@ class ResponsesRound(Round):
             item.before, self._reasoning = self._reasoning, []
         return item
 
-    def _ended(self, event: ItemEvent) -> list[Part]:
-        self.finish, self.over = ENDINGS[event.type], True
+    def _ended(self, event: ItemEvent, status: str) -> list[Part]:
+        self.finish = status
+        self.over = True
         response = object_of(event.head.response)
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
@@ -248,7 +281,8 @@ class ResponsesReply(ClientReply):
         if None not in (block.place, place(head.output_index)) and place(head.output_index) != block.place:
             changed["output_index"] = Raw(b"%d" % (block.place or 0))
         response = object_of(head.response)
-        if not rawjson.is_null(head.response) and (others := self._response(event.type, response)):
+        ends = bool(ended_as(event))
+        if not rawjson.is_null(head.response) and (others := self._response(response, ends=ends)):
             changed["response"] = Raw(rawjson.encode(response | others))
         if not rawjson.is_null(head.sequence_number):
             said = integer(head.sequence_number)
@@ -256,12 +290,12 @@ class ResponsesReply(ClientReply):
             self.next_number = number + 1
             if number != said or not event.raw:
                 changed["sequence_number"] = Raw(b"%d" % number)
-        if event.type in ENDINGS:
+        if ends:
             self._end = object_of(changed.get("response", head.response))
             self.altered = "response" in changed
         return event.encoded(changed) if self.streamed else b""
 
-    def _response(self, type: str, response: Members) -> Members:
+    def _response(self, response: Members, *, ends: bool) -> Members:
         """Return the members of an event's response that differ from upstream's. The first response is the frame."""
         changed = self._others(response)  # what upstream repeats of the request is as the client wrote it
         chosen = self._request.members.get("tool_choice")
@@ -270,7 +304,7 @@ class ResponsesReply(ClientReply):
         if not self.begun:
             self.begun, self._frame = True, {key: (response | changed)[key] for key in FRAME if key in response}
             self.id = text_of(self._frame.get("id"))
-        if type in ENDINGS and self.hides:
+        if ends and self.hides:
             changed |= {"output": Raw(rawjson.array(self._finals()))}
             changed |= {key: raw for key, raw in self._frame.items() if response.get(key) != raw}
             if not rawjson.is_null(response.get("usage")):

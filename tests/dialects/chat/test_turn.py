@@ -207,6 +207,24 @@ def test_a_round_that_nobody_said_was_over() -> None:
         assert turn.state is State.CALLING
 
 
+@pytest.mark.parametrize("reason", ["model_length", "SAFETY", "length"])
+def test_a_reason_that_is_no_ordinary_one_stops_an_incomplete_call(reason: str) -> None:
+    """`model_length` is Mistral's. The client sees upstream's word: https://github.com/laravel/ai/issues/955"""
+    said = stream(ROLE, chunk({"content": "I look."}), chunk(calls(called("grep", '{"pat'))), chunk({}, reason), DONE)
+    turn = ChatTurn(asked())
+    out, requests = run(turn, said)
+    assert len(requests) == 1
+    assert (text(folded(out)), made(folded(out)), folded(out)["finish"]) == ("I look.", [], reason)
+
+
+@pytest.mark.parametrize("reason", ["eos", "end_turn", "new_word"])
+def test_a_complete_call_is_answered_whatever_the_reason_is_called(reason: str) -> None:
+    said = stream(ROLE, chunk(calls(called("grep"))), chunk({}, reason), DONE)
+    out, requests = run(ChatTurn(asked()), said, ANSWER)
+    assert len(requests) == 2
+    assert text(folded(out)) == "It is 42."
+
+
 @pytest.mark.parametrize("delta", [called("grep", '{"pat'), {"index": 0, "function": {"name": "grep"}}])
 def test_a_reply_that_stops_within_our_call_is_broken(delta: Json) -> None:
     turn = ChatTurn(asked())

@@ -138,7 +138,7 @@ def test_a_call_without_an_id_gets_one() -> None:
     assert called["content"][0]["id"] == answered["content"][0]["tool_use_id"] != ""
 
 
-def test_arguments_that_are_no_object_go_back_as_an_empty_one() -> None:
+def test_the_call_to_answer_has_the_arguments_as_the_model_wrote_them() -> None:
     raw = stream(message(call("grep", {"pattern": "x"}))).replace(b'\\"}', b'\\"')
     one = turn()
     one.request()

@@ -182,6 +182,29 @@ def test_upstreams_of_few_words_are_understood(told: str) -> None:
     assert run(turn(), alone)[0] == alone
 
 
+@pytest.mark.parametrize("end", ["response.done", "response.cancelled"])
+def test_events_of_gateways_end_a_reply_if_its_status_says_so(end: str) -> None:
+    """https://github.com/decolua/9router/issues/2142"""
+    status = "completed" if end == "response.done" else "cancelled"
+    first, second = (stream(reply).replace(b"response.completed", end.encode()) for reply in (LOOKS, ANSWERS))
+    second = second.replace(b'"status":"completed","model"', b'"status":"%b","model"' % status.encode())
+    out, asked = run(turn(), first, second)
+    assert len(asked) == 2
+    assert events(out)[-1]["type"] == end
+    assert types(events(out)[-1]["response"]["output"])[-1] == "message"
+
+
+def test_arguments_that_are_an_object_are_read() -> None:
+    found = {"pattern": "x"}
+    raw = stream(response(call("grep", "{}"))).replace(b'"arguments":"{}"', b'"arguments":{"pattern":"x"}')
+    one = turn()
+    one.request()
+    feed(one, raw)
+    assert json.loads(one.calls[0].arguments) == found
+    one.answer(["found"])
+    assert json.loads(json.loads(one.request())["input"][1]["arguments"]) == found
+
+
 def test_an_error_event_counts_on() -> None:
     one = turn()
     one.request()
