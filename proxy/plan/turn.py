@@ -112,7 +112,7 @@ class Reason(StrEnum):
                 "the policy's `upstream.members`"
             )
         why = _OBSTACLES.get(obstacle) or (f"the proxy's tools do not go with `{obstacle}`" if obstacle else _WHY[self])
-        return f"sent as it came: {'upstream is asked to compact it' if obstacle.startswith('compact') else why}"
+        return f"sent as it came: {_UPSTREAM_COMPACTS if obstacle.startswith('compact') else why}"
 
 
 _WHY = {
@@ -129,7 +129,10 @@ _WHY = {
     Reason.BUG: "the proxy failed at it, and its log says where",
     Reason.REFUSED: "upstream refused it with the proxy's changes",
 }
+_UPSTREAM_COMPACTS = "upstream is asked to compact it"
 _OBSTACLES = {
+    "unstored": f"{_UPSTREAM_COMPACTS}, because the proxy's store did not keep what would move",
+    "store_originals": f"{_UPSTREAM_COMPACTS}, because with `store_originals: false` the proxy keeps no texts",
     "tools": "the client's tools have the names of the proxy's; rename one",
     "tool_choice": "by its `tool_choice`, the model cannot read back what would move",
 }

@@ -237,7 +237,8 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
             place = next((one for one in keys if at(written, one) is not None), None)
             inherited = bool(other) and any(at(value, one) is not None for one in keys)
             first = attrgetter(key)(part)
-            shown = f" ({first:,g})" if isinstance(first, int | float) else f" ({first})" * isinstance(first, str)
+            number = isinstance(first, int | float) and not isinstance(first, bool)
+            shown = f" ({first:,g})" if number else f" ({first})" * isinstance(first, str)
             warning = f"`{key.rpartition('.')[2]}`{shown} {text}"
             if holds and (place or inherited) and warning not in said:
                 said.add(warning)
@@ -277,6 +278,9 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
          "leaves nothing to `verify`"),
         ("tools.archive", "", part.tools.archive is ArchiveUse.SEARCH and not part.store_originals,
          "finds nothing: without `store_originals`, no text is kept for later conversations"),
+        ("store_originals", "", not part.store_originals,
+         "(false) leaves compaction that clients ask for to upstream, and nothing to read back of what a client "
+         "itself left out of its history"),
         ("tools.inject", "", part.tools.inject is Inject.NEVER, "leaves references that the model cannot follow"),
         (read, read, 0 < window // 2 < part.tools.max_retrieved_tokens,
          f"is more than half of `context_window` ({window:,}): one turn's reading can fill it"),

@@ -80,19 +80,24 @@ class Session(msgspec.Struct, frozen=True):
     texts: Sequence[Text]
 
 
-async def keep(rendered: Rendered, store: Guarded, namespace: str, run: Run, *, by_digest: bool = False) -> bool:
+async def keep(
+    rendered: Rendered, store: Guarded, namespace: str, run: Run, *, by_digest: bool = False, sure: bool = False
+) -> bool:
     """Store the request's moved texts, and then what the index says of them. Returns whether all of this is there.
 
-    `by_digest`: they can then also be found by the digests in their names.
+    `by_digest`: they can then also be found by the digests in their names. `sure`: the client drops them, so the store
+    is asked for each, even if it was written a moment ago.
     """
     records, name = Records(store.visit(), namespace), rendered.moves_name
-    if records.has_originals(name):
+    if not sure and records.has_originals(name):
         return True
     texts = await run(rendered.originals)
     found = await run(lambda: {records.key(KIND, one): record for one, record in index(rendered, time.time())})
     if by_digest:
         named = {digest_in(text): rawjson.encode({"name": text}) for text in texts}
         found |= {records.key(DIGESTS, digest): record for digest, record in named.items() if digest}
+    if sure:
+        return await records.ensure_originals(texts, run, found)
     return await records.keep_originals(name, texts, run, found)
 
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -47,8 +47,8 @@ from proxy.upstream.headers import Header, Headers, reply_headers
 
 T = TypeVar("T")
 
-WRITING = 10.0
-"""Seconds that a reply to a request for compaction waits for the texts to be stored. Later requests need them."""
+WRITING = 30.0
+"""Seconds that a reply to a request for compaction waits for the store. Without its records it is none."""
 
 logger = logging.getLogger(__name__)
 _without_identity = logs.Limited(logger)
@@ -297,34 +297,47 @@ class _Request:
         """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
         if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
         ours, whole = references.compacts(prepared, self._dialect), wish.kind is Compacting.WHOLE
-        if ours and whole and prepared.planned and await self._compact_all(prepared, prepared.planned, wish.came):
-            return True
+        obstacle = ""
+        if ours and whole and prepared.planned:
+            obstacle = await self._compact_all(prepared, prepared.planned, wish.came)
+            if not obstacle:
+                return True
         if not ours or whole:
-            self.prepared = references.as_wished(prepared, wish)
+            self.prepared = references.as_wished(prepared, wish, obstacle)
         return False
 
-    async def _compact_all(self, prepared: Prepared, planned: Planned, came: Request) -> bool:
-        """Reply with a reference to a snapshot of the whole history. Returns False if there is none to be had."""
+    async def _compact_all(self, prepared: Prepared, planned: Planned, came: Request) -> str:
+        """Reply with a reference to a snapshot of the whole history. Returns the obstacle instead if there can be none:
+        the client drops its history, so all that stands behind the reference has to be in the store before."""
+        if not planned.policy.store_originals:
+            return "store_originals"
         summaries, reader = self._services.summaries, self._services.reader
         size, cut = planned.request.size, planned.cut()
         shown = await summaries.existing(cut if self._vouched else planned, self._records)
         rendered = await self._run(partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size)
         rendered = await self._summarised(prepared, rendered, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
-            return False
+            return "compact"
         self.prepared = replace(prepared, planned=cut, rendered=rendered)
-        await self._on_accepted()  # the summary's call was
-        writing = f"{self._records.namespace}/{rendered.moves_name}"
-        await self._services.background.ended(writing, WRITING)  # the client drops the texts now
+        await self._vouch()  # the summary's call was accepted
         await summaries.existing(cut, self._records)  # it is used
         text = shown_block(cut.transcript, rendered.shown)
-        if not await self._records.keep_compaction(text):
-            return False
+        if not await self._compaction_stored(rendered, text):
+            return "unstored"
         reply = partial(references.reply_to_wish, planned, came, self._client.path, text, reader)
         head, body = await self._run(reply, size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
-        return True
+        return ""
+
+    async def _compaction_stored(self, rendered: Rendered, text: str) -> bool:
+        """Store the moved texts and then the snapshot's `text`. Returns whether all of this is in the store now."""
+        run, records = partial(self._run, size=rendered.planned.request.size), self._records
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITING):
+                stored = await archive.keep(rendered, self._services.store, records.namespace, run, sure=True)
+                return stored and await records.keep_compaction(text)
+        return False
 
     # -- sending it --
 
@@ -440,19 +453,25 @@ class _Request:
 
     async def _on_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
+        await self._vouch()
         with logs.beside(logger, f"keeping what later requests need of {self._client.request_id}"):
-            prepared, rendered = self.prepared, self.prepared.rendered
-            if not self._vouched:
-                self._vouched = True
-                self._ladder.vouched()
-                tenant = replace(prepared.tenant, namespace=self._owner.namespace)
-                self.prepared = prepared = replace(prepared, tenant=tenant)
-                if not prepared.unplanned and not prepared.observed:
-                    self._services.known.list_models(tenant, self._client.headers)
-                if rendered is not None and rendered.planned.plan.boundaries:
-                    await self._summarised(prepared, rendered, waits=False)
-            if rendered is not None:
-                self._keep_originals(rendered)
+            if self.prepared.rendered is not None:
+                self._keep_originals(self.prepared.rendered)
+
+    async def _vouch(self) -> None:
+        """Let upstream's acceptance vouch for the request's owner."""
+        if self._vouched:
+            return
+        with logs.beside(logger, f"vouching for the owner of {self._client.request_id}"):
+            self._vouched = True
+            self._ladder.vouched()
+            tenant = replace(self.prepared.tenant, namespace=self._owner.namespace)
+            self.prepared = prepared = replace(self.prepared, tenant=tenant)
+            if not prepared.unplanned and not prepared.observed:
+                self._services.known.list_models(tenant, self._client.headers)
+            rendered = prepared.rendered
+            if rendered is not None and rendered.planned.plan.boundaries:
+                await self._summarised(prepared, rendered, waits=False)
 
     def _keep_originals(self, rendered: Rendered) -> None:
         """Store the moved texts in the background, for the caller's next conversations and for people."""

@@ -32,12 +32,16 @@ from proxy.plan.turn import Continuation, Hidden
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
+from proxy.threads import comes_later
 
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 MOST_LOOKUPS = 1_024
 """The number of keys in one lookup, as that takes the event loop 20 ms."""
+
+AT_ONCE = 8
+"""Records of a request that are written at once while a client waits for all of them."""
 
 REMEMBERED = 20_000
 """Names that are not computed again: those of some hundred conversations."""
@@ -155,8 +159,9 @@ class Records:
         return record.text
 
     async def keep_compaction(self, text: str) -> bool:
-        """Store a snapshot to which the client gets a reference. Returns whether that can be followed now."""
-        return await self._put(compacting.digest(text), _Compaction(text), sure=True) is not Put.FAILED
+        """Store a snapshot to which the client gets a reference. Returns whether the store has it."""
+        key = self.key(KINDS[_Compaction], compacting.digest(text))
+        return await self._surely(key, sealed(key, msgspec.json.encode(_Compaction(text))), intact)
 
     async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
@@ -294,20 +299,67 @@ class Records:
         keys. Returns whether all are there.
 
         `of` names all of this together, because every later request of the conversation has it again. A long history
-        has thousands of texts and no request waits for them, so each write has a visit of its own. `run` runs the
-        reading of one text, which can take long.
+        has thousands of texts, so each write has a visit of its own. `run` runs the reading of one text, which can take
+        long.
         """
-        made = {self.key("originals", name): partial(_encoded, name, text) for name, text in texts.items()}
-        made |= {key: partial(sealed, key, record) for key, record in index.items()}
-        missing = 0
-        for number, (key, value) in enumerate(made.items(), 1):
+        missing, waited = 0, not comes_later()
+        for number, (key, value) in enumerate(self._originals(texts, index).items(), 1):
             if not self._visit.was_put(key):
-                missing += await self._visit.anew().put(key, await run(value), keep=False) is Put.FAILED
+                done = await self._visit.anew().put(key, await run(value), keep=False, sync=waited)
+                missing += done is Put.FAILED
+            if missing and waited:
+                break
             if not number % MOST_LOOKUPS:
                 await asyncio.sleep(0)  # those that were put before let nobody else have a turn
         if not missing:
             self._visit.note_put(self.key("originals", of))
         return not missing
+
+    async def ensure_originals(
+        self, texts: Mapping[str, Callable[[], str]], run: Run, index: Mapping[str, bytes]
+    ) -> bool:
+        """Do the same for a client that drops the texts once this is done. Whatever was written before, the store is
+        asked, and a damaged record is written again. Returns whether all are there."""
+
+        async def kept(key: str, value: Callable[[], bytes]) -> bool:
+            whole = _is_original if key in originals else intact
+            return await self._surely(key, await run(value), whole)
+
+        originals = {self.key("originals", name) for name in texts}
+        made = list(self._originals(texts, index).items())
+        for at in range(0, len(made), AT_ONCE):
+            if not all(await asyncio.gather(*(kept(*one) for one in made[at : at + AT_ONCE]))):
+                return False
+        return True
+
+    def _originals(
+        self, texts: Mapping[str, Callable[[], str]], index: Mapping[str, bytes]
+    ) -> dict[str, Callable[[], bytes]]:
+        """Return functions that return the records of texts and of their index, by their keys."""
+        made: dict[str, Callable[[], bytes]] = {}
+        for name, text in texts.items():
+            made[self.key("originals", name)] = partial(_encoded, name, text)
+        for key, record in index.items():
+            made[key] = partial(sealed, key, record)
+        return made
+
+    async def _surely(self, key: str, value: bytes, whole: Callable[[str, bytes], bool]) -> bool:
+        """Have the store keep the record, and return whether it does. A stored one that is not `whole` gives way."""
+        visit = self._visit.anew()
+        for _ in range(2):
+            done = await visit.put(key, value, keep=False, sure=True)
+            if done is not Put.EXISTED:
+                return done is Put.WRITTEN
+            found = await visit.read([key])
+            if found is None:
+                return False
+            [there] = found
+            if there is not None and whole(key, there):
+                return True
+            if there is not None:
+                visit.damaged(key)
+                await visit.discard(key)
+        return False
 
 
 def _joined(records: Sequence[_Round]) -> Hidden:

@@ -73,10 +73,10 @@ def compacts(prepared: Prepared, dialect: Dialect) -> bool:
     return policy.compaction is Compaction.SERVE or not native
 
 
-def as_wished(prepared: Prepared, wish: Wish) -> Prepared:
-    """Return the request as the client sent it, for upstream to compact."""
+def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
+    """Return the request as the client sent it, for upstream to compact. `obstacle` is why the proxy does not."""
     body = None if wish.request is wish.came else wish.request.body
-    obstacle = wish.request.obstacle or "compact"
+    obstacle = obstacle or wish.request.obstacle or "compact"
     unplanned = prepared.unplanned or Reason.FIELD
     return prepared.unrendered(planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle)
 

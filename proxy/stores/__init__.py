@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from proxy.errors import Overloaded, StoreBusy, StoreFault, UserMistake
-from proxy.threads import WorkPool, comes_later, nobody_waits
+from proxy.threads import WorkPool, nobody_waits
 
 T = TypeVar("T")
 
@@ -97,8 +97,8 @@ class Engine(Protocol):
 
     def put(self, key: str, value: bytes, *, sync: bool) -> bool:
         """Store the value if the key is absent; `sync`: durably. Returns False if the key exists; its value is
-        unchanged. If the engine can do so cheaply, the existing record then counts as used, so that its age counts from
-        now."""
+        unchanged, and durable too. If the engine can do so cheaply, the existing record then counts as used, so that
+        its age counts from now."""
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`, with None for absent ones."""
@@ -121,10 +121,10 @@ class Store:
         self._reading = WorkPool("reading the store", engine.threads, WAITING)
         self._writing = WorkPool("writing to the store", engine.threads, WAITING)
 
-    async def put(self, key: str, value: bytes) -> bool:
-        """Store the value if the key is absent, durably if anybody waits for it. Returns False if it exists; then it is
-        marked as used."""
-        work = partial(self._engine.put, checked(key), value, sync=not comes_later())
+    async def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
+        """Store the value if the key is absent; `sync`: durably. Returns False if it exists; then it is marked as
+        used."""
+        work = partial(self._engine.put, checked(key), value, sync=sync)
         return await self._run(self._writing, key, work)
 
     async def get(self, key: str) -> bytes | None:

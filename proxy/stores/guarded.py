@@ -357,15 +357,16 @@ class Visit:
         """Remember, until a refresh is due, that this record or everything that the key represents was put."""
         self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
 
-    async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
-        """Write the record unless it exists.
+    async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False, sync: bool = True) -> Put:
+        """Write the record unless it exists; `sync`: durably.
 
         `keep` remembers the value, because it will be read again, and puts it later if the engine fails; pass False for
-        originals. `sure` asks the engine even after a recent put, because the record may have been deleted since.
+        what counts only once the engine has it. `sure` asks the engine even after a recent put, because the record may
+        have been deleted since.
         """
         if not sure and self.was_put(key):
             return Put.EXISTED
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value, sync=sync))
         if written is None:
             if not keep:
                 return Put.FAILED

@@ -6,7 +6,8 @@ fails if the name exists and never shows a reader partial content: `rename(2)` w
 system must support hard links, as those of Unix and NFS do.
 
 What nobody waits for is not synced, or one tenant's thousands of originals would take the disk from what others wait
-for. After a power failure such a record can be missing, or damaged, which its seal shows.
+for. After a power failure such a record can be missing, or damaged, which its seal shows. A later put that is synced
+makes it durable.
 
 Folders have mode 0700 and files 0600. If the store's folder already exists, it keeps its mode.
 
@@ -54,6 +55,8 @@ class Folder:
         """Publish `value` if `key` is absent. If it exists, update its file's time, as the record is in use."""
         path = self._root / key
         with suppress(FileNotFoundError):
+            if sync:
+                _sync_record(path)
             os.utime(path, follow_symlinks=False)
             return False
         self._prepare()
@@ -115,7 +118,9 @@ class Folder:
     def _prepare(self) -> None:
         """Make the store's folder, unless it is there. If this fails, the operation itself reports the error."""
         with suppress(OSError):
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._root.exists():
+                self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _sync(self._root.parent)
 
     def _below(self, above: str, prefix: str) -> Iterator[Entry]:
         """Yield the records whose keys begin with `prefix` in the folder `above`, a path with a slash at its end. Skips
@@ -153,6 +158,9 @@ def _published(temporary: str, path: Path, sync: bool) -> bool:
         try:
             os.link(temporary, path)
         except FileExistsError:
+            if sync:
+                with suppress(FileNotFoundError):  # it was deleted at once
+                    _sync_record(path)
             return False
         except FileNotFoundError:
             with suppress(FileNotFoundError):  # a delete of their last record may remove the folders again at once
@@ -172,9 +180,17 @@ def _make(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _sync(folder: Path) -> None:
-    """Make a folder's entries durable, because fsync of a file does not save its name."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_record(path: Path) -> None:
+    """Make a record durable that another put may have written without that, and its name."""
+    if stat.S_ISREG(path.lstat().st_mode):
+        with suppress(PermissionError):  # whoever reads it notices
+            _sync(path, os.O_NOFOLLOW)
+        _sync(path.parent)
+
+
+def _sync(path: Path, flags: int = os.O_DIRECTORY) -> None:
+    """Make a file's bytes durable, or a folder's entries, because fsync of a file does not save its name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

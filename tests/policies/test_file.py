@@ -268,11 +268,6 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "1: offload.verify_budget: `verify_budget` (0) leaves nothing to `verify`",
         ),
         (
-            "store_originals: false\ntools: {archive: search}",
-            "2: tools.archive: `archive` (search) finds nothing: without `store_originals`, no text is kept for later "
-            "conversations",
-        ),
-        (
             "offload: {cached_read: 0, cache_write: 0, keep_views: 3}",
             "1: offload.keep_views: `keep_views` (3) has no effect where cached input is free: history moves above "
             "`max_total_tokens` (30,000)",
@@ -315,6 +310,18 @@ WINDOW = "upstream: {context_window: 16000}\n"
 )
 def test_keys_that_contradict_each_other_are_named(text: str, warning: str) -> None:
     assert warned(text) == [f"default.yaml:{warning}"]
+
+
+def test_the_price_of_keeping_no_texts_is_named() -> None:
+    nothing, cost = warned("store_originals: false\ntools: {archive: search}")
+    assert cost == (
+        "default.yaml:1: store_originals: `store_originals` (false) leaves compaction that clients ask for to "
+        "upstream, and nothing to read back of what a client itself left out of its history"
+    )
+    assert nothing == (
+        "default.yaml:2: tools.archive: `archive` (search) finds nothing: without `store_originals`, no text is kept "
+        "for later conversations"
+    )
 
 
 def test_a_policy_that_says_nothing_has_no_contradictions() -> None:

@@ -68,7 +68,7 @@ class MemoryStore:
         if self._fault is not None:
             raise self._fault
 
-    async def put(self, key: str, value: bytes) -> bool:
+    async def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
         self._answer()
         return self.records.setdefault(key, value) is value
 

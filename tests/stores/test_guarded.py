@@ -47,7 +47,7 @@ class Scripted:
         self.seconds = 0.0  # that each call takes
         self.closed = False
 
-    async def put(self, key: str, value: bytes) -> bool:
+    async def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
         await self._asked(f"put {key}")
         free = key not in self.records
         self.records.setdefault(key, value)
@@ -274,7 +274,7 @@ async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
 
         turns = Places(1)
 
-        async def put(self, key: str, value: bytes) -> bool:
+        async def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
             slot = await self.turns.take(namespace_of(key))
             try:
                 await asyncio.sleep(10 * BUDGET if hangs else BUDGET / 20)

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from proxy.errors import StoreFault
 from proxy.stores import Store, open_store
 from proxy.stores.local import LEFTOVER_SECONDS, Folder
-from proxy.threads import nobody_waits
 from tests.clock import PATIENCE, wait_until
 from tests.stores.contract import StoreContract, listed
 
@@ -389,17 +388,54 @@ async def test_a_link_to_itself_hides_no_namespace(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_only_what_somebody_waits_for_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of originals of one tenant must not take the disk from what another one waits for."""
-    synced: list[int] = []
-    sync = os.fsync
-    monkeypatch.setattr("proxy.stores.local.os.fsync", lambda file: (synced.append(file), sync(file)))
-    store = open_store(str(tmp_path))
-    await store.put("acme/rounds/first", b"x")  # makes the folders
-    synced.clear()
-    with nobody_waits():
-        assert await store.put("acme/rounds/later", b"later")
-    assert not synced and await store.get("acme/rounds/later") == b"later"
-    assert await store.put("acme/rounds/now", b"now")
-    assert len(synced) == 2, "the file, and its name in the folder"
-    await store.close()
+# What a power failure leaves.
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced, as the name of the file or folder, and in between where a file gets its name."""
+    steps: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def synced(file: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{file}"))
+        steps.append("sync a new file" if path.parent.name == ".tmp" else f"sync {path.name}")
+        sync(file)
+
+    def linked(source: str, target: Path) -> None:
+        link(source, target)
+        steps.append(f"link {target.name}")
+
+    monkeypatch.setattr("proxy.stores.local.os.fsync", synced)
+    monkeypatch.setattr("proxy.stores.local.os.link", linked)
+    return steps
+
+
+def test_a_file_is_durable_before_it_has_its_name_and_then_the_name_is(tmp_path: Path, steps: list[str]) -> None:
+    """A name without its bytes would be a damaged record, and a reply may depend on either."""
+    folder = Folder(tmp_path / "store")
+    folder.put("acme-1/rounds/a", b"1")
+    assert steps == [
+        f"sync {tmp_path.name}",  # has the new folder `store`
+        "sync store",  # has `.tmp`
+        "sync a new file",
+        "sync store",  # has `acme-1`
+        "sync acme-1",
+        "link a",
+        "sync rounds",
+    ]
+    steps.clear()
+    folder.put("acme-1/rounds/b", b"1")
+    assert steps == ["sync a new file", "link b", "sync rounds"]
+
+
+def test_what_nobody_waits_for_is_durable_once_somebody_does(tmp_path: Path, steps: list[str]) -> None:
+    """Thousands of originals of one tenant must not take the disk from what another one waits for. A compaction that
+    needs one of them waits for it, whoever wrote it."""
+    folder = Folder(tmp_path)
+    folder.put(KEY, b"1")
+    steps.clear()
+    other = "acme-1/original/b.txt"
+    assert folder.put(other, b"1", sync=False) and steps == ["link b.txt"]
+    assert not folder.put(other, b"1", sync=False) and steps == ["link b.txt"]
+    assert not folder.put(other, b"1") and steps == ["link b.txt", "sync b.txt", "sync original"]
