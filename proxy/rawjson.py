@@ -189,6 +189,10 @@ def is_array(raw: Raw | None) -> TypeGuard[Raw]:
     return raw is not None and bytes(memoryview(raw)[:1]) == b"["
 
 
+def is_object(raw: Raw | None) -> TypeGuard[Raw]:
+    return raw is not None and bytes(memoryview(raw)[:1]) == b"{"
+
+
 def is_null(raw: Raw | None) -> bool:
     return raw is None or raw is NULL or (len(memoryview(raw)) == 4 and bytes(raw) == b"null")
 

@@ -68,7 +68,10 @@ def serves(path: bytes) -> bool:
 def check_caller(tenant: Tenant) -> None:
     """Raises Unauthorized for callers without a key: they share a namespace and could read each other's files."""
     if tenant.anonymous:
-        raise Unauthorized("The operations keep files for you, so they need your key: `Authorization: Bearer KEY`")
+        raise Unauthorized(
+            "Send a key as `Authorization: Bearer KEY`: the operations keep files for you, and your key is all that "
+            "tells you from others. Where this server lists no keys, it may be any text that nobody else guesses"
+        )
 
 
 @cache

@@ -61,16 +61,16 @@ class BadName(ValueError):
 def canonical(spelled: str) -> str:
     """Return the name that a path means, or an empty string for the namespace itself. Raises BadName."""
     if _CONTROL.search(spelled):
-        raise BadName(f"{_shown(spelled)} has a control character in it")
+        raise BadName(f"{shown(spelled)} has a control character in it")
     try:
         spelled.encode()
     except UnicodeEncodeError as error:
-        raise BadName(f"{_shown(spelled)} is not valid Unicode") from error
+        raise BadName(f"{shown(spelled)} is not valid Unicode") from error
     segments: list[str] = []
     for segment in spelled.split("/"):
         if segment == "..":
             if not segments:
-                raise BadName(f"{_shown(spelled)} leads out of your files")
+                raise BadName(f"{shown(spelled)} leads out of your files")
             segments.pop()
         elif segment not in ("", "."):
             segments.append(segment)
@@ -88,7 +88,7 @@ def key_part(name: str) -> str:
     quoted = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
     part = FIRST + quoted.replace("%", ".")
     if len(part) > KEY_BYTES:
-        raise BadName(f"{_shown(name)} is too long: {len(part)} bytes when stored, of {KEY_BYTES}")
+        raise BadName(f"{shown(name)} is too long: {len(part)} bytes when stored, of {KEY_BYTES}")
     return part
 
 
@@ -100,7 +100,7 @@ def name_of(part: str) -> str | None:
         return None
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Shorten and escape a path for a message, on one line."""
     return ascii(text if len(text) <= 100 else text[:100] + "…")
 

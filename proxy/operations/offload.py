@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from proxy import rawjson
 from proxy.dialects.chat import CHAT, is_system
 from proxy.dialects.render import with_previews
 from proxy.errors import ClientFault, NoSummary, UpstreamSilent
@@ -80,13 +81,24 @@ class Offloaded(msgspec.Struct, frozen=True):
         return sum(message.tokens for message in self.messages)
 
 
+def _in_text(raw: Raw) -> bytes | Raw:
+    """Return a message with its content as text: the JSON of an object, if it is one."""
+    members = rawjson.members(raw)
+    content = members.get("content")
+    if content is None or not rawjson.is_object(content):
+        return raw
+    text = bytes(content).decode("utf-8", "surrogatepass")
+    return rawjson.encode({**members, "content": rawjson.string(text)})
+
+
 async def offload(call: OperationCall, options: CompactParameters) -> bytes:
     """Offload in the mode that the call asks for. Raises ProxyError."""
     chat_id = options.chat_id or str(uuid.uuid4())
     policy = call.tenant.policy.for_model(options.model or "")
     model = options.model or policy.offload.compress.model or ""
     count = call.services.reader.counter(model)
-    decided = await call.read(_decided, call.messages, options, count)
+    readable = await call.read(lambda: [*map(_in_text, call.messages)])
+    decided = await call.read(_decided, readable, options, count)
     before, compressed = decided.before, sum(map(len, decided.groups))
     call.noted = {
         "mode": options.mode.value,
@@ -114,7 +126,8 @@ async def offload(call: OperationCall, options: CompactParameters) -> bytes:
         groups[joined(options.store_dir, name.rpartition("/")[2])] = content.decode()
 
     def reply() -> bytes:
-        kept = _with_snapshots(decided, texts, [*groups])
+        came = {id(read): raw for read, raw in zip(readable, call.messages, strict=True)}
+        kept = [came.get(id(raw), raw) for raw in _with_snapshots(decided, texts, [*groups])]
         known = {id(raw): message.tokens for raw, message in zip(call.messages, decided.messages, strict=True)}
         after = sum(known.get(id(raw)) or measured(raw, options, count).tokens for raw in kept)
         call.noted["tokens_after"] = after
@@ -143,7 +156,7 @@ def measured(raw: bytes | Raw, options: CompactParameters, count: Count) -> Mess
     return CHAT.read(raw, Reading(options.shape, NEVER), count)
 
 
-def _decided(raws: Sequence[Raw], options: CompactParameters, count: Count) -> Offloaded:
+def _decided(raws: Sequence[bytes | Raw], options: CompactParameters, count: Count) -> Offloaded:
     """Decide what the limits require."""
     messages = [measured(raw, options, count) for raw in raws]
     named, _ = Naming().named(messages)
@@ -170,7 +183,7 @@ def _decided(raws: Sequence[Raw], options: CompactParameters, count: Count) -> O
 
 
 def _moved(
-    raws: Sequence[Raw], messages: Sequence[Message], options: CompactParameters, count: Count
+    raws: Sequence[bytes | Raw], messages: Sequence[Message], options: CompactParameters, count: Count
 ) -> dict[int, Message]:
     """Return the tool results to move, each with only the pieces that are worth moving.
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Meta, Raw
 
 from proxy import rawjson
 from proxy.errors import ClientFault
-from proxy.operations.call import BadName, canonical, key_part
+from proxy.operations.call import BadName, canonical, key_part, shown
 from proxy.plan.preview import Shape
 from proxy.policy import Mode
 from proxy.rawjson import NotJson
@@ -31,6 +32,8 @@ number, and our fixed text."""
 
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000
+MAX_PARAMETER = 100
+"""Characters of an unknown parameter's name that is compared with the known ones."""
 
 Tokens = Annotated[int, Meta(ge=0)]
 Path = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
@@ -72,11 +75,15 @@ class ToolCallParameter(msgspec.Struct, frozen=True):
     function: Function | None = None
 
 
+class ContentObject(msgspec.Struct, frozen=True):
+    """A tool's result that is an object. It counts as the text that its JSON is."""
+
+
 class MessageParameter(msgspec.Struct, frozen=True):
     """The members of a chat message that must be valid. All others are kept as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: Annotated[str | list[Part] | ContentObject | None, Meta(description="an object in tool messages")] = None
     tool_calls: list[ToolCallParameter] | None = None
     tool_call_id: str | None = None
 
@@ -177,12 +184,22 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, description="matches at most")] = 50
 
 
+class Match(msgspec.Struct, frozen=True):
+    """One of the `matches` of a search, of which only the path counts."""
+
+    path: Path
+
+
 class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file's content, or some lines of it."""
 
-    absolute_path: Annotated[Path, Meta(description="the file")]
+    absolute_path: Annotated[Path | Match, Meta(description="the file, by its path or by a match in it")]
     offset: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="first line, from 0")] = None
     limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")] = None
+
+    @property
+    def file(self) -> str:
+        return _path(self.absolute_path)
 
 
 Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}(?!\n)$", description="a session's id, or its beginning")]
@@ -248,6 +265,13 @@ class Envelope(msgspec.Struct):
     metadata: Json
 
 
+PARAMETERS = frozenset(ALIASES).union(
+    field.name
+    for kind in (OffloadParameters, Search, Find, ReadFile, RecallSessions, RecallSearch, RecallRead)
+    for field in msgspec.structs.fields(kind)
+)
+"""All that any operation knows."""
+
 # -- a body and what it asks for --
 
 Body = Mapping[str, Raw]
@@ -270,13 +294,38 @@ def body(raw: bytes) -> tuple[Body, list[Raw]]:
 
 
 def taken(given: Body, kind: type[T]) -> T:
-    """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
+    """The parameters of this kind; those of other operations are ignored. Raises ClientFault with the place and the
+    reason, also for a parameter that no operation has: its caller would take a default for what it asked for."""
     fields = {field.name for field in msgspec.structs.fields(kind)}
+    if kind is not CompressMessages:
+        _check_known(given, fields)
     older = {name: alias for alias, name in ALIASES.items() if name in fields and alias in given.keys() - fields}
     newer = {name: name for name in fields & given.keys()}
     if newer.keys() & older.keys():
         _converted(given, newer | older, kind)  # the newer name counts, but both must be valid
     return _converted(given, older | newer, kind)
+
+
+def _check_known(given: Body, fields: Collection[str]) -> None:
+    """Raises ClientFault for a parameter that no operation has."""
+    unknown = next((name for name in given if name not in PARAMETERS), None)
+    if unknown is None:
+        return
+    known = sorted([*fields, *(alias for alias, name in ALIASES.items() if name in fields)])
+    close = get_close_matches(unknown[:MAX_PARAMETER], known, 1)
+    cure = f"did you mean `{close[0]}`?" if close else f"expected one of {', '.join(known)}"
+    raise ClientFault(f"{shown(unknown)} is not a parameter; {cure}")
+
+
+def _check_contents(messages: Sequence[MessageParameter]) -> None:
+    """Raises ClientFault for an object as the content of a message that has no tool's result."""
+    for place, message in enumerate(messages):
+        if isinstance(message.content, ContentObject) and message.role not in ("tool", "function"):
+            raise ClientFault(f"Expected `str | array | null`, got `object` - at `$.messages[{place}].content`")
+
+
+def _path(given: str | Match | None) -> str:
+    return given.path if isinstance(given, Match) else given or ""
 
 
 def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
@@ -294,9 +343,10 @@ def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
         raise ClientFault(text) from error
     for field, appended in PATHS.items():
         try:
-            key_part(canonical(getattr(made, field, None) or "") + appended)
+            key_part(canonical(_path(getattr(made, field, None))) + appended)
         except BadName as error:
             raise ClientFault(f"`$.{spelled.get(field, field)}` is not a valid path: {error}") from error
+    _check_contents(getattr(made, "messages", ()))
     return made
 
 

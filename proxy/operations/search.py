@@ -20,7 +20,7 @@ from proxy import rawjson, regex
 from proxy.errors import ClientFault, NotThere, Unauthorized
 from proxy.operations.call import CallerFiles, File, OperationCall, canonical, envelope, joined
 from proxy.operations.schema import Find, ReadFile, RecallRead, RecallSearch, RecallSessions, Search
-from proxy.plan.preview import line_count
+from proxy.plan.preview import line_count, unescaped
 from proxy.regex import Budget
 from proxy.requests.archive import Archive, Session, newest
 from proxy.stores import is_part
@@ -177,7 +177,7 @@ async def _search(call: OperationCall, files: Mapping[str, bytes], find: search.
 
 async def read_file(call: OperationCall, given: ReadFile) -> bytes:
     """Return the lines that the call asks for, none past the end of the file. Raises ProxyError."""
-    path, content = await _settled(call, lambda: _named(call.shelf, given.absolute_path))
+    path, content = await _settled(call, lambda: _named(call.shelf, given.file))
 
     def shown() -> bytes:
         text = content.decode("utf-8", "surrogatepass")
@@ -202,10 +202,12 @@ async def _settled(call: OperationCall, look: Callable[[], Awaitable[T]]) -> T:
 async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
     """Return the path and content of the file with this path, or of the only file whose path ends with it.
 
-    Such relative paths come from the `File:` lines of `/grep`. Raises NotThere.
+    Such relative paths come from the `File:` lines of `/grep`. A path may be as Markdown escapes it. Raises NotThere.
     """
     name = canonical(path)
     content = await shelf.read(name) if name else None
+    if content is None and (plain := unescaped(path)) != path:
+        return await _named(shelf, plain)
     if content is None and name and name not in shelf.damaged:
         ending = [file.name for file in await shelf.below("") if file.name.endswith(f"/{name}")]
         if len(ending) > 1:
@@ -276,7 +278,7 @@ async def recall_search(call: OperationCall, given: RecallSearch) -> bytes:
 
 async def recall_read(call: OperationCall, given: RecallRead) -> bytes:
     """Return a moved text, or as much of it as was asked for. Raises ProxyError."""
-    archive, name = _archive(call), canonical(given.path).rpartition("/")[2]
+    archive, name = _archive(call), canonical(unescaped(given.path)).rpartition("/")[2]
     name = name if name.endswith(".txt") else f"{name}.txt"
 
     async def kept() -> bytes:

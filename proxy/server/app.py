@@ -267,7 +267,6 @@ class App:
     def _handler(self, client: Exchange, tenant: Tenant, dialect: Dialect | None) -> Handler:
         """Return the handler of this request. Raises ClientFault if there is none."""
         if dialect is None and operations.serves(client.path):
-            operations.check_caller(tenant)
             return self._operations.mcp if client.path == operations.MCP else self._operations
         if not allowed(client.path, tenant.policy, client.method):
             raise Forbidden(
@@ -284,6 +283,8 @@ class App:
         tenant = identify(keys, self._book.current).for_api(client.api)
         if tenant.listed:
             tenant = identified(tenant, client.headers) or tenant
+        if operations.serves(client.path):
+            operations.check_caller(tenant)  # before the host, as another host would not help without a key
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client.headers, client.written_target)
         return tenant

@@ -120,7 +120,7 @@ def test_context_compact_is_simple_truncation(caller: Caller) -> None:
         {"messages": history, "all_token_threshold": 1_000, "max_tool_message_tokens": 500, "storage_path": "old/x"},
     )
     [(path, content)] = reply.files.items()
-    assert path.startswith("old/x/c1-") and content == result
+    assert path.startswith("old/x/c1.") and content == result
     assert reply.answer == WRITTEN + path
     assert reply.messages[2]["content"].startswith(f"{result[:100]}... (detailed result is stored in {path}")
 

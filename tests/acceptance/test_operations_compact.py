@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 from tests.acceptance.operations import (
+    MODEL,
     STORE,
     WRITTEN,
     Caller,
@@ -171,3 +173,22 @@ def test_operations_ignore_excluded_tools_and_unseen_results(caller: Caller) -> 
     """No `exclude_tools`, no minimum saving, no pins: the caller adopts the result, so one call is one event."""
     reply = caller.compact([user(), *step("c", words(400))], keep_recent_count=0)
     assert len(reply.files) == 1
+
+
+@pytest.mark.parametrize("mode", ["compact", "compress", "auto"])
+def test_a_result_that_is_an_object_counts_as_its_json(caller: Caller, mode: str) -> None:
+    big = {"path": "/workspace/data.json", "content": page("data", 1_000), "status": "ok"}
+    small: Json = {"status": "none", "rows": []}
+    history = [user(), *step("a", big), *step("b", small), user("And?")]
+    reply = caller.offload(
+        history, context_manage_mode=mode, max_total_tokens=200, max_tool_message_tokens=200, model=MODEL
+    )
+    assert reply.status == 200, reply.answer
+    if mode == "compress":
+        [group] = reply.groups
+        assert json.loads(caller.text(group)) == history[:3], "as it came"
+        return
+    [path] = reply.references
+    assert json.loads(caller.text(path)) == big
+    assert reply.messages[2]["content"].startswith('{"path": "/workspace/data.json"')
+    assert reply.messages[4] == history[4], "what does not move stays as it came"

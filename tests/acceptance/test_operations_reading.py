@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import permutations, product
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.acceptance.operations import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
@@ -158,6 +159,31 @@ def test_reading_a_missing_file_is_404(caller: Caller, path: str) -> None:
     assert LINES not in reply.answer
 
 
+@pytest.mark.parametrize("name", ["absolute_path", "file_path"])
+def test_every_match_of_a_search_opens_its_file(caller: Caller, name: str) -> None:
+    paths = put(caller, TOOLS)
+    matches = caller.grep("tool", path=STORE).metadata["matches"]
+    opened = [caller.post("/read_file", {name: match}) for match in matches]
+    assert [one.metadata["path"] for one in opened] == [match["path"] for match in matches]
+    assert {one.metadata["path"] for one in opened} == {paths["alpha"], paths["gamma"]}
+    assert opened[0].answer.startswith(TOOLS["alpha"])
+
+
+def test_names_in_an_answer_can_be_taken_out_of_it_with_a_simple_pattern(caller: Caller) -> None:
+    paths = put(caller, {"web-search: a/b?c=d": "one tool\n", "été 2-x": "two tools\n"}, "./cache_file/")
+    names = re.findall(r"File: ([\w.]+)", caller.grep("tool", path="./cache_file/").answer)
+    assert {f"./cache_file/{name}" for name in names} == set(paths.values())
+    assert all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in names)
+    assert all(caller.read(f"./cache_file/{name}").status == 200 for name in names)
+
+
+def test_a_path_that_markdown_escaped_is_the_same_path(caller: Caller) -> None:
+    path = put(caller, {"call_1": "one tool"})["call_1"]
+    escaped = path.replace("_", "\\_")
+    assert caller.text(escaped) == caller.text(path)
+    assert caller.read("context\\_store/none\\_at\\_all.txt").status == 404
+
+
 # -- whose files -------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +229,17 @@ def test_file_operations_without_a_key_are_401(world: World, path: str) -> None:
     assert set(envelope) == {"success", "answer", "messages", "metadata"}
     assert envelope["success"] is False and "key" in envelope["answer"]
     assert envelope["messages"] == [], "the body was not read"
+
+
+def test_a_key_is_asked_for_before_the_name_of_the_host(caller: Caller) -> None:
+    """Documents of such operations call `0.0.0.0` and send no key: another name of the host would not help them."""
+    body = {"pattern": "x"}
+    nobody = httpx.post(f"{caller.proxy.root}/grep", json=body, headers={"host": "0.0.0.0:8002"}, trust_env=False)
+    assert nobody.status_code == 401 and "Authorization: Bearer KEY" in nobody.json()["answer"]
+    assert caller.http.post("/grep", json=body, headers={"host": "0.0.0.0:8002"}).status_code == 200
+    page = {"host": "evil.example", "origin": "https://evil.example"}
+    refused = httpx.post(f"{caller.proxy.root}/v1/chat/completions", json=body, headers=page, trust_env=False)
+    assert refused.status_code == 403, "chats of a page are refused as before"
 
 
 def test_an_unknown_key_is_refused_without_an_open_policy(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:

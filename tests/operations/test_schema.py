@@ -87,6 +87,51 @@ def test_a_missing_or_wrong_parameter_is_named(kind: Any, body: Any, place: str)
     assert place in refused(kind, body)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "cure"),
+    [
+        (schema.OffloadParameters, "max_total_token", "did you mean `max_total_tokens`?"),
+        (schema.OffloadParameters, "contextmode", "did you mean `context_manage_mode`?"),
+        (schema.OffloadParameters, "keep_recents", "did you mean `keep_recent`?"),
+        (schema.CompactParameters, "MaxToolMessageTokens", "did you mean `max_tool_message_tokens`?"),
+        (schema.Search, "patern", "did you mean `pattern`?"),
+        (schema.Search, "zzz", "expected one of glob, limit, path, pattern"),
+        (schema.Find, "regex", "expected one of file_path, limit, pattern"),
+        (schema.ReadFile, "absolutepath", "did you mean `absolute_path`?"),
+        (schema.ReadFile, "ofset", "did you mean `offset`?"),
+        (schema.ReadFile, "\ud800" * 3, "expected one of absolute_path, file_path, limit, offset"),
+        (schema.ReadFile, "limit" * 1_000_000, "is not a parameter"),
+    ],
+)
+def test_a_parameter_that_no_operation_has_is_named_with_what_was_meant(kind: Any, name: str, cure: str) -> None:
+    said = refused(kind, {**BODY, "pattern": "x", "absolute_path": "x", "file_path": "x", name: 1})
+    assert cure in said and len(said) < 400
+
+
+def test_a_parameter_of_another_operation_is_ignored() -> None:
+    """Callers pass one set of parameters to several operations."""
+    everything = dict.fromkeys(schema.PARAMETERS, 0)
+    assert taken(schema.Search, {**everything, "pattern": "x", "path": None, "glob": None, "limit": 1}).limit == 1
+
+
+def test_gateways_may_send_anything_beside_the_messages() -> None:
+    assert taken(schema.CompressMessages, {"messages": HISTORY, "model": "m", "config": {"x": 1}}).model == "m"
+
+
+@pytest.mark.parametrize("content", [{}, {"status": "ok", "pages": [1, {"\ud800": None}]}])
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_a_tools_result_may_be_an_object(role: str, content: Json) -> None:
+    assert taken(schema.OffloadParameters, {**BODY, "messages": [{"role": role, "content": content}]})
+
+
+@pytest.mark.parametrize("name", ["absolute_path", "file_path"])
+def test_a_file_can_be_named_by_a_match_in_it(name: str) -> None:
+    match = {"path": "/s/a.txt", "line": 3, "column": 0, "text": "x"}
+    assert taken(schema.ReadFile, {name: match}).file == "/s/a.txt"
+    for wrong in ({}, {"path": 3}, {"path": "../x"}, {"path": None}):
+        assert f"$.{name}" in refused(schema.ReadFile, {name: wrong})
+
+
 NULLED: list[tuple[Any, Json]] = [
     *((kind, BODY) for kind in OFFLOADS),
     (schema.Search, {"pattern": "x"}),
@@ -115,7 +160,8 @@ def test_null_is_as_if_it_were_left_out(kind: Any, body: Json) -> None:
         ({"content": "x"}, ""),
         ({"role": "wizard", "content": "x"}, ".role"),
         ({"role": "user", "content": 7}, ".content"),
-        ({"role": "user", "content": {"text": "x"}}, ".content"),
+        *(({"role": role, "content": {"text": "x"}}, ".content") for role in ("user", "assistant", "system")),
+        ({"role": "tool", "content": 7}, ".content"),
         ({"role": "user", "content": ["x"]}, ".content[0]"),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, ".content[0].text"),
         ({"role": "assistant", "tool_calls": "x"}, ".tool_calls"),
