@@ -256,6 +256,7 @@ class ClientReply(ABC):
         self.blocks: list[Any] = []  # the blocks that the client sees
         self.seen = False  # whether the client has seen anything but the reply's beginning
         self.begun = False  # whether it has a beginning, so that no other one may follow
+        self.ended = False  # whether the client has seen how it ends
         self.hides = False  # whether upstream sent more than the client sees
         self.body = b""  # the last round's body, if it was no stream: the reply, if nothing in it had to change
         self.altered = False  # whether it may not be sent as it came, even if nothing is hidden
@@ -276,6 +277,15 @@ class ClientReply(ABC):
     @abstractmethod
     def assembled(self) -> bytes:
         """Return the whole reply."""
+
+    @staticmethod
+    def is_sign(event: Any, /) -> bool:
+        """Whether clients take this event for a sign of life."""
+        return True
+
+    @abstractmethod
+    def heartbeat(self) -> bytes:
+        """Return an event that is a sign of life and says nothing else; empty before the reply has a beginning."""
 
     def go_on(self, ending: Any) -> None:
         """Prepare for another round after this one, which must look like a continuation."""

@@ -58,6 +58,7 @@ class Turn(ABC):
         self._request = request
         self._ledger = UsageLedger()
         self.spent = self._ledger.spent  # tokens over all rounds
+        self.signs = 0  # how many events the client has got that it takes for signs of life
         self._shown = self.replies_as(request, self._ledger, streamed=True)
         self._circles = 0  # the newest rounds that only repeated calls
         self._before: list[bytes] = []
@@ -224,6 +225,11 @@ class Turn(ABC):
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
         return self.failure(fault, said, self._shown.next_number)
 
+    def heartbeat(self) -> bytes:
+        """Return an event by which the client knows that its stream is alive. Before the reply's beginning and after
+        its end there is none, and a comment keeps the connection open."""
+        return (b"" if self._shown.ended else self._shown.heartbeat()) or sse.comment(b"working")
+
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
         """The text and the calls that the client has seen."""
@@ -274,7 +280,11 @@ class Turn(ABC):
         return self._show(self._round.read(parsed))
 
     def _show(self, parts: Sequence[Part]) -> bytes:
-        return b"".join([self._shown.put(event, block) for event, block in parts])
+        shown: list[bytes] = []
+        for event, block in parts:
+            shown.append(self._shown.put(event, block))
+            self.signs += bool(shown[-1]) and self._shown.is_sign(event)
+        return b"".join(shown)
 
     @property
     def _unseen(self) -> bool:

@@ -40,9 +40,9 @@ LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
 EARLY = 32 << 10
 """Most bytes of a stream that wait for its first event with data."""
-HEARTBEAT = 15.0
-"""Seconds of silence after which the client gets a comment: many clients give up after 30 to 60 silent seconds. The
-head of a stream waits just as long for the first event, which may be an error."""
+HEARTBEAT = 5.0
+"""Seconds without a sign of life after which the client gets one: many clients give up after 30 to 60 of them. The head
+of a stream waits just as long for the first event, which may be an error."""
 RETRIES = 2
 LONGEST_RETRY = 30.0
 """Most seconds of a `Retry-After` that we wait, because the client's reply stays open meanwhile."""
@@ -57,7 +57,7 @@ async def converse(turn: Turn, client: Exchange, io: Rounds, *, heartbeat: float
     after which the client's own request was sent, if there was one.
 
     After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API, and the fault is
-    raised for the record. A stream is never silent for longer than `heartbeat` seconds.
+    raised for the record. A stream is never without a sign of life for longer than `heartbeat` seconds.
 
     A refusal of the first round is raised. If a later round is refused, or the first one after the reply's head was
     sent, before the client has seen anything of the reply, the client's own request is sent instead.
@@ -86,8 +86,9 @@ class _Conversation:
         self._headers = Headers()  # of upstream's first reply
         self._head: tuple[int, Headers] | None = None  # of the client's reply, once it is known
         self._writing = asyncio.Lock()
+        """Held from when the turn makes bytes until they are written, because events have numbers."""
         self._clock = asyncio.get_running_loop().time
-        self._spoke = self._clock()
+        self._signs, self._lived = 0, self._clock()  # the signs of life so far, and when the newest one was written
         self._begun = False  # whether any event with data has come
         self._heard = 0  # bytes of all replies
         self._showing = False  # whether the newest answers have an image or a file
@@ -126,27 +127,28 @@ class _Conversation:
     # -- writing to the client --
 
     async def _write(self, data: bytes) -> None:
-        """Send `data`. It must end with a whole event, because a comment may follow."""
+        """Send `data`, while holding the lock. It must end with a whole event, because a heartbeat may follow."""
         if data:
-            async with self._writing:
-                await self._start()
-                await self._client.write(data)
-                self._spoke = self._clock()
+            await self._start()
+            await self._client.write(data)
+        if self._turn.signs > self._signs:
+            self._signs, self._lived = self._turn.signs, self._clock()
 
     async def _start(self) -> None:
         if self._head is not None and not self._client.status:
             await self._client.start(*self._head)
 
     async def _beat(self, heartbeat: float) -> None:
-        """Write a comment into every long silence of a stream, so that nobody takes it for dead."""
+        """Write a heartbeat into every long silence of a stream, so that nobody takes it for dead."""
         while True:
-            silent = self._clock() - self._spoke
-            if silent < heartbeat:
-                await asyncio.sleep(heartbeat - silent)
-            elif self._writing.locked() or self._head is None:
-                await asyncio.sleep(heartbeat)
-            else:
-                await self._write(sse.comment(b"working"))
+            left = self._lived + heartbeat - self._clock()
+            if left > 0 or self._head is None:
+                await asyncio.sleep(left if left > 0 else heartbeat)
+                continue
+            async with self._writing:
+                if self._clock() - self._lived >= heartbeat and not self._client.replied:
+                    await self._write(self._turn.heartbeat())
+                    self._lived = self._clock()
 
     # -- asking upstream --
 
@@ -201,42 +203,46 @@ class _Conversation:
                 await self._read_stream(reply)
             else:
                 await self._read_whole(reply)
-            await self._write(await self._run(self._turn.end))
+            async with self._writing:
+                await self._write(await self._run(self._turn.end))
 
     async def _read_whole(self, reply: UpstreamReply) -> None:
         whole = await relay.body(reply)
         self._heard += len(whole)
-        out = await self._run(partial(self._turn.receive_whole, whole), PARSED * len(whole))
-        if self._turn.refusal is not None:
-            raise self._refusal(reply, whole, whole)
-        await self._write(out)
+        async with self._writing:
+            out = await self._run(partial(self._turn.receive_whole, whole), PARSED * len(whole))
+            if self._turn.refusal is not None:
+                raise self._refusal(reply, whole, whole)
+            await self._write(out)
 
     async def _read_stream(self, reply: UpstreamReply) -> None:
         if not self._client.status:
             self._client.error_event = self._turn.error_event
-            self._head, self._spoke = (reply.status, self._reply_headers([])), self._clock()
+            self._head, self._lived = (reply.status, self._reply_headers([])), self._clock()
         decoder = sse.EventDecoder()
         early = raw = b""  # what came before the first event with data, for the client and as it came
         async with aclosing(decoded_reply(reply)) as chunks:
             async for chunk in chunks:
                 self._heard += len(chunk)
-                out = await self._received(decoder, chunk)
-                if self._turn.refusal is not None:
-                    rest = await _rest(chunks)
-                    raise self._refusal(reply, raw + chunk + rest, early + out + rest)
-                if not (self._begun or self._client.status or len(raw) > EARLY):
-                    early, raw = early + out, raw + chunk
-                    continue
-                await self._write(early + out)
-                early = b""
-                if self._turn.over:
-                    if rest := await _rest(chunks):
-                        await self._write(await self._received(decoder, rest))
-                    return
-        out = early + await self._received(decoder, None)
-        if self._turn.refusal is not None:
-            raise self._refusal(reply, raw, out)
-        await self._write(out)
+                async with self._writing:
+                    out = await self._received(decoder, chunk)
+                    if self._turn.refusal is not None:
+                        rest = await _rest(chunks)
+                        raise self._refusal(reply, raw + chunk + rest, early + out + rest)
+                    if not (self._begun or self._client.status or len(raw) > EARLY):
+                        early, raw = early + out, raw + chunk
+                        continue
+                    await self._write(early + out)
+                    early = b""
+                    if self._turn.over:
+                        if rest := await _rest(chunks):
+                            await self._write(await self._received(decoder, rest))
+                        return
+        async with self._writing:
+            out = early + await self._received(decoder, None)
+            if self._turn.refusal is not None:
+                raise self._refusal(reply, raw, out)
+            await self._write(out)
 
     def _refusal(self, reply: UpstreamReply, came: bytes, shown: bytes) -> Refusal:
         """Return the refusal that an error in the place of a reply is. The client gets the reply as it `came`,

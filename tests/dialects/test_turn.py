@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy import sse
 from proxy.dialects.reply import MAX_ARGUMENTS
 from proxy.dialects.turn import Turn
 from proxy.plan.turn import Broken, State
@@ -68,6 +69,26 @@ def test_a_reply_without_our_calls_arrives_byte_for_byte(name: str, reply: Json)
         assert run(api.turn(injected=injected), raw)[0] == raw
     whole = json.dumps(reply, indent=1).encode()
     assert run(api.turn(stream=False), whole)[0] == whole
+
+
+def test_heartbeats_may_come_at_any_place(api: Api) -> None:
+    """The newest SDKs make the same of a stream with and without them. Before its beginning and behind its end, they
+    are comments."""
+    rounds = [says(api, think(), text("Let me look."), ours()), says(api, text("It is 42."), theirs(), number=2)]
+    turn, out = api.turn(), b""
+    for raw in rounds:
+        turn.request()
+        out += turn.heartbeat()
+        for event in sse.EventDecoder().feed(raw):
+            out += turn.receive(event) + turn.heartbeat()
+        out += turn.end() + turn.heartbeat()
+        if turn.state is State.CALLING:
+            turn.answer(["found"])
+    out += turn.close() + turn.heartbeat()
+    comment = sse.comment(b"working")
+    assert out.startswith(comment) and out.endswith(comment) and out.count(comment) == 2
+    assert api.assembled(out) == api.assembled(run(api.turn(), *rounds)[0])
+    assert out.count(b"\n\n") > sum(raw.count(b"\n\n") for raw in rounds)
 
 
 @pytest.mark.parametrize("first", [False, True])

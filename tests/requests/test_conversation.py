@@ -43,8 +43,10 @@ from tests.dialects.chat.turns import (
     whole,
 )
 from tests.dialects.messages import turns as messages
+from tests.dialects.responses import turns as responses
 from tests.dialects.turning import run
 from tests.requests.scripted import JSON, STREAM, ScriptedReply, Step
+from tests.wire_fuzz.honest import HEARTBEAT
 
 OVERFLOW = b'{"error": {"message": "maximum context length is 8192 tokens", "code": "context_length_exceeded"}}'
 BUSY = b'{\n  "error": {"message": "slow down"}\n}'
@@ -257,7 +259,7 @@ async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> No
 
 
 @pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
-async def test_silent_stream_gets_heartbeat_comments(where: str, clock: Clock) -> None:
+async def test_silent_stream_gets_heartbeats_that_clients_count(where: str, clock: Clock) -> None:
     pause: tuple[Step, ...] = (60.0,)
     slow = pause if where == "upstream is silent" else ()
     bench = Bench(ScriptedReply(OURS[:200], *slow, OURS[200:]), ScriptedReply(ANSWER), heartbeat=10)
@@ -276,9 +278,54 @@ async def test_silent_stream_gets_heartbeat_comments(where: str, clock: Clock) -
     running = asyncio.create_task(bench.run())
     await clock.let_pass(120, steps=60)
     out = await running
-    assert out.count(b": working\n\n") >= 5
-    assert out.replace(b": working\n\n", b"") == run(ChatTurn(asked()), OURS, ANSWER)[0]
+    beats = HEARTBEAT.findall(out)
+    assert len(beats) >= 5 and all((b'"delta"' in beat) is (where != "the store is slow") for beat in beats)
+    assert HEARTBEAT.sub(b"", out) == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert bench.browser.messages[0]["type"] == "http.response.start"
+
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+EARLY = [chunk(prompt_filter_results=[]), chunk(prompt_filter_results=[])]
+
+
+@pytest.mark.parametrize(
+    ("turn", "idle", "beat"),
+    [
+        (messages.turn, PING, b'"stop_reason":null'),
+        (messages.turn, b": hi\n\n", b'"stop_reason":null'),
+        (lambda: ChatTurn(asked()), stream(*EARLY), b'"delta":{}'),
+    ],
+    ids=["pings", "comments", "events without a choice"],
+)
+async def test_what_clients_do_not_count_is_silence(
+    turn: Callable[[], Turn], idle: bytes, beat: bytes, clock: Clock
+) -> None:
+    said = messages.stream(messages.message({"type": "text", "text": "It is 42."}))
+    begin, end = (said if turn is messages.turn else ANSWER).split(b"\n\n", 1)
+    bench = Bench(ScriptedReply(begin + b"\n\n", *[8.0, idle] * 8, end), heartbeat=10)
+    bench.turn = turn()
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(80, steps=80)
+    out = await running
+    assert out.count(beat) - end.count(beat) >= 6
+
+
+async def test_numbers_of_events_go_on_behind_heartbeats(clock: Clock) -> None:
+    """Also where upstream's events come in pieces, and in a later round."""
+    call = {"type": "function_call", "name": "grep", "arguments": '{"pattern": "x"}'}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is 42."}]}
+    hides, answers = (responses.stream(responses.response(one, number=n)) for n, one in enumerate([call, said], 1))
+    waits = [piece for at in range(0, len(answers), 200) for piece in (answers[at : at + 200], 30.0)]
+    bench = Bench(ScriptedReply(hides[:700], 30.0, hides[700:]), ScriptedReply(*waits), heartbeat=10)
+    bench.turn = responses.turn()
+    bench.partner.answering = lambda: asyncio.sleep(60)
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(30 * len(waits), steps=15 * len(waits))
+    out = await running
+    found = [event for event in events(out) if event["type"] == "response.in_progress"]
+    assert len(found) >= 20 and {event["response"]["id"] for event in found} == {"resp_1"}
+    responses.accumulated(out)
+    assert all("grep" not in json.dumps(event["response"]) for event in found)
 
 
 async def test_slow_client_gets_no_heartbeat(clock: Clock) -> None:

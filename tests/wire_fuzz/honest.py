@@ -23,8 +23,8 @@ PATIENCE = 150.0
 """Seconds to wait for an honest reply. That is far above what it should take, so that a busy machine fails nothing."""
 KEPT = 100
 """Most violations whose texts are kept."""
-COMMENT = re.compile(rb"(?m)^:[^\n]*\n\n?")
-"""The comments that the proxy may add to a stream while it waits."""
+HEARTBEAT = re.compile(rb'(?m)^(?::[^\n]*|data: [^\n]*"delta":\{\},"finish_reason":null\}\]\})\n\n?')
+"""What the proxy may add to a stream while it waits."""
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 
 
@@ -85,7 +85,7 @@ class Book:
         """Check that the right reply came back and that the right bodies arrived upstream."""
         name = f"honest {asked.kind} {asked.number}{where}"
         arrived = tuple(self.arrived.pop(asked.number))
-        said = COMMENT.sub(b"", reply.body)
+        said = HEARTBEAT.sub(b"", reply.body)
         if asked.expected is None:
             upstream, wanted = self.known.setdefault(asked.kind, (arrived, said))
         else:

@@ -43,6 +43,12 @@ CALL_SIZE = 1024
 FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
 
+NOTHING_NEW: Members = {
+    "object": string("chat.completion.chunk"),
+    "choices": Raw(b'[{"index":0,"delta":{},"finish_reason":null}]'),
+}
+"""The other members of an event that says nothing."""
+
 
 class ChatRoundRequest(RoundRequest):
     limits = LIMITS
@@ -210,6 +216,7 @@ class ChatReply(ClientReply):
         super().__init__(request, ledger, streamed=streamed)
         self.message = ReplyMessage()
         self._joints: set[str] = set()  # the texts that go on in another round
+        self._early: Members = {}  # the frame, or that of the newest event before it: Azure's first one has no choice
         self._finish: Raw = NULL
         self._usage: Raw | None = None
 
@@ -224,8 +231,9 @@ class ChatReply(ClientReply):
     def put(self, chunk: Chunk, block: Block) -> bytes:
         if chunk.choice is None and chunk.usage is not None and self.streamed and not self._request.wants_usage:
             return b""
-        if chunk.choice is not None and not self._frame:
-            self._frame = {key: chunk.members[key] for key in FRAME if key in chunk.members}
+        if not self._frame:
+            self._early = {key: chunk.members[key] for key in FRAME if key in chunk.members}
+            self._frame = {} if chunk.choice is None else self._early
         if self.hides:
             self._join(chunk)
         if chunk.calls:
@@ -235,12 +243,24 @@ class ChatReply(ClientReply):
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
         self.begun, self.seen = "role" in self.message.parts, self.seen or chunk.says
+        self.ended |= bool(chunk.finish)
         if self.streamed:
             return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
         if chunk.choice is not None:
             self._finish = chunk.choice.get("finish_reason", NULL)
         self._usage = chunk.usage or self._usage
         return b""
+
+    @staticmethod
+    def is_sign(chunk: Chunk) -> bool:
+        """Loops over a stream skip events without a choice."""
+        return chunk.choice is not None
+
+    def heartbeat(self) -> bytes:
+        """Return an event with an empty delta."""
+        if not self._early:
+            return b""
+        return sse.encode(rawjson.encode(self._early | NOTHING_NEW))
 
     def _join(self, chunk: Chunk) -> None:
         """Make an event one of the first round's reply."""
@@ -312,6 +332,7 @@ class ChatTurn(Turn):
                     self._round.message.extend(key, [text])
                     self._shown.message.extend(key, [text])
                     self._shown.seen = True
+            self.signs += 1
             return event.raw
         out = super().receive(event)
         waits = self._round.held or self._round.undecided or self._request.wants_json

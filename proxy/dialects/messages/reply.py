@@ -51,6 +51,7 @@ UNFINISHED = frozenset(("max_tokens", "model_context_window_exceeded", "refusal"
 """Reasons for which a reply stops before the model is done. The client goes on from there, or gives up."""
 FRAME = ("id", "model")
 """Members of the reply that are those of its first round."""
+NOT_STOPPED: Members = {"stop_reason": NULL, "stop_sequence": NULL}
 STOPPED = ("stop_reason", "stop_sequence", "stop_details", "container")
 """Members of a whole reply that a stream's last event but one has in its delta."""
 
@@ -238,7 +239,7 @@ class MessageReply(ClientReply):
         elif event.type == CLOSING:
             changed = self._closing(event) if self.hides else {}
             end, usage = changed.get("delta", event.head.delta), changed.get("usage", event.head.usage)
-            self._end = object_of(end) | {"usage": usage}
+            self.ended, self._end = True, object_of(end) | {"usage": usage}
         return event.encoded(changed) if self.streamed else b""
 
     def _closing(self, event: ReplyEvent) -> Members:
@@ -252,6 +253,18 @@ class MessageReply(ClientReply):
         if not rawjson.is_null(event.head.usage):
             changed["usage"] = self._ledger.total(event.head.usage)
         return changed
+
+    @staticmethod
+    def is_sign(event: ReplyEvent) -> bool:
+        """Claude Code skips pings, and hangs up after five minutes of nothing else."""
+        return event.type != "ping"
+
+    def heartbeat(self) -> bytes:
+        """Return the last event but one of a reply, with no reason to stop. It may come at any place, also in a block;
+        the SDKs replace what it says by what the last such event says."""
+        if not self.begun:
+            return b""
+        return ReplyEvent.made(CLOSING, delta=NOT_STOPPED, usage={"output_tokens": 0}).encoded({})
 
     def assembled(self) -> bytes:
         last = object_of(Raw(self.body))
@@ -270,7 +283,7 @@ _GROWING = {
 
 def as_events(members: Members) -> Iterator[ReplyEvent]:
     """Return a whole reply as the events of a stream."""
-    begun = members | {"content": Raw(b"[]"), "stop_reason": NULL, "stop_sequence": NULL}
+    begun = members | {"content": Raw(b"[]")} | NOT_STOPPED
     yield ReplyEvent.made(BEGIN, message=begun)
     for index, block in enumerate(map(object_of, rawjson.elements(members["content"]))):
         start, deltas = dict(block), list[Members]()
@@ -289,7 +302,7 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
         for delta in deltas:
             yield ReplyEvent.made(DELTA, index=index, delta=delta)
         yield ReplyEvent.made(STOP, index=index)
-    ended = {"stop_reason": NULL, "stop_sequence": NULL} | {key: members[key] for key in STOPPED if key in members}
+    ended = NOT_STOPPED | {key: members[key] for key in STOPPED if key in members}
     yield ReplyEvent.made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
     yield ReplyEvent.made(END)
 

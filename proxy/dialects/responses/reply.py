@@ -36,7 +36,8 @@ from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Continuation, State
 from proxy.rawjson import NULL, Members, elements_of, integer, object_of, on_one_line, place, string, text_of
 
-BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
+IN_PROGRESS = "response.in_progress"
+BEGINNINGS = ("response.created", "response.queued", IN_PROGRESS)
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
 """The events that end a stream, and the status of the reply."""
 FINAL = frozenset((*ENDINGS.values(), "cancelled"))
@@ -263,6 +264,7 @@ class ResponsesReply(ClientReply):
 
     blocks: list[OutputItem]
     id = ""
+    _beginning: Raw | None = None
     _end: Members | None = None
 
     @property
@@ -290,10 +292,24 @@ class ResponsesReply(ClientReply):
             self.next_number = number + 1
             if number != said or not event.raw:
                 changed["sequence_number"] = Raw(b"%d" % number)
+        if event.type in BEGINNINGS:
+            self._beginning = changed.get("response", head.response)
         if ends:
+            self.ended = True
             self._end = object_of(changed.get("response", head.response))
             self.altered = "response" in changed
         return event.encoded(changed) if self.streamed else b""
+
+    def heartbeat(self) -> bytes:
+        """Return the event that says that the response is in progress. Codex counts it, and no other one may come at
+        any place."""
+        if self._beginning is None:
+            return b""
+        members: Members = {"response": self._beginning}
+        if self.next_number:  # some servers number no events
+            members["sequence_number"] = Raw(b"%d" % self.next_number)
+            self.next_number += 1
+        return ItemEvent.made(IN_PROGRESS, **members).encoded({})
 
     def _response(self, response: Members, *, ends: bool) -> Members:
         """Return the members of an event's response that differ from upstream's. The first response is the frame."""

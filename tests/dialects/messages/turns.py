@@ -62,6 +62,9 @@ def accumulated(out: bytes) -> Json:
     open_block: Json | None = None
     partial = ""
     for event in found[1:-2]:
+        if event["type"] == "message_delta":  # a heartbeat
+            assert event["delta"]["stop_reason"] is None
+            continue
         if event["type"] == "content_block_start":
             assert open_block is None, "a block begins before the one before it has ended"
             assert event["index"] == len(made["content"])
