@@ -18,7 +18,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -34,8 +34,9 @@ from proxy.policy import Policy
 from proxy.requests import relay
 from proxy.telemetry import logs
 from proxy.threads import NEW, Background, WorkPool
-from proxy.upstream.client import UpstreamClient, UpstreamRequest, listed_windows
+from proxy.upstream.client import UpstreamClient, UpstreamRequest
 from proxy.upstream.headers import Headers, url_for
+from proxy.upstream.models import Listed, listed_windows, window_of
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ LIST_SECONDS, LIST_AGAIN = 5.0, 600.0
 """Seconds for one list of models, and until an upstream that did not answer is asked again."""
 
 CREDENTIALS, LISTED = 10_000, 200_000
-"""The most credentials whose lists are remembered, and the most windows in them. Long public lists name some 500."""
+"""The most credentials whose lists are remembered, and the most models in them. Long public lists name some 500."""
 
 
 _UNPRINTED = re.compile(r"[^\w./:@-]", re.ASCII)
@@ -182,7 +183,7 @@ class Known:
         self._prompts: _PerNamespace[tuple[str, str], PromptCounts] = _PerNamespace()
         self._refusals: _PerNamespace[Refusable, _Refused] = _PerNamespace()
         self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
-        self._listed: Lru[_Source, Mapping[str, int]] = Lru(LISTED)
+        self._listed: Lru[_Source, Listed] = Lru(LISTED)
 
     # -- windows --
 
@@ -192,7 +193,7 @@ class Known:
         The policy's comes before that in the list of models. A smaller one that a refusal showed still counts.
         """
         upstream = policy.upstream
-        listed = (self._listed.get(_source(namespace, policy)) or {}).get(model)
+        listed = window_of(self._listed.get(_source(namespace, policy)) or {}, model)
         shown = self._shown.of(namespace).get((upstream.base_url, model))
         return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
 
@@ -341,9 +342,9 @@ class Known:
             return
         self._asked_until.put(source, math.inf)
         listed = await self._reading.run(tenant.namespace, partial(listed_windows, body), NEW * len(body))
-        windows = {model: window for model, window in listed.items() if window is not None}
-        self._listed.put(source, windows, len(windows) + 1)
-        logs.event(log, "list of models", **told, models=len(listed), windows=len(windows))
+        windows = sum(window is not None for window in listed.values())
+        self._listed.put(source, listed, len(listed) + 1)
+        logs.event(log, "list of models", **told, models=len(listed), windows=windows)
         if windows:
             self._count("listed")
 

@@ -36,6 +36,7 @@ from proxy.errors import (
 )
 from proxy.upstream.codings import reply_decoder
 from proxy.upstream.headers import Header, Headers
+from proxy.upstream.models import Listed, listed_windows
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -382,16 +383,12 @@ def _origin(url: str) -> str:
 
 # -- lists of models --
 
-_WINDOWS = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train", "max_input_tokens")
-"""Members in which servers give a model's context window: vLLM and SGLang, OpenRouter, Groq; llama.cpp in `meta`, where
-`n_ctx` is the window in use and `n_ctx_train` the largest one that the model was trained for; and Anthropic."""
-
 
 class ModelList(msgspec.Struct, frozen=True):
     """The reply to `GET /models`: its status, and each model's context window in tokens, None if it is not given."""
 
     status: int
-    windows: Mapping[str, int | None]
+    windows: Listed
 
 
 async def models(
@@ -422,20 +419,3 @@ async def models(
         raise UpstreamBroken(f"Upstream cannot be asked: {error.message}") from error
     except TimeoutError as error:
         raise UpstreamSilent(f"no answer within {seconds:g} s") from error
-
-
-def listed_windows(body: bytes) -> Mapping[str, int | None]:
-    """Return the models and their windows, or nothing if this is not a list of models."""
-    try:
-        page = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    listed = page.get("data") if isinstance(page, dict) else None
-    found = dict[str, int | None]()
-    for model in listed if isinstance(listed, list) else ():
-        if isinstance(model, dict) and isinstance(name := model.get("id"), str):
-            meta = model.get("meta")
-            places = (model, meta) if isinstance(meta, dict) else (model,)
-            said = (place.get(member) for member in _WINDOWS for place in places)
-            found[name] = next((value for value in said if type(value) is int and value > 0), None)
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import json
 import shutil
 import ssl
 import subprocess
@@ -28,7 +27,6 @@ from proxy.upstream.client import (
     UpstreamRequest,
     certificates,
     decoded_reply,
-    listed_windows,
     models,
 )
 from proxy.upstream.headers import Headers
@@ -691,31 +689,6 @@ async def test_an_upstream_that_reads_nothing_does_not_delay_the_end(clock: Cloc
 
 
 # Lists of models
-
-
-@pytest.mark.parametrize(
-    ("model", "window"),
-    [
-        ({"max_model_len": 32768}, 32768),
-        ({"context_length": 200000}, 200000),
-        ({"context_window": 131072}, 131072),
-        ({"meta": {"n_ctx_train": 131072}}, 131072),
-        ({"meta": {"n_ctx_train": 131072, "n_ctx": 8192}}, 8192),
-        ({"max_model_len": None, "context_length": 1}, 1),
-        ({"max_model_len": "32768"}, None),
-        ({"max_model_len": True}, None),
-        ({"max_model_len": 0}, None),
-        ({"meta": [1]}, None),
-        ({}, None),
-    ],
-)
-def test_context_windows(model: dict[str, Any], window: int | None) -> None:
-    assert listed_windows(json.dumps({"object": "list", "data": [{"id": "m"} | model]}).encode()) == {"m": window}
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"data":{}}', b'{"data":[1,{"id":2}]}', b"[" * 9999])
-def test_what_is_no_list_of_models_has_none(body: bytes) -> None:
-    assert listed_windows(body) == {}
 
 
 async def test_models_are_asked_for_with_the_given_key_alone(pool: UpstreamClient) -> None:
