@@ -67,7 +67,7 @@ test-fast: $(STAMP)
 	$(PY) -m pytest -m "not clients and not sweep" -k "not linear and not recorded" --numprocesses auto --dist worksteal \
 		$(FAST) $(SLOWER)
 
-test-all: $(STAMP) $(if $(shell command -v npm),tests/dashboard/axe/node_modules/.package-lock.json)
+test-all: $(STAMP) $(if $(shell command -v npm),tests/apps/dashboard/axe/node_modules/.package-lock.json)
 	$(PY) -m pytest -m "not clients" $(PARALLEL)
 
 # What `make test` skips without the servers and tools of `make servers`.

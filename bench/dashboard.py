@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.dashboard.queries import Reader, Wanted
-from proxy.dashboard.rows import Recorded, Rows
-from proxy.dashboard.savings import savings
+from proxy.apps.dashboard.queries import Reader, Wanted
+from proxy.apps.dashboard.rows import Recorded, Rows
+from proxy.apps.dashboard.savings import savings
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 

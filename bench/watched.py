@@ -26,7 +26,7 @@ import uvloop
 
 from bench import bodies, wire
 from bench.systems import Launch, Launcher, Site, System, proxy, start
-from proxy.dashboard.writer import LATEST
+from proxy.apps.dashboard.writer import LATEST
 
 RATES = (18.0, 44.0, 200.0)
 """Requests per second."""

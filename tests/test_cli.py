@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from proxy import __version__
+from proxy.apps.operations.call import key_part
 from proxy.cli import main
-from proxy.operations.call import key_part
 from proxy.policies import load, schema
 from proxy.policies.tenants import identified, identify
 from proxy.stores import open_store

@@ -24,9 +24,9 @@ import pytest
 import yaml
 
 from proxy import stores
+from proxy.apps import capture
+from proxy.apps.dashboard import writer
 from proxy.cli import parser
-from proxy.dashboard import writer
-from proxy.requests import capture
 from proxy.server.app import LEAST_GRACE
 from proxy.server.runner import GRACE
 from proxy.settings import Settings, read

@@ -10,7 +10,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from proxy import __version__
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import flags, read
+from proxy.terminal import harmless
 
 OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -138,7 +139,7 @@ _COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "replay": Command(
-        "proxy.cli.replay:replay",
+        "proxy.apps.replay:replay",
         "say what policies would have done to recorded requests",
         (
             ("files*", "FILE", "recorded requests, in their order [your sessions]"),
@@ -149,7 +150,7 @@ _COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "recall": Command(
-        "proxy.cli.recall:recall",
+        "proxy.apps.recall:recall",
         "look into what your conversations moved out of the context",
         (
             ("path?", "PATH", "a reference, or the file's name in it"),
@@ -159,12 +160,12 @@ _COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "mcp": Command(
-        "proxy.cli.recall:mcp",
+        "proxy.apps.recall:mcp",
         "let an MCP client read what your conversations moved, over standard input and output",
         (_URL,),
     ),
     "demo": Command(
-        "proxy.demo:demo",
+        "proxy.apps.demo:demo",
         "watch an agent go past its context window, without a key or a network",
         (("--serve", "", "then go on serving the dashboard, until Ctrl-C"),),
     ),
@@ -239,40 +240,3 @@ examples:
   offload-proxy store gc --dry-run          show how many records are older than their tenant's retention
 """,
 }
-
-
-# -- how the commands write text, sizes, counts and tables for people --------------------------------------------------
-
-
-def harmless(text: str) -> str:
-    """Return text that cannot control a terminal, because strangers wrote it."""
-    return "".join(char if char.isprintable() or char in "\t\n" else "\ufffd" for char in text)
-
-
-def several(count: int, noun: str, plural: str = "") -> str:
-    """`1 record`, `2,000 records`."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def in_units(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def duration(seconds: float, *, exact: bool = False) -> str:
-    """Return a time in its largest unit, or in the largest that is exact."""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= size and not (exact and seconds % size):
-            return f"{seconds // size:.0f}{unit}"
-    return f"{max(seconds, 0):.0f}s"
-
-
-def table(rows: Iterable[Iterable[str]], *, right: bool = False) -> str:
-    """Return lines whose columns are aligned: the first to the left, and the others to the right if wanted."""
-    lines = [list(row) for row in rows]
-    first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    form = "  ".join([f"{{:<{first}}}", *(f"{{:{'>' if right else '<'}{width}}}" for width in others)])
-    return "".join(form.format(*cells).rstrip() + "\n" for cells in lines)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from proxy.cli import duration, several
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamFault
 from proxy.plan.forecast import CAUSES, UNSEEN, waiting
@@ -28,6 +27,7 @@ from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.settings import Settings, refuse_loop, strange_variables
 from proxy.stores import describe, folder_of, open_store
 from proxy.stores.guarded import Guarded
+from proxy.terminal import duration, several
 from proxy.upstream.client import UpstreamClient, models
 from proxy.upstream.headers import url_for
 

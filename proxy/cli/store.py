@@ -14,13 +14,12 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 from proxy import policies, regex
-from proxy.cli import duration, harmless, in_units, several, table
-from proxy.dashboard import fleet
-from proxy.dashboard.rows import Rows
+from proxy.apps import capture
+from proxy.apps.dashboard import fleet
+from proxy.apps.dashboard.rows import Rows
+from proxy.apps.operations.call import name_of
 from proxy.errors import DashboardFault, UserMistake
-from proxy.operations.call import name_of
 from proxy.policies.tenants import described, identify, namespace_as, retention
-from proxy.requests import capture
 from proxy.settings import Settings
 from proxy.stores import (
     Entry,
@@ -33,6 +32,7 @@ from proxy.stores import (
     namespace_of,
     open_store,
 )
+from proxy.terminal import duration, harmless, in_units, several, table
 from proxy.tools.search import TooSlow, in_data
 
 SETTLED = 2.0

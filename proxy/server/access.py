@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from proxy.dashboard import Access, bearer
+from proxy.apps.dashboard import Access, bearer
 from proxy.errors import Forbidden, ForeignSite, Overloaded, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.policy import Policy

@@ -23,8 +23,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from proxy import operations
-from proxy.dashboard import Dashboard, pages
+from proxy.apps import operations
+from proxy.apps.capture import Captures
+from proxy.apps.dashboard import Dashboard, pages
+from proxy.apps.operations import Operations
 from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
@@ -37,13 +39,11 @@ from proxy.errors import (
     ProxyError,
     UserMistake,
 )
-from proxy.operations import Operations
 from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import KEY_HEADERS, Tenant, allowed, identified, identify, retention
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
-from proxy.requests.capture import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.prepared import Prepared

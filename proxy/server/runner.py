@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from proxy.dashboard import new_link
+from proxy.apps.dashboard import new_link
 from proxy.errors import UserMistake
 from proxy.server.access import Bounds
 from proxy.server.app import App

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.model import ScriptedUpstream
+from proxy.apps.demo.model import ScriptedUpstream
 from tests.clock import PATIENCE, wait_until
 from tests.sdks import Lazy, openai
 from tests.serving import Proxy
 from tests.test_cli import run
 
-session = Lazy("proxy.demo.session")
+session = Lazy("proxy.apps.demo.session")
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]

@@ -27,7 +27,7 @@ TEXT = page("result", 1_000)
 HISTORY = [user(), *step("c", TEXT), user("And?")]
 
 
-# -- what is refused returns the messages; `tests/operations/test_schema.py` has the faults ----------------------------
+# -- what is refused returns the messages; `tests/apps/operations/test_schema.py` has the faults -----------------------
 
 
 @pytest.mark.parametrize("operation", OFFLOADS)
@@ -70,7 +70,7 @@ def test_huge_numbers_are_accepted_or_named(caller: Caller, number: int) -> None
     assert all(reply.messages == HISTORY for reply in replies[4:])
 
 
-# -- paths; `tests/operations/test_call.py` says which are refused -----------------------------------------------------
+# -- paths; `tests/apps/operations/test_call.py` says which are refused ------------------------
 
 
 CLIMBING = ["..", "/../etc/passwd", "a/../../x", "~/../../x", "x/..\\..\\y"]

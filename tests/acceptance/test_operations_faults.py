@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from proxy.operations.call import canonical, key_part
+from proxy.apps.operations.call import canonical, key_part
 from tests.acceptance.operations import (
     MODEL,
     REFERENCE,

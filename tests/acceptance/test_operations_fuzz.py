@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
-from proxy.operations import PATHS, description
+from proxy.apps.operations import PATHS, description
 from tests.acceptance.operations import (
     MODEL,
     STORE,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from proxy.dashboard import writer
+from proxy.apps.dashboard import writer
 from proxy.requests.rounds import Spending
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
+from tests.apps.dashboard.traffic import dashboard
 from tests.clients.apis import Asked, api
-from tests.dashboard.traffic import dashboard
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text
 from tests.serving import Proxy, served, tight, wait_until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from proxy.apps.dashboard.rows import Rows
 from proxy.cli import FAILED, MISTAKE, OK, main
-from proxy.dashboard.rows import Rows
 from proxy.stores import open_store
-from tests.dashboard.traffic import ended
+from tests.apps.dashboard.traffic import ended
 
 CALLER, OTHER = "acme-0123456789abcdef", "acme-0123456789abcde0"
 KEYS = [f"{CALLER}/rounds/{number}" for number in range(5)] + [

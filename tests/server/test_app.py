@@ -100,7 +100,7 @@ async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: py
     def fail() -> Any:
         raise RuntimeError("no description")
 
-    monkeypatch.setattr("proxy.operations.description", fail)
+    monkeypatch.setattr("proxy.apps.operations.description", fail)
     exchange = ScriptedClient(method="GET", path="/openapi.json", raw_path=b"/openapi.json")
     await app(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 500

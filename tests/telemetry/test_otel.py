@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from proxy.errors import UserMistake
 from proxy.server import app
 from proxy.settings import Settings
+from tests.apps.dashboard.traffic import session
 from tests.clock import PATIENCE
-from tests.dashboard.traffic import session
 from tests.fake_upstream import StrictUpstream
 from tests.serving import served, tight
 

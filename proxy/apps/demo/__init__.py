@@ -1,0 +1,110 @@
+"""`offload-proxy demo`: an agent goes past its context window and loses nothing, without a key or a network."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from proxy.errors import ProxyError, UserMistake
+from proxy.settings import Settings
+
+OK, FAILED = 0, 1
+START, STOP = 20.0, 10.0
+"""Seconds within which the proxy must listen, and must exit before it is killed."""
+
+
+def demo(settings: Settings, chosen: Namespace) -> int:
+    """Run the demo; returns the exit code: 0, or 1 if a check failed.
+
+    With `--serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved results stay in a new
+    temporary folder for the user to look at; an interrupted demo removes it.
+    """
+    if find_spec("openai") is None:
+        raise UserMistake("the demo needs openai: pip install 'offload-proxy[demo]'")
+    for name in ("SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that our child processes end, too
+    folder = Path(tempfile.mkdtemp(prefix="offload-demo-"))
+    try:
+        return _run(settings, folder, serve=chosen.serve)
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
+    from openai import DefaultHttpxClient, OpenAI
+
+    from proxy.apps.demo import session
+    from proxy.apps.demo.model import ScriptedUpstream
+
+    with ScriptedUpstream().serving() as upstream:
+        with (
+            _serving(settings, upstream.url, folder, dashboard=serve) as address,
+            DefaultHttpxClient(trust_env=False) as direct,
+            OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
+        ):
+            agent = session.Agent(client, upstream)
+            session.show(agent)
+            if serve:
+                said = (folder / "proxy.log").read_text(encoding="utf-8", errors="replace")
+                found = re.search(r"the dashboard opens, once, at (\S+)", said)
+                sys.stdout.write(f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n")
+                sys.stdout.flush()
+                with suppress(KeyboardInterrupt, SystemExit):
+                    threading.Event().wait()
+        # The proxy has exited and written all its records.
+        faults = session.summary(agent, asyncio.run(_originals(folder / "store")), folder)
+    return FAILED if faults else OK
+
+
+@contextmanager
+def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
+    """Run the proxy for the block as a user would; yields its address. Raises ProxyError."""
+    log = folder / "proxy.log"
+    command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
+    command += [f"--upstream={upstream}", f"--store={folder / 'store'}"]
+    command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
+    ours = {
+        name: value for name, value in settings.environment.items() if not name.upper().endswith("_PROXY")
+    }  # all is loopback
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=ours)
+    try:
+        deadline, said = time.monotonic() + START, ""
+        while not (found := re.search(r"listening on (http://\S+)", said)):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise ProxyError(f"the proxy did not come up:\n{said[-2000:]}")
+            time.sleep(0.02)
+            said = log.read_text(encoding="utf-8", errors="replace")
+        yield found[1]
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP)
+        process.kill()
+        process.wait()
+
+
+async def _originals(folder: Path) -> dict[str, bytes]:
+    """The moved results that the store holds, by file name."""
+    from proxy.stores import open_store
+
+    store = open_store(str(folder))
+    try:
+        keys = [entry.key for entry in [entry async for entry in store.list("")] if "/originals/" in entry.key]
+        return {key.rpartition("/")[2]: await store.get(key) or b"" for key in keys}
+    finally:
+        await store.close()

@@ -1,0 +1,145 @@
+"""The operations that clients call directly. All paths share one handler, and all replies share one envelope.
+
+body ──parameters──> operation (offload, search, compress) over the caller's files ──> envelope
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from proxy.apps.operations import compress, offload, schema, search
+from proxy.apps.operations.call import CallerFiles, OperationCall, refusal
+from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
+from proxy.policies.tenants import Tenant
+from proxy.requests.exchange import Exchange
+from proxy.requests.relay import served
+from proxy.requests.rounds import Services
+from proxy.telemetry.outcome import Kind, Outcome
+from proxy.upstream.codings import decoded_request
+
+__all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal", "serves"]
+
+STORE_SECONDS = 30.0
+"""Seconds that one call may wait for the store. It is long, because an operation cannot do without the store and a
+search may read much."""
+
+SECONDS = 600.0
+"""Seconds that one call may take in all, including its summaries."""
+
+MESSAGE_BYTES = 1 << 20
+"""Most bytes of a message of MCP."""
+
+MCP = b"/_offload/mcp"
+"""The path of the MCP server."""
+
+
+Run = Callable[[OperationCall, Any], Awaitable[bytes]]
+
+PATHS: Mapping[bytes, tuple[str, Run, Sequence[type[msgspec.Struct]]]] = {
+    b"/context_offload": ("Move old content out of a conversation", offload.offload, [schema.OffloadParameters]),
+    b"/context_compact": ("The same in compact mode", offload.offload, [schema.CompactParameters]),
+    b"/context_compress":
+        ("The same in compress mode; keeps 5 messages by default", offload.offload, [schema.CompressParameters]),
+    b"/grep": ("Search files: a regular expression below a directory, or a text in one file",
+               search.grep, [schema.Find, schema.Search]),
+    b"/read_file": ("Read a file, or some of its lines", search.read_file, [schema.ReadFile]),
+    b"/recall_sessions":
+        ("List your conversations that moved something", search.recall_sessions, [schema.RecallSessions]),
+    b"/recall_search": ("Search what your conversations moved", search.recall_search, [schema.RecallSearch]),
+    b"/recall_read": ("Read what one of your conversations moved", search.recall_read, [schema.RecallRead]),
+    b"/v1/compress": ("The messages as the proxy would send them, in Headroom's shape of reply",
+                      compress.compress, [schema.CompressMessages]),
+}  # fmt: skip
+"""What each path does, in a few words and in code, and the parameters that it takes. Of two kinds, calls with a
+`file_path` are of the first."""
+
+
+def serves(path: bytes) -> bool:
+    """Whether this path is an operation's, or the MCP server's."""
+    return path in PATHS or path == MCP or path.startswith(compress.RETRIEVE)
+
+
+def check_caller(tenant: Tenant) -> None:
+    """Raises Unauthorized for callers without a key: they share a namespace and could read each other's files."""
+    if tenant.anonymous:
+        raise Unauthorized(
+            "Send a key as `Authorization: Bearer KEY`: the operations keep files for you, and your key is all that "
+            "tells you from others. Where this server lists no keys, it may be any text that nobody else guesses"
+        )
+
+
+@cache
+def description() -> bytes:
+    """Return the OpenAPI document as JSON."""
+    return schema.document({path.decode(): (about, kinds) for path, (about, _, kinds) in PATHS.items()})
+
+
+class Operations:
+    """Serves every operation of this process."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, client: Exchange, tenant: Tenant) -> None:
+        """Send a reply, and record one outcome whatever happens."""
+        services, visit = self._services, self._services.store.visit(STORE_SECONDS)
+        shelf = CallerFiles(visit, tenant.namespace, tenant.policy, services.threads)
+        call = OperationCall(services, client, tenant, shelf)
+
+        def outcome() -> Outcome:
+            return Outcome(
+                request_id=client.request_id,
+                tenant=tenant.name,
+                namespace=tenant.namespace,
+                kind=Kind.OPERATION,
+                method=client.method,
+                path=client.shown_path,
+                store_errors=visit.errors,
+                **call.noted,
+            )
+
+        await served(client, services.sink, self._serve(call), outcome)
+
+    async def _serve(self, call: OperationCall) -> None:
+        """Raises ProxyError and ClientGone."""
+        client, caller, threads = call.client, call.tenant.namespace, self._services.threads
+        retrieves = client.path.startswith(compress.RETRIEVE)
+        if client.method != ("GET" if retrieves else "POST"):
+            raise MethodNotAllowed(f"This operation takes {'GET' if retrieves else 'POST'}, not {client.method}")
+        if retrieves:
+            with client.present():
+                await client.reply(200, await compress.retrieve(call))
+            return
+        limit = self._services.settings.body_limit
+        body = await client.read(limit)
+        with client.present():
+            clear = await decoded_request(body, client.headers, limit, threads, caller, client.hold)
+            given, call.messages = await threads.run(caller, partial(schema.body, clear))
+            _, run, kinds = PATHS[client.path]
+            if run is offload.offload:  # whose replies always hold messages
+                client.fault_body = refusal(call.messages)
+            kind = kinds[0 if "file_path" in given else -1]
+            try:
+                async with asyncio.timeout(SECONDS):
+                    reply = await run(call, await call.read(schema.taken, given, kind))
+            except TimeoutError as error:
+                raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
+            await client.reply(200, reply)
+
+    async def mcp(self, client: Exchange, tenant: Tenant) -> None:
+        """Answer one request of an MCP client. Raises ProxyError and ClientGone."""
+        if client.method != "POST":
+            raise MethodNotAllowed(f"This MCP server keeps no sessions and takes POST, not {client.method}")
+        try:  # in a thread, as this imports much
+            mcp = await asyncio.to_thread(import_module, "proxy.apps.operations.mcp")
+        except ModuleNotFoundError as error:
+            raise Unsupported("The MCP server needs: pip install 'offload-proxy[mcp]'") from error
+        body = await client.read(MESSAGE_BYTES)
+        with client.present():
+            await mcp.over_http(client, body, lambda inner: self(inner, tenant))

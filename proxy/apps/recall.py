@@ -1,0 +1,98 @@
+"""`recall` and `mcp`: thin clients of the running proxy's operations, with the caller's own key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Coroutine
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from proxy import rawjson
+from proxy.apps.operations.schema import Envelope
+from proxy.errors import ProxyError, UserMistake
+from proxy.plan.prices import is_loopback
+from proxy.settings import Settings
+from proxy.terminal import harmless
+
+Ask = Callable[[bytes, bytes], Coroutine[Any, Any, Envelope]]
+
+KEY = "OFFLOAD_API_KEY"
+
+SECONDS = 120.0
+"""Seconds for one call, in which a search may wait for its turn and for the store."""
+
+WHOLE = 16 << 20
+"""Characters of a text that are shown of it: the most that the proxy gives at once."""
+
+
+def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
+    """Return what calls operations of the proxy at `url`, which may end in `/v1`, with the caller's key.
+
+    That is the first line of standard input if we may `ask` and no terminal is there. Raises UserMistake; calls raise
+    ProxyError if no proxy answers.
+    """
+    url = url or f"http://127.0.0.1:{settings.port}"
+    try:
+        loopback = is_loopback(urlsplit(url).hostname or "")  # no proxy of the environment leads to this machine
+    except ValueError as error:
+        raise UserMistake(f"--url {url}: {error}") from error
+    key = settings.environment.get(KEY, "")
+    if ask and not key and not sys.stdin.isatty():
+        key = sys.stdin.readline().strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise UserMistake(f"set {KEY} to the key with which your client calls the proxy")
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+
+    async def call(path: bytes, given: bytes) -> Envelope:
+        address = f"{url.rstrip('/').removesuffix('/v1')}{path.decode()}"
+        try:
+            async with httpx.AsyncClient(timeout=SECONDS, trust_env=not loopback) as client:
+                reply = await client.post(address, content=given, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ProxyError(
+                f"no answer from {address}: {error or type(error).__name__}; is the proxy there?"
+            ) from error
+        try:
+            return msgspec.json.decode(reply.content, type=Envelope)
+        except ValueError as error:
+            raise ProxyError(f"{address} answered {reply.status_code}, and not as an offload-proxy") from error
+
+    return call
+
+
+def recall(settings: Settings, chosen: Namespace) -> int:
+    """Write sessions, one session's texts, matching lines, or a whole text. Returns the exit code: 1 if nothing is
+    there. Raises UserMistake and ProxyError."""
+    path, session, pattern = chosen.path, chosen.session, chosen.grep
+    if path and (session or pattern):
+        raise UserMistake("give a PATH, or --session and --grep")
+    given: dict[str, object] = {"session": session} if session else {}
+    if path:
+        operation, given = b"/recall_read", {"path": path, "characters": WHOLE}
+    elif pattern:
+        operation, given = b"/recall_search", {"pattern": pattern, "limit": 1_000, **given}
+    else:
+        operation, given = b"/recall_sessions", {"limit": 200, **given}
+    reply = asyncio.run(_caller(settings, chosen.url, ask=True)(operation, rawjson.encode(given)))
+    if not reply.success:
+        raise ProxyError(reply.answer)
+    text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)
+    sys.stdout.write(text if path else f"{text}\n")
+    return 0 if path or any(map(reply.metadata.get, ("matches", "sessions", "texts"))) else 1
+
+
+def mcp(settings: Settings, chosen: Namespace) -> int:
+    """Serve an MCP client at standard input and output. Raises UserMistake without the library."""
+    try:
+        from proxy.apps.operations.mcp import over_stdio
+    except ModuleNotFoundError as error:
+        raise UserMistake("this needs: pip install 'offload-proxy[mcp]'") from error
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(over_stdio(_caller(settings, chosen.url, ask=False)))
+    return 0

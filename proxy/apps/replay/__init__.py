@@ -1,0 +1,244 @@
+"""The `replay` command: says what policies would have done to recorded requests. It reads, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import textwrap
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from proxy.apps.replay.formats import ADDRESSED, HAR
+from proxy.apps.replay.recordings import BODY, LeftOut, Recordings, below, named
+from proxy.apps.replay.report import page
+from proxy.apps.replay.tally import Tally
+from proxy.errors import UserMistake
+from proxy.plan.forecast import CAUSES
+from proxy.policies import defaults, load_alone
+from proxy.policy import Profile
+from proxy.requests.cache import MessageCache
+from proxy.settings import Settings
+from proxy.terminal import harmless, several, table
+from proxy.threads import WorkPool
+from proxy.tokens import Tokens, counter
+
+DEFAULTS, HOME = "the defaults", "the home directory"
+REASONS = 20
+"""Most reasons for leaving out files that are shown."""
+ASIDE = 5
+"""Most members that are named as left aside."""
+NOTES, LONGEST_NAME = 100, 30
+"""Most characters of a line of the notes, and of a policy's name in the table."""
+
+_NOTES = (
+    "A session is all requests that begin with the same messages. Costs are of the input, in plain input tokens under "
+    "each policy's prices, as if everything from the request before were cached, or as billed where a recording has "
+    "upstream's usage. Reading back and different replies are not included."
+)
+
+
+def replay(settings: Settings, chosen: Namespace) -> int:
+    """Replay the files under each policy, and print what it would have done; to a file as well with `--html`.
+
+    Without files it takes the sessions that agents keep in the home directory. `--profile` compares the three profiles.
+    Raises UserMistake.
+    """
+    files, html, environment = chosen.files, chosen.html, settings.environment
+    policies = [(name, load_alone(Path(name), environment)) for name in chosen.policy or ()]
+    if chosen.profile:
+        policies += [(one.value, defaults(one)) for one in Profile]
+    tallies = [Tally(name, policy, html is not None) for name, policy in policies or [(DEFAULTS, defaults())]]
+    paths = named(files) if files else _at_home(environment)
+    report = Path(html).resolve() if html else None
+    if report and (report.suffix.lower() not in (".html", ".htm") or not report.parent.is_dir() or report.is_dir()):
+        raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
+
+    recordings = Recordings()
+    count = _replayed(recordings, paths, tallies)
+    left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
+    if not count:
+        raise UserMistake("\n".join(left_out))
+    shown = [harmless(line) for line in headline(tallies, recordings.aside, recommend=chosen.profile)]
+    names, rows = [harmless(file) for file in files or [HOME]], list(rows_of(count, tallies))
+    if report:
+        try:
+            report.write_text(page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8")
+        except OSError as error:
+            raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
+    if chosen.json:
+        found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
+        figures = msgspec.json.encode({"files": names, "requests": count, "left_out": left_out, "policies": found})
+        sys.stdout.write(msgspec.json.format(figures).decode() + "\n")
+    else:
+        sessions = max(len(tally.sessions) for tally in tallies)
+        partly = f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
+        files_read = several(len(paths), "file") + partly
+        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {files_read}", ""]
+        sys.stdout.write("".join(f"{line}\n" for line in shown))
+        sys.stdout.write(table(rows, right=True) + "\n")
+        sys.stdout.write("".join(f"left out: {line}\n" for line in left_out) + "\n" * bool(left_out))
+        sys.stdout.write(f"{textwrap.fill(_NOTES, NOTES)}\n")
+    return 0
+
+
+def _at_home(environment: Mapping[str, str]) -> list[Path]:
+    """Return the sessions that agents keep in the home directory, each agent's oldest first, and say which they are.
+    Raises UserMistake if there are none."""
+    home = Path(environment.get("HOME") or Path.home())
+    set_by_user = environment.get("CLAUDE_CONFIG_DIR")
+    claude = [Path(set_by_user)] if set_by_user else [home / ".claude", home / ".config" / "claude"]
+    codex = Path(environment.get("CODEX_HOME") or home / ".codex")
+    data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
+    agents = {
+        "Claude Code": ([one / "projects" for one in claude], "*.jsonl"),
+        "Codex": ([codex / "sessions", codex / "archived_sessions"], "rollout-*.jsonl"),
+        "opencode": ([data / "opencode"], "opencode.db"),
+    }
+    found: list[Path] = []
+    for name, (folders, files) in agents.items():
+        kept = [file for folder in folders if folder.is_dir() for file in below(folder, [files])]
+        if ordered := sorted(kept, key=_written):
+            place = os.path.commonpath([file.parent for file in ordered])
+            sys.stderr.write(f"{name}: {several(len(ordered), 'file')} in {harmless(place)}\n")
+            found += ordered
+    if not found:
+        raise UserMistake(
+            "replay: found no sessions of Claude Code, Codex or opencode in the home directory; give a FILE (see "
+            "replay --help)"
+        )
+    sys.stderr.write("They are read here; nothing leaves this machine.\n\n")
+    return found
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # a link that leads nowhere
+        return 0
+
+
+def _replayed(recordings: Recordings, files: Sequence[Path], tallies: Sequence[Tally]) -> int:
+    """Give every request of the files to every tally; returns how many there were.
+
+    Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
+    """
+    threads, count, shown = WorkPool("work"), 0, sys.stderr.isatty()
+    counter()  # once, and not by each thread
+    reader = MessageCache(Tokens(), threads)
+    with closing(threads), asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        for path in files:
+            for recorded in recordings.requests(path):
+                count += 1
+                for tally in tallies:
+                    loop.run_until_complete(tally.add(recorded, reader))
+                if shown and count % 100 == 0:
+                    sys.stderr.write(f"\r{several(count, 'request')} ")
+    if shown:
+        sys.stderr.write("\r" + 40 * " " + "\r")
+    return count
+
+
+def sentences(left_out: Iterable[LeftOut]) -> Iterator[str]:
+    """Yield why files are left out, wholly or in part: a line for each reason."""
+    reasons: dict[str, list[LeftOut]] = {}
+    for one in left_out:
+        reasons.setdefault(one.why, []).append(one)
+    for why, (first, *others) in [*reasons.items()][:REASONS]:
+        files = f" (and {several(len(others), 'more file')})" if others else ""
+        more = first.more + sum(one.more for one in others)
+        records = f"; {more:,} more of {'their' if others else 'its'} records cannot be read either" if more else ""
+        yield f"{first.place}{files}: {why}{records}"
+    if len(reasons) > REASONS:
+        yield f"more files, for {several(len(reasons) - REASONS, 'other reason')}"
+
+
+def headline(tallies: Sequence[Tally], left_aside: Collection[str], *, recommend: bool) -> Iterator[str]:
+    """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
+    for tally in tallies:
+        name = f"{_tail(tally.name)}: " if len(tallies) > 1 else ""
+        if not tally.planned:
+            yield f"{name}no request is planned; the table says why"
+            continue
+        if tally.priced:
+            of = "" if tally.priced == tally.planned else f" for {tally.priced:,} of {tally.planned:,} requests"
+            less = _less(tally.money_before, tally.money_after)
+            cost = f"{less} cost (${tally.money_before:,.2f} of input{of})"
+        else:
+            cost = f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
+        tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
+        dearer = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
+        if tally.losses:
+            they = "what it loses" if tally.losses == 1 else "what they lose"
+            dearer += f"; {they} is {tally.lost / tally.cost_before:.1%} of all cost"
+        yield f"{name}{tokens}, {cost}, {dearer}"
+        if not tally.changed:
+            added = tally.tokens_after > tally.tokens_before
+            more = ", and the proxy's tools add tokens" if added else ""
+            yield f"{name}nothing moves{more}. In the largest request, {tally.quiet[1].removeprefix('waiting: ')}"
+    if recommend:
+        yield _recommended(tallies)
+    expanded, sources = tallies[0].expanded, tallies[0].sources
+    if sources.keys() - {BODY, HAR, ADDRESSED}:
+        yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
+    if aside := sorted(left_aside):
+        more = f" and {len(aside) - ASIDE} more" if aside[ASIDE:] else ""
+        yield f"left aside what no API has: {', '.join(aside[:ASIDE])}{more}; if your client sends it, nothing moves"
+    if expanded:
+        turns = "is a turn of a whole conversation" if expanded == 1 else "are turns of whole conversations"
+        yield f"{several(expanded, 'request')} {turns}: one for each reply in {'it' if expanded == 1 else 'them'}"
+
+
+def _recommended(tallies: Sequence[Tally]) -> str:
+    fit = [one for one in tallies if one.won > 0 and 10 * one.lost <= one.won]
+    if not fit:
+        return "recommended: none, because no profile saves enough on these recordings"
+    best = min(fit, key=lambda one: one.cost_after / one.cost_before)
+    return (
+        f"recommended: {best.name}, the cheapest profile whose dearer sessions lose at most a tenth of what the others "
+        "save"
+    )
+
+
+def _less(before: float, after: float, less: str = "less") -> str:
+    if not before or round(100 * abs(before - after) / before) == 0:
+        return "the same"
+    return f"{abs(before - after) / before:.0%} {less if after < before else 'more'}"
+
+
+def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
+    """Yield the table's rows: a title, and a cell for each policy. The first row has the policies' names."""
+
+    def row(title: str, cell: Callable[[Tally], str]) -> list[str]:
+        return [title, *map(cell, tallies)]
+
+    def share(part: int, whole: int) -> str:
+        return f"{part / whole:.2f}" if whole else "-"
+
+    yield row("", lambda one: _tail(one.name))
+    yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
+    yield row("requests changed", lambda one: f"{one.changed:,} of {one.planned:,}")
+    yield row("events", lambda one: f"{one.events:,}")
+    for cause in sorted({cause for tally in tallies for cause in tally.causes}, key=list(CAUSES).index):
+        yield [f"  {CAUSES[cause]}", *(f"{tally.causes[cause]:,}" for tally in tallies)]
+    yield row("tokens as they came", lambda one: f"{one.tokens_before:,}")
+    yield row("tokens as planned", lambda one: f"{one.tokens_after:,}")
+    yield row("  as a share", lambda one: share(one.tokens_after, one.tokens_before))
+    yield row("cost as it came", lambda one: f"{one.cost_before:,}")
+    yield row("cost as planned", lambda one: f"{one.cost_after:,}")
+    yield row("  as a share", lambda one: share(one.cost_after, one.cost_before))
+    yield row("  rests on billing", lambda one: f"{one.billed:,} of {one.planned:,}")
+    yield row("sessions that cost more", lambda one: f"{one.losses:,} of {len(one.sessions):,}")
+    yield row("  the worst one", lambda one: "-" if one.worst is None else f"{one.worst:.2f}")
+    for reason in sorted({reason for tally in tallies for reason in tally.unplanned}):
+        yield [f"not planned: {reason}", *(f"{tally.unplanned[reason]:,}" for tally in tallies)]
+
+
+def _tail(name: str) -> str:
+    name = harmless(name)
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
