@@ -12,13 +12,15 @@ from proxy.dialects.entries import Entry
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 
-__all__ = ["DIALECTS", "Dialect", "Entry", "for_body", "for_model", "for_request", "model_in", "owner_of"]
+__all__ = ["DIALECTS", "NAMED", "Dialect", "Entry", "for_body", "for_model", "for_request", "model_in", "owner_of"]
 
 _NAMED = re.compile(rb"(/deployments/|/publishers/anthropic/models/)([^/:?]+)")
 """Where a path of Azure's or Vertex's names the model."""
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES, MESSAGES.counting)
 """Every dialect that the proxy knows. The first one that serves a request is used."""
+NAMED = {dialect.name: dialect for dialect in reversed(DIALECTS)}
+"""The dialect of each API."""
 
 
 def for_body(body: bytes) -> list[Dialect]:

@@ -1,8 +1,8 @@
 """What the proxy needs to know about an API.
 
 A dialect is one folder in this package. It knows how its API writes history, tools, replies and errors. It is pure, and
-no other part of the proxy names a field of its API. The proxy never translates one API into another: unknown fields,
-encrypted reasoning and signatures survive only because untouched entries keep their bytes.
+no other part of the proxy names a field of its API. The proxy translates nothing into another API but calls of its own
+tools: unknown fields, encrypted reasoning and signatures survive only because untouched entries keep their bytes.
 
 An *entry* is the unit of history in which the plan counts. In chat completions it is a message. Each API walks over one
 for its `contents`; what is made of them is the same for all.
@@ -10,6 +10,7 @@ for its `contents`; what is made of them is the same for all.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -317,14 +318,61 @@ class Dialect(ABC):
 
     def paired(self, hidden: Hidden, visible: Entry) -> Hidden:
         """Return a hidden round as it goes with the reply that the client sent back. If the client has rewritten its
-        calls, its own reply stays, and only what came before is put back."""
+        calls, its own reply stays, behind all that the round has."""
         if hidden.instead is None:
             return hidden
         answers = {self.answered(entry) for entry in hidden.after}
         calls = [call for entry in self.written(hidden.instead) for call in self.said(entry)[1]]
         if kept_calls(calls, answers, self.said(visible)[1]):
             return hidden
-        return Hidden(hidden.before, None, (), hidden.sizes[: len(hidden.before)])
+        return self.ahead(hidden, self, anew=False)
+
+    def ahead(self, hidden: Hidden, source: Dialect, *, anew: bool) -> Hidden:
+        """Return a hidden round of which everything precedes the reply that the client sent back, because the model did
+        not write it so. Our calls that stood beside the client's become a reply before it.
+
+        `source` has written the round. With `anew`, only the calls and answers of all its replies are taken over.
+        """
+        first = len(hidden.before)
+        sizes = hidden.sizes or (0,) * (first + len(hidden.after))
+        made = list(zip(hidden.before, sizes[:first], strict=True))
+        beside = self.written(hidden.instead) if hidden.after and hidden.instead is not None else []
+        others = [*((entry, 0) for entry in beside), *zip(hidden.after, sizes[first:], strict=True)]
+        made = self._retold([*made, *others], source) if anew else [*made, *self._retold(others, source)]
+        before = tuple(entry for entry, _ in made)
+        return Hidden(before, None, (), tuple(size for _, size in made), self.name, hidden.model)
+
+    def _retold(self, entries: Sequence[tuple[Entry, int]], source: Dialect) -> list[tuple[Entry, int]]:
+        """Return the calls of ours and their answers in these entries of `source`, as this API has them. An entry comes
+        with its tokens. No other API takes this one's ids, images and files."""
+        foreign = source.name != self.name
+        found = [source._contents(entry) for entry, _ in entries]
+        answered = {one.answers for one in found} - {""}
+        seed = hashlib.sha256(b"\n".join(bytes(entry) for entry, _ in entries)).hexdigest()[:16]
+        ids: dict[str, str] = {}
+        made: list[tuple[Entry, int]] = []
+        for one, (_, size) in zip(found, entries, strict=True):
+            if one.answers:
+                text = "\n".join(text for _, text in one.texts)
+                parts = [] if foreign else [part.decode("utf-8", "replace") for _, part, _ in one.media]
+                made.append((self.answer(ids.get(one.answers, one.answers), text, next(iter(parts), "")), size))
+            elif calls := [call for call in one.calls if call.id in answered]:
+                if foreign:
+                    ids = {call.id: f"{self.turns.call_ids}_{seed}_{len(made) + at}" for at, call in enumerate(calls)}
+                    calls = [msgspec.structs.replace(call, id=ids[call.id]) for call in calls]
+                asking = self.calling(calls)
+                made.append((asking, len(asking) // POINTER_BYTES))
+        return made
+
+    @staticmethod
+    @abstractmethod
+    def calling(calls: Sequence[ToolCall], /) -> Entry:
+        """Return a reply with these calls of functions, and with nothing else."""
+
+    @staticmethod
+    @abstractmethod
+    def answer(id: str, text: str, part: str, /) -> Entry:
+        """Return the result of a call, with an image or a file behind its text if there is a `part`."""
 
     def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
         """Return a hidden round together with the reply that the client saw, in their original order."""

@@ -18,6 +18,7 @@ from proxy.dialects import attachments
 from proxy.plan import preview, texts
 from proxy.plan.plan import Count, Message, Piece, Reading, Role, ToolCall, digest
 from proxy.plan.preview import Shape
+from proxy.plan.recognise import mark
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error
 from proxy.rawjson import Members, NotJson, elements_of, object_of, string, text_of
@@ -48,6 +49,11 @@ def canonical(arguments: str) -> str:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments.strip()
+
+
+def marks(calls: Iterable[ToolCall]) -> tuple[bytes, ...]:
+    """Return what marks these calls, in their order, without those that have no id."""
+    return tuple(mark(call, canonical(call.arguments)) for call in calls if call.id)
 
 
 def meaning(
@@ -221,6 +227,7 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
         failed=role is Role.TOOL and (found.failed or reports_error(found.said)),
         carries=carries,
         labels=tuple(preview.of_call(call.name, canonical(call.arguments), count) for call in answered),
+        marks=marks(answered),
         fixed=fixed,
     )
 

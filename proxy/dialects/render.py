@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, Entry, attachments
+from proxy.dialects import NAMED, Dialect, Entry, attachments
 from proxy.dialects.entries import MARKS, OPENAI, Mark, marks_in
 from proxy.plan import preview, summary
 from proxy.plan.history import Transcript
@@ -143,6 +143,30 @@ def _marked(dialect: Dialect, request: Request, entries: Mapping[int, Entry]) ->
                 yield index, marked
 
 
+def put_back(
+    dialect: Dialect, model: str, transcript: Transcript, found: Mapping[int, Sequence[Hidden]]
+) -> dict[int, Hidden]:
+    """Return the hidden rounds of each reply as they go with what its client made of it, and with this API and model.
+
+    A round of this model goes back as it was. What another model wrote, perhaps in another API, goes back as calls and
+    answers: nobody else takes its thinking.
+    """
+    made: dict[int, Hidden] = {}
+    for at, rounds in found.items():
+        if len(rounds) == 1 and _wrote(dialect, model, rounds[0]):
+            made[at] = dialect.paired(rounds[0], transcript.raws[at])
+            continue
+        ahead = [dialect.ahead(one, NAMED[one.api], anew=not _wrote(dialect, model, one)) for one in rounds]
+        before = tuple(entry for one in ahead for entry in one.before)
+        sizes = tuple(size for one in ahead for size in one.sizes)
+        made[at] = Hidden(before, None, (), sizes, dialect.name, model)
+    return made
+
+
+def _wrote(dialect: Dialect, model: str, hidden: Hidden) -> bool:
+    return (hidden.api, hidden.model) == (dialect.name, model)
+
+
 def sent_rounds(
     dialect: Dialect,
     transcript: Transcript,
@@ -151,10 +175,9 @@ def sent_rounds(
     least: int,
     names: Names = NAMES,
 ) -> dict[int, Hidden]:
-    """Return the hidden rounds as they are sent, without what no longer pairs with the client's calls. Before the
-    newest event's user turn, answers above `least` tokens are replaced by lines."""
-    kept = {at: dialect.paired(hidden, transcript.raws[at]) for at, hidden in rounds.items()}
-    return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in kept.items()}
+    """Return the hidden rounds as they are sent: before the newest event's user turn, answers above `least` tokens are
+    replaced by lines."""
+    return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in rounds.items()}
 
 
 def with_previews(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:

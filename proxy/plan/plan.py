@@ -81,7 +81,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 390, 300, 180
+MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES, MARK_BYTES = 390, 300, 180, 60
 """Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
 
 
@@ -102,6 +102,7 @@ class Message(msgspec.Struct, frozen=True):
     failed: bool = False  # whether it is a result that reports an error; see `texts.reports_error`
     carries: Carries = Carries.NO  # whether the policy's `results` name it, as far as that does not depend on its place
     labels: tuple[Label, ...] = ()  # what the results of its calls are called, in the order of the calls
+    marks: tuple[bytes, ...] = ()  # what marks each of its calls that has an id; see `recognise.mark`
     fixed: int = 0  # tokens of images and audio, which cannot cause an event
 
     @property
@@ -127,7 +128,7 @@ class Message(msgspec.Struct, frozen=True):
             size += sum([PIECE_BYTES + len(piece.name) + len(piece.media) for piece in self.pieces])
         if self.calls:
             size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
-            size += sum(map(Label.size, self.labels))
+            size += sum(map(Label.size, self.labels)) + MARK_BYTES * len(self.marks)
         return size
 
 

@@ -64,24 +64,37 @@ class Reply(msgspec.Struct, frozen=True):
     before: bytes  # the digest of the history before the reply
     link: bytes  # the digest of the history that ends with the reply
     visible: Callable[[], Visible]
-    ids: tuple[str, ...] = ()  # the ids of its calls
-    preceding: str = ""  # the id of the last call in the reply before it; empty if that had none
+    ids: tuple[str, ...] = ()  # the ids of its calls, where they have any
+    marks: tuple[bytes, ...] = ()  # what marks these calls
+    preceding: bytes = b""
+    """What marks the last call before it; of a reply without calls, only one in the reply directly before it counts."""
 
     def anchors(self) -> list[bytes]:
-        """Return digests of what no other reply has, whatever its client made of the history before it: the ids of its
-        calls, or else its text behind another one's id."""
-        if self.ids:
-            return [*filter(None, map(_anchor, (id[:MAX_ID] for id in self.ids)))][:MAX_CALLS]
-        said = plain(self.visible().text).replace(" ", "") if unique(self.preceding) else ""
-        return [_digest("text", alphanumeric(self.preceding), said)] if said else []
+        """Return digests of what hardly any other reply has, whatever its client made of the history before it: its
+        calls, or else its text behind another one's call. A call whose id others have, too, counts with the call before
+        it. All APIs have the same ones."""
+        if not self.marks:
+            said = plain(self.visible().text).replace(" ", "") if self.preceding else ""
+            return [_digest("text", self.preceding.hex(), said)] if said else []
+        found: list[bytes] = []
+        before = self.preceding
+        for id, mark in islice(zip(self.ids, self.marks, strict=True), MAX_CALLS):
+            if unique(id):
+                found.append(mark)
+            elif before:
+                found.append(_digest("behind", before.hex(), mark.hex()))
+            before = mark
+        return found
+
+
+def mark(call: ToolCall, arguments: str) -> bytes:
+    """Return the digest that marks a call: of its id, with the name and the canonical `arguments` where others may have
+    the same id."""
+    id = alphanumeric(call.id)
+    return _digest("call", id) if unique(call.id) else _digest("call", id, call.name, arguments)
 
 
 @lru_cache(20_000)
-def _anchor(id: str) -> bytes | None:
-    """Return a call's anchor, if it has one. Each request of a conversation has the same calls."""
-    return _digest("call", alphanumeric(id)) if unique(id) else None
-
-
 def unique(id: str) -> bool:
     """Whether a call's id is so random that no other call has it: `call_` with 24 letters and digits, or a UUID, and no
     number with zeros before it."""
@@ -99,8 +112,8 @@ def contains(sent: Visible, seen: Visible) -> bool:
     several, and leave calls out."""
     if not sent.calls:
         return not seen.calls
-    calls = {alphanumeric(call.id): call for call in sent.calls}
-    shared = [(one, calls[id]) for one in seen.calls if (id := alphanumeric(one.id)) in calls and unique(one.id)]
+    calls = {id: call for call in sent.calls if (id := alphanumeric(call.id))}
+    shared = [(one, calls[id]) for one in seen.calls if (id := alphanumeric(one.id)) in calls]
     return any(one.name == other.name and _same_call(one, other) for one, other in shared)
 
 

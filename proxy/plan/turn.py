@@ -77,6 +77,8 @@ class Hidden(msgspec.Struct, frozen=True):
     instead: bytes | None
     after: tuple[bytes, ...]
     sizes: tuple[int, ...] = ()  # the tokens of each entry in `before` and `after`; empty as long as nobody counted
+    api: str = ""  # the name of the dialect in which all of this is written
+    model: str = ""  # the model that wrote it
 
     @property
     def tokens(self) -> int:

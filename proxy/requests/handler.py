@@ -21,7 +21,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, for_model, model_in, refusals, usage
-from proxy.dialects.render import shown_block
+from proxy.dialects.render import put_back, shown_block
 from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
@@ -275,8 +275,10 @@ class _Request:
         return rendered
 
     async def _hidden(self, planned: Planned) -> Mapping[int, Hidden]:
-        replies = await self._run(planned.replies, planned.request.size)
-        return await self._records.rounds(replies, planned.request.model)
+        size, model = planned.request.size, planned.request.model
+        replies = await self._run(planned.replies, size)
+        found = await self._records.rounds(replies, model)
+        return await self._run(partial(put_back, planned.dialect, model, planned.transcript, found), size)
 
     async def _summarised(self, prepared: Prepared, rendered: Rendered, *, waits: bool) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it."""

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, Entry, render
+from proxy.dialects import Dialect, Entry, entries, render
 from proxy.dialects.render import ActiveSnapshot, Files, moved_files
 from proxy.dialects.turn import Turn
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
-from proxy.plan.history import History, Terms, Transcript, beginning
-from proxy.plan.plan import WINDOW_MARGIN, Cause, OffloadEvent, Plan, Reading, Role, Room, SummaryBoundary, live
+from proxy.plan.history import History, Terms, Transcript, beginning, extend
+from proxy.plan.plan import (
+    WINDOW_MARGIN,
+    Cause,
+    OffloadEvent,
+    Plan,
+    Reading,
+    Role,
+    Room,
+    SummaryBoundary,
+    ToolCall,
+    live,
+)
 from proxy.plan.preview import names_in
 from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
@@ -185,22 +196,28 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         def visible(index: int) -> Visible:
             return Visible.of(*self.dialect.said(self.transcript.raws[index]))
 
-        first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
-        chain, preceding, found = self.chain, "", dict[int, Reply]()
+        chain, found = self.chain, dict[int, Reply]()
+        newest = last = b""  # what marks the last call of the reply before, and the last one of all
         for index, message in enumerate(self.transcript.messages):
             if message.role is Role.ASSISTANT:
-                ids = tuple(id for id, _ in message.calls)
-                if index >= first:
-                    found[index] = Reply(chain[index], chain[index + 1], partial(visible, index), ids, preceding)
-                preceding = ids[-1] if ids else ""
+                before, link, marks = chain[index], chain[index + 1], message.marks
+                ids = tuple(id for id, _ in message.calls if id)
+                preceding = last if marks else newest
+                found[index] = Reply(before, link, partial(visible, index), ids, marks, preceding)
+                newest = marks[-1] if marks else b""
+                last = newest or last
         return found
 
-    def coming(self, visible: Visible) -> Reply:
-        """Return the reply that follows this history, without the digest of what ends with it."""
-        replies = (message.calls for message in reversed(self.transcript.messages) if message.role is Role.ASSISTANT)
-        calls = next(replies, ())
-        ids = tuple(call.id for call in visible.calls)
-        return Reply(self.chain[-1], b"", lambda: visible, ids, calls[-1][0] if calls else "")
+    def coming(self, text: str, calls: Sequence[ToolCall]) -> Reply:
+        """Return the reply that follows this history, with the text and the calls that the client sees."""
+        before, marks = self.chain[-1], entries.marks(calls)
+        link = extend(before, self.dialect.reply_meaning(text, calls))
+        ids = tuple(call.id for call in calls if call.id)
+        replies = (message.marks for message in reversed(self.transcript.messages) if message.role is Role.ASSISTANT)
+        newest = next(replies, ())
+        if marks and not newest:
+            newest = next(filter(None, replies), ())
+        return Reply(before, link, lambda: Visible.of(text, calls), ids, marks, newest[-1] if newest else b"")
 
     def befores(self) -> set[bytes]:
         """Return what the history before the coming reply may be in a later request: with the system messages at its

@@ -7,16 +7,16 @@ Records end with a seal: one more JSON member with the SHA-256 of the record wit
 under another one's key is no better than a damaged one. A damaged record counts as absent. It is deleted, because
 otherwise no good one could be stored under its key.
 
-A hidden round is found by the history that ends with its reply. For clients that rewrite that, it is also kept at
-`PLACES`: under the history before the reply, and under the reply's anchors. A history has several replies if it was
-sent several times, so each of these has several places.
+A hidden round is found by the history that ends with its reply. For clients that rewrite that, it is also kept under
+the history before the reply, and under the reply's anchors. Several replies may share one of these: a history may be
+sent several times, or to several models. So each of these has `PLACES`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
@@ -58,13 +58,15 @@ class Run(Protocol):
 
 class _Round(msgspec.Struct, frozen=True):
     """The hidden rounds of a reply, and the reply as the client saw it. A record without rounds says that another reply
-    to the same history hid nothing; `visible` is None if it is not known which one."""
+    with the same place hid nothing; `visible` is None if it is not known which one."""
 
-    before: list[Raw]
-    instead: Raw
-    after: list[Raw]
-    sizes: list[int]
-    visible: Visible | None
+    before: list[Raw] = []
+    instead: Raw = rawjson.NULL
+    after: list[Raw] = []
+    sizes: list[int] = []
+    visible: Visible | None = None
+    api: str = ""
+    model: str = ""
 
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.before) + len(self.after):
@@ -73,7 +75,11 @@ class _Round(msgspec.Struct, frozen=True):
     def hidden(self) -> Hidden:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
-        return Hidden(before, instead, after, tuple(self.sizes))
+        return Hidden(before, instead, after, tuple(self.sizes), self.api, self.model)
+
+    @property
+    def hides(self) -> bool:
+        return bool(self.before or self.after)
 
     def differs(self, other: _Round) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
@@ -179,87 +185,86 @@ class Records:
 
     # -- hidden rounds --
 
-    async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, Hidden]:
-        """Return the hidden rounds of these replies, by their indexes.
+    async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, list[Hidden]]:
+        """Return the hidden rounds of these replies, by their indexes, for a request to this model.
 
         A reply is found by the history that ends with it, by the history before it, or by itself: a client may rewrite
         the reply, or what precedes it, or make one reply of several. Each round is put back once.
         """
-        places = {index: [reply.before, *reply.anchors()] for index, reply in replies.items()}
-        links = [reply.link.hex() for reply in replies.values()]
-        wanted = [*links, *(_name(place) for ones in places.values() for place in ones)]
-        found = dict(zip(wanted, await self.read(_Round, _for_model(wanted, model), final=True), strict=True))
-        rounds: dict[int, Hidden] = {}
+        places = {index: [reply.link, reply.before, *reply.anchors()] for index, reply in replies.items()}
+        wanted = [_name(place) for ones in places.values() for place in ones]
+        found = dict(zip(wanted, await self.read(_Round, wanted, final=True), strict=True))
+        rounds: dict[int, list[Hidden]] = {}
         used: list[_Round] = []
         for index, reply in sorted(replies.items()):
-            exact = found[reply.link.hex()]
             first = {place: one for place in places[index] if (one := found[_name(place)])}
-            ours = [exact] if exact else await self._recognised(reply, first, model)
-            if ours := [one for one in ours if all(one.differs(other) for other in used)]:
-                rounds[index] = _joined(ours)
+            recognised = await self._recognised(reply, first, model)
+            ours = [one for one in recognised if all(one.differs(other) for other in used)]
+            if ours:
+                rounds[index] = [one.hidden() for one in ours]
                 used += ours
         return rounds
 
     async def _recognised(self, reply: Reply, first: Mapping[bytes, _Round], model: str) -> list[_Round]:
-        """Return the rounds of a reply of which, or of whose history, its client has made another one. `first` has the
-        first records at its places. If there may be several rounds for a place, none is the right one."""
-        ours = list[_Round]()
+        """Return the rounds of a reply, `first` being the first records at its places.
+
+        The history that ends with the reply is enough for a round of the same model. Otherwise the reply must fit what
+        the client saw, and if several rounds fit a place, none is the right one.
+        """
+        ours: list[_Round] = []
         for place, one in first.items():
-            names = [_name(place, number) for number in range(1, PLACES)]
-            there = [one, *filter(None, await self.read(_Round, _for_model(names, model)))]
-            sent, at_history = reply.visible(), place == reply.before
-            fitting = [
-                one
-                for one in there
-                if one.visible is None or (resembles(one.visible, sent) if at_history else contains(sent, one.visible))
-            ]
+            there = [one]
+            if place != reply.link or one.model != model:
+                names = [_name(place, number) for number in range(1, PLACES)]
+                there += filter(None, await self.read(_Round, names))
+            exact = next((one for one in there if place == reply.link and one.model == model), None)
+            if exact is not None:
+                return [exact]
+            fitting = [one for one in there if one.visible is None or _fits(one.visible, reply, place)]
             if len(there) == PLACES or not fitting or any(one.differs(fitting[0]) for one in fitting):
                 continue
-            if not (fitting[0].before or fitting[0].after):
-                continue  # it hid nothing: its record only says that there is another reply to the same history
-            if at_history:
+            if not fitting[0].hides:
+                continue  # its record only says that there is another reply with the same place
+            if place in (reply.link, reply.before):
                 return fitting[:1]
             if all(fitting[0].differs(other) for other in ours):
                 ours.append(fitting[0])
         return ours
 
-    async def remember(
-        self, link: bytes, model: str, hidden: Hidden, places: Collection[bytes], visible: Visible
-    ) -> None:
-        """Store the hidden rounds of a reply under the history that ends with it as the client saw it, and at `places`:
-        the digests of the history before it, and the reply's anchors."""
+    async def remember(self, hidden: Hidden, places: Collection[bytes], visible: Visible) -> None:
+        """Store the hidden rounds of a reply at its places: under the digests of the history that ends with it as the
+        client saw it, and of the history before it, and under its anchors."""
         before, after = [*map(Raw, hidden.before)], [*map(Raw, hidden.after)]
         instead = Raw(hidden.instead or b"null")
-        record = _Round(before, instead, after, [*hidden.sizes], visible)
-        [name] = _for_model([link.hex()], model)
-        await asyncio.gather(self._put(name, record), *(self._keep_at(place, record, model) for place in places))
+        record = _Round(before, instead, after, [*hidden.sizes], visible, hidden.api, hidden.model)
+        await asyncio.gather(*(self._keep_at(place, record) for place in places))
         for place in places:
-            if self._visit.was_put(self._hid_nothing(place, model)):
-                await self._keep_at(place, _Round([], rawjson.NULL, [], [], None), model)
+            if self._visit.was_put(self._hid_nothing(place)):
+                await self._keep_at(place, _Round())
 
-    async def contest(self, before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
-        """Record a reply that hid nothing, if another one to the same history did, before it or after it.
+    async def contest(self, places: Collection[bytes], visible: Visible) -> None:
+        """Record a reply that hid nothing at those of its places where another one did, before it or after it.
 
         Only this process's memory is asked, because nearly every reply hides nothing.
         """
-        [first] = _for_model([_name(before)], model)
-        if self._visit.was_put(self.key(KINDS[_Round], first)):
-            await self._keep_at(before, _Round([], rawjson.NULL, [], [], await visible()), model)
-        else:
-            self._visit.note_put(self._hid_nothing(before, model))
+        for place in places:
+            if self._visit.was_put(self.key(KINDS[_Round], _name(place))):
+                await self._keep_at(place, _Round(visible=visible))
+            else:
+                self._visit.note_put(self._hid_nothing(place))
 
-    def _hid_nothing(self, before: bytes, model: str) -> str:
-        """Return a key for the memory of this process alone: a reply to this history hid nothing."""
-        [name] = _for_model([extend(before, b"hid nothing").hex()], model)
-        return self.key(KINDS[_Round], name)
+    def _hid_nothing(self, place: bytes) -> str:
+        """Return a key for the memory of this process alone: a reply with this place hid nothing."""
+        return self.key(KINDS[_Round], extend(place, b"hid nothing").hex())
 
-    async def _keep_at(self, place: bytes, record: _Round, model: str) -> None:
+    async def _keep_at(self, place: bytes, record: _Round) -> None:
         """Keep a round at the first free place of these, unless it is at one already."""
-        for name in _for_model([_name(place, number) for number in range(PLACES)], model):
+        for number in range(PLACES):
+            name = _name(place, number)
             if await self._put(name, record) is not Put.EXISTED:
                 return
             [there] = await self.read(_Round, [name])
-            if there is not None and there.visible == record.visible and not there.differs(record):
+            if there == record:
                 return
 
     # -- continuations and originals --
@@ -362,14 +367,12 @@ class Records:
         return False
 
 
-def _joined(records: Sequence[_Round]) -> Hidden:
-    """Return the rounds of a reply that its client made of several, to be put before it."""
-    rounds = [record.hidden() for record in records]
-    if len(rounds) == 1:
-        return rounds[0]
-    before = tuple(raw for one in rounds for raw in one.before)
-    sizes = tuple(size for one in rounds for size in one.sizes[: len(one.before)])
-    return Hidden(before, None, (), sizes)
+def _fits(visible: Visible, reply: Reply, place: bytes) -> bool:
+    """Whether a reply may be the one that a client saw so, as both have this place."""
+    if place == reply.link:
+        return True
+    sent = reply.visible()
+    return resembles(visible, sent) if place == reply.before else contains(sent, visible)
 
 
 # -- names --
@@ -382,7 +385,7 @@ def _name(place: bytes, number: int = 0) -> str:
 
 
 def _for_model(names: Sequence[str], model: str) -> list[str]:
-    """Return the names of records that hold for one model: others refuse a model's signatures."""
+    """Return the names of records that hold for one model."""
     variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return [f"{name}-{variant}" for name in names]
 

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from proxy import regex
 from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
-from proxy.plan.history import extend
 from proxy.plan.plan import ToolCall
 from proxy.plan.preview import names_in, unescaped
 from proxy.plan.recognise import Visible
@@ -167,23 +166,27 @@ class Rounds:
     async def _remember(self, turn: Turn) -> None:
         if continuation := turn.continuation:
             await self._records.keep_continuation(continuation)
-        planned, hidden, model = self._planned, turn.hidden, self._planned.request.model
+        planned, hidden = self._planned, turn.hidden
+        dialect, model = planned.dialect, planned.request.model
+
+        def coming() -> tuple[Visible, set[bytes]]:
+            reply = planned.coming(*turn.visible)
+            return reply.visible(), {reply.link, *planned.befores(), *reply.anchors()}
+
         if hidden is None:
-            shown = partial(self.aside, lambda: Visible.of(*turn.visible), self.size)
-            await self._records.contest(planned.chain[-1], model, shown)
+            visible, places = await self.aside(coming, self.size)
+            await self._records.contest(places, visible)
             return
         raws = (*hidden.before, *hidden.after)
 
-        def measured() -> tuple[bytes, Visible, tuple[int, ...]]:
-            said, read = turn.visible, planned.dialect.read
-            sizes = tuple(read(raw, planned.reading, self._count).tokens for raw in raws)
-            return extend(planned.chain[-1], planned.dialect.reply_meaning(*said)), Visible.of(*said), sizes
+        def measured() -> tuple[int, ...]:
+            return tuple(dialect.read(raw, planned.reading, self._count).tokens for raw in raws)
 
         new = NEW * sum(len(memoryview(raw)) for raw in raws)
-        link, visible, sizes = await self.aside(measured, max(new, self.size))
-        counted = replace(hidden, sizes=sizes)
-        places = {*planned.befores(), *planned.coming(visible).anchors()}
-        await self._records.remember(link, model, counted, places, visible)
+        sizes = await self.aside(measured, max(new, self.size))
+        visible, places = await self.aside(coming, self.size)
+        counted = replace(hidden, sizes=sizes, api=dialect.name, model=model)
+        await self._records.remember(counted, places, visible)
 
     # -- calls of our tools --
 

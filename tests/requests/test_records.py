@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.entries import marks
 from proxy.errors import StoreFault
+from proxy.plan.history import extend
 from proxy.plan.plan import ToolCall
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.turn import Hidden
@@ -39,8 +40,8 @@ def records(store: Guarded) -> Records:
     return Records(store.visit(), "tenant-caller")
 
 
-def hidden(number: int, instead: bytes | None = None) -> Hidden:
-    return Hidden((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), (number, 0))
+def hidden(number: int, instead: bytes | None = None, model: str = MODEL) -> Hidden:
+    return Hidden((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), (number, 0), "chat", model)
 
 
 def link(number: int) -> bytes:
@@ -48,21 +49,24 @@ def link(number: int) -> bytes:
 
 
 def reply(visible: Visible = NOTHING, link: bytes = LINK, before: bytes = BEFORE, preceding: str = "") -> Reply:
-    return Reply(before, link, lambda: visible, tuple(call.id for call in visible.calls), preceding)
+    """A reply; `preceding` is the id of the call before it."""
+    ids = tuple(call.id for call in visible.calls if call.id)
+    last = marks([ToolCall(preceding, "look", ARGUMENTS)])
+    return Reply(before, link, lambda: visible, ids, marks(visible.calls), last[0] if last else b"")
 
 
-async def keep(records: Records, number: int, of: Reply) -> None:
-    places = [of.before, *of.anchors()]
-    await records.remember(link(number), MODEL, hidden(number), places, of.visible())
+async def keep(records: Records, number: int, of: Reply, model: str = MODEL) -> None:
+    places = [link(number), of.before, *of.anchors()]
+    await records.remember(hidden(number, model=model), places, of.visible())
 
 
-async def test_a_round_is_found_as_it_was_by_its_caller_and_model_alone(records: Records, store: Guarded) -> None:
+async def test_a_round_is_found_as_it_was_by_its_caller_alone(records: Records, store: Guarded) -> None:
     mixed = hidden(5, b'{"role" : "assistant","x":1.50}')
-    await records.remember(link(5), MODEL, mixed, (), NOTHING)
+    await records.remember(mixed, [link(5)], NOTHING)
     await keep(records, 8, reply())
     asked = {index: reply(before=b"%d" % index, link=link(index)) for index in (2, 5, 8, 11)}
-    assert await records.rounds(asked, MODEL) == {5: mixed, 8: hidden(8)}
-    assert await records.rounds(asked, "other") == await records.rounds({}, MODEL) == {}
+    assert await records.rounds(asked, MODEL) == {5: [mixed], 8: [hidden(8)]}
+    assert await records.rounds({}, MODEL) == {}
     assert await Records(store.visit(), "tenant-other").rounds(asked, MODEL) == {}
 
 
@@ -102,7 +106,7 @@ BY_HISTORY: dict[str, Case] = {
 }
 BY_ITSELF: dict[str, Case] = {
     **{f"by {id}": ([seen("Hm.", id)], seen("", id), [1]) for id in IDS},
-    **{f"not by {id}": ([seen("Hm.", id)], seen("Hm.", id), []) for id in POOR},
+    **{f"not by {id} alone": ([seen("Hm.", id)], seen("Hm.", id), []) for id in POOR},
     "a default was added": ([seen("", IDS[0])], seen("", IDS[0], arguments='{"a": 1, "all": true}'), [1]),
     "another call": ([seen("", IDS[0])], seen("", IDS[0], arguments='{"a":2}'), []),
     "several replies in one": ([seen("Hm.", id) for id in IDS], seen("", *IDS), [1, 2, 3]),
@@ -118,40 +122,38 @@ async def test_a_rewritten_reply_gets_its_own_round_or_none(name: str, records: 
     for place, visible in enumerate(kept):
         await keep(records, kept.index(visible) + 1, reply(visible, before=BEFORE if same else b"before %d" % place))
     rounds = await records.rounds({2: reply(asked)}, MODEL)
-    assert [raw for one in rounds.values() for raw in one.before] == [hidden(number).before[0] for number in found]
-    assert all((one.instead, one.after) == (None, ()) for one in rounds.values()) or len(found) == 1
-    assert await records.rounds({2: reply(asked)}, "other") == {}
-    assert await records.rounds({2: reply(asked, link(1))}, MODEL) == {2: hidden(1)}, "as it was"
+    assert rounds == ({2: list(map(hidden, found))} if found else {})
+    assert await records.rounds({2: reply(asked)}, "other") == rounds, "another model gets it, too"
+    assert await records.rounds({2: reply(asked, link(1))}, MODEL) == {2: [hidden(1)]}, "as it was"
 
 
 @pytest.mark.parametrize("first", ["the round", "the reply without one"])
 async def test_a_reply_that_hid_nothing_never_gets_the_round_of_another(first: str, records: Records) -> None:
-    async def second() -> Visible:
-        return SECOND
-
     if first == "the round":
         await keep(records, 1, reply(FIRST))
-    await records.contest(BEFORE, MODEL, second)
+    await records.contest([BEFORE], SECOND)
     if first != "the round":
         await keep(records, 1, reply(FIRST))
     assert await records.rounds({2: reply(DROPPED)}, MODEL) == {}
     assert await records.rounds({2: reply(SECOND)}, MODEL) == {}
-    assert await records.rounds({2: reply(DROPPED, link(1))}, MODEL) == {2: hidden(1)}, "as it was"
+    assert await records.rounds({2: reply(DROPPED, link(1))}, MODEL) == {2: [hidden(1)]}, "as it was"
 
 
 async def test_a_text_is_found_by_the_call_before_it(records: Records) -> None:
     await keep(records, 2, reply(seen("<think>Hm.</think>Done it."), before=b"other", preceding=IDS[0]))
-    assert await records.rounds({2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {2: hidden(2)}
+    assert await records.rounds({2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {2: [hidden(2)]}
     for text, preceding in (("Done that.", IDS[0]), ("Done it.", IDS[1]), ("Done it.", "")):
         assert await records.rounds({2: reply(seen(text), preceding=preceding)}, MODEL) == {}
     await keep(records, 3, reply(seen("Done."), before=b"third", preceding="call_0"))
-    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {}, "others have this id"
+    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {2: [hidden(3)]}
+    await keep(records, 4, reply(seen("Done."), before=b"fourth", preceding="call_0"))
+    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {}, "two fit"
 
 
 async def test_no_round_is_put_back_twice(records: Records) -> None:
     await keep(records, 2, reply(seen("", IDS[0])))
     both = {index: reply(seen("", IDS[0]), before=b"another", link=link(index)) for index in (3, 5)}
-    assert await records.rounds(both, MODEL) == {3: hidden(2)}
+    assert await records.rounds(both, MODEL) == {3: [hidden(2)]}
 
 
 CALLS = st.lists(st.tuples(st.sampled_from([*IDS, "call_0", "call_1"]), st.sampled_from(["{}", ARGUMENTS])), max_size=3)
@@ -177,14 +179,12 @@ async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
     for number, (calls, text) in enumerate(kept):
         await keep(records, number, reply(made(text, calls), before=b"before %d" % number, preceding=preceding))
     found = await records.rounds({2: reply(made(asked[1], asked[0]), preceding=preceding)}, MODEL)
-    numbers = {int(json.loads(raw)["n"]) for round in found.values() for raw in round.before}
-    ids = [{id for id, _ in calls if id in IDS} for calls, _ in kept]
+    numbers = {int(json.loads(raw)["n"]) for ones in found.values() for one in ones for raw in one.before}
+    anchors = [set(reply(made(text, calls), preceding=preceding).anchors()) for calls, text in kept]
+    wanted = set(reply(made(asked[1], asked[0]), preceding=preceding).anchors())
     for number in numbers:
-        calls, text = kept[number]
-        others = set[str]().union(*(ids[other] for other in range(len(kept)) if other != number))
-        alone = ids[number] & {id for id, _ in asked[0]} - others
-        said = not calls and not asked[0] and text == asked[1] and preceding in IDS
-        assert alone or (said and [text for calls, text in kept if not calls].count(text) == 1)
+        others = set[bytes]().union(*anchors[:number], *anchors[number + 1 :])
+        assert anchors[number] & wanted - others
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -194,10 +194,10 @@ ASSISTANT = (
     b'"function":{"name":"grep","arguments":"{}"}}]}'
 )
 ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
-TURN = Hidden((ASSISTANT, ANSWER), None, (), (3, 4))
-ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"sizes":[3,4],"visible":{"text":"","calls":[]}}' % (
-    ASSISTANT,
-    ANSWER,
+TURN = Hidden((ASSISTANT, ANSWER), None, (), (3, 4), "chat", MODEL)
+ROUND = (
+    b'{"before":[%b,%b],"instead":null,"after":[],"sizes":[3,4],"visible":{"text":"","calls":[]},'
+    b'"api":"chat","model":"m"}' % (ASSISTANT, ANSWER)
 )
 
 
@@ -228,11 +228,11 @@ def damaged(value: bytes, where: float, bits: int | None) -> bytes:
     return value[:at] if bits is None else value[:at] + bytes([value[at] ^ bits]) + value[at + 1 :]
 
 
-async def read_round(guarded: Guarded) -> dict[int, Hidden]:
+async def read_round(guarded: Guarded) -> dict[int, list[Hidden]]:
     return await Records(guarded.visit(30), "tenant-caller").rounds({2: reply(link=link(2))}, MODEL)
 
 
-ROUND_KEY = f"tenant-caller/rounds/{link(2).hex()}-{hashlib.sha256(b'm').hexdigest()[:8]}"
+ROUND_KEY = f"tenant-caller/rounds/{extend(link(2), b'place 0').hex()}"
 
 
 @given(where=st.floats(0, 1), bits=st.none() | st.integers(1, 255))
@@ -250,7 +250,7 @@ async def test_a_record_under_another_records_key_is_damaged(laid: Found) -> Non
     other = ROUND_KEY.replace("tenant-caller", "tenant-another")
     laid.lay(ROUND_KEY, sealed(ROUND_KEY, ROUND))
     laid.memory.forget(ROUND_KEY)
-    assert await read_round(laid) == {2: TURN}
+    assert await read_round(laid) == {2: [TURN]}
     laid.lay(ROUND_KEY, sealed(other, ROUND))
     laid.memory.forget(ROUND_KEY)
     assert await read_round(laid) == {}

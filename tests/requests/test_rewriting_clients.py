@@ -122,3 +122,111 @@ async def test_a_text_behind_a_call_is_found_without_what_came_before() -> None:
     assert '"grep"' in json.dumps(sent)
     other = [*later[:-1], {"role": "assistant", "content": "It is 43."}, {"role": "user", "content": "Sure?"}]
     assert '"grep"' not in json.dumps(await asked(world, other, whole({"content": "Yes."})))
+
+
+# -- ids that others have, too -----------------------------------------------------------------------------------------
+
+SHORT: dict[str, Callable[[int], str]] = {
+    "a counter": lambda number: f"call_{number}",
+    "Kimi K2": lambda number: f"functions.look:{number}",
+    "Mistral": lambda number: f"D681PevK{number}",
+}
+
+
+def step(id: str, result: str = "yes") -> list[Json]:
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call(id)]},
+        {"role": "tool", "tool_call_id": id, "content": result},
+    ]
+
+
+def as_one(messages: list[Json]) -> list[Json]:
+    """All steps as one reply with all calls."""
+    made = [one for message in messages for one in message.get("tool_calls", ())]
+    results = [message for message in messages if message["role"] == "tool"]
+    return [{"role": "assistant", "content": None, "tool_calls": made}, *results]
+
+
+OTHERWISE: dict[str, Callable[[list[Json]], list[Json]]] = {
+    "another first message": lambda messages: [{"role": "user", "content": "Again. Find it."}, *messages[1:]],
+    "a message fewer": lambda messages: [*messages[:1], *messages[2:]],
+    "steps as one reply": lambda messages: [messages[0], *as_one(messages[2:])],
+}
+
+
+def found(sent: list[Json]) -> bool:
+    """Whether our search and its answer are there, the one directly before the other."""
+    places = [at for at, one in enumerate(sent) if '"grep"' in json.dumps(one)]
+    assert len(places) <= 1, "never twice"
+    return bool(places) and sent[places[0] + 1]["role"] == "tool"
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("how", OTHERWISE)
+@pytest.mark.parametrize("style", SHORT)
+async def test_a_call_with_a_short_id_is_found_with_the_call_before_it(style: str, how: str, beside: bool) -> None:
+    world, id = world_with_tools(), SHORT[style]
+    first = [TASK, {"role": "user", "content": "It is 12:01."}, *step(id(1)), *step(id(2))]
+    ours, theirs = called("grep", '{"pattern": "x"}', id=id(3)), call(id(4))
+    rounds = [[ours, theirs]] if beside else [[ours], [theirs]]
+    await asked(world, first, *(whole(calls(*made), "tool_calls") for made in rounds))
+    later = [*OTHERWISE[how]([*first, *step(id(4))]), {"role": "user", "content": "Sure?"}]
+    for question in ("Sure?", "Really?"):
+        later = [*later[:-1], {"role": "user", "content": question}]
+        assert found(await asked(world, later, whole({"content": "Yes."})))
+
+
+async def test_of_two_rounds_behind_the_same_short_ids_none_is_put_back() -> None:
+    world = world_with_tools()
+    for day, pattern in (("Monday", "x"), ("Tuesday", "y")):
+        history = [{"role": "user", "content": f"It is {day}."}, *step("call_1")]
+        ours = called("grep", json.dumps({"pattern": pattern}), id="call_2")
+        await asked(world, history, *(whole(calls(made), "tool_calls") for made in (ours, call("call_3"))))
+        assert found(await asked(world, [*history, *step("call_3")], whole({"content": "Yes."}))), "as it was"
+    other = [TASK, *step("call_1"), *step("call_3")]
+    assert not found(await asked(world, other, whole({"content": "Yes."})))
+
+
+@pytest.mark.parametrize("first", ["the reply that hid something", "the one that hid nothing"])
+async def test_a_reply_that_hid_nothing_keeps_others_with_its_short_ids_from_being_taken_for_it(first: str) -> None:
+    world = world_with_tools()
+    ours, theirs = called("grep", '{"pattern": "x"}', id="call_2"), whole(calls(call("call_3")), "tool_calls")
+    hides = [TASK, *step("call_1", "this")]
+    bare = [{"role": "user", "content": "Another task."}, *step("call_1", "that")]
+    for history in (hides, bare) if first.endswith("something") else (bare, hides):
+        await asked(world, history, *([whole(calls(ours), "tool_calls")] if history is hides else []), theirs)
+    for task in ("Another task.", "Another task, later."):
+        later = [{"role": "user", "content": task}, *bare[1:], *step("call_3")]
+        assert not found(await asked(world, later, whole({"content": "Yes."})))
+    assert found(await asked(world, [*hides, *step("call_3")], whole({"content": "Yes."}))), "as it was"
+
+
+async def test_steps_as_one_reply_keep_the_rounds_of_a_client_that_gets_our_tools_only_at_an_event() -> None:
+    world = World()
+    world.policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.WHEN_OFFLOADING))
+    history = [TASK, *step("call_1", "word " * 5_000)]
+    ours = called("grep", '{"pattern": "x"}', id="call_2")
+    await asked(world, history, whole(calls(ours, call("call_3")), "tool_calls"))
+    later = [TASK, *as_one([*history[1:], *step("call_3")])]
+    assert found(await asked(world, later, whole({"content": "Yes."})))
+
+
+# -- another model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_another_model_gets_the_calls_and_answers_of_a_round_and_not_its_thinking(beside: bool) -> None:
+    world = world_with_tools()
+    ours, theirs = called("grep", '{"pattern": "x"}', id="h"), call(ID)
+    rounds = [[ours, theirs]] if beside else [[ours], [theirs]]
+    thought = {"reasoning_details": [{"type": "reasoning.encrypted", "data": "signed"}]}
+    await asked(world, [TASK], *(whole({**calls(*made), **thought}, "tool_calls") for made in rounds))
+    sent = {}
+    for model in ("m", "other"):
+        history = [TASK, *step(ID), {"role": "user", "content": "Sure?"}]
+        body = json.dumps({"model": model, "messages": history}).encode()
+        await world.ask(body, ScriptedReply(whole({"content": "Yes."})))
+        sent[model] = json.loads(world.sent[-1])["messages"]
+        assert found(sent[model])
+    assert "signed" in json.dumps(sent["m"]) and "signed" not in json.dumps(sent["other"])
+    assert sent["other"][3]["tool_calls"] == [call(ID)], "the client's reply is behind it"

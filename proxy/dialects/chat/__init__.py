@@ -4,7 +4,7 @@ kept."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -215,6 +215,18 @@ class ChatDialect(Dialect):
         if entries and self._speaker(entries[-1]) is not None:
             return [*entries[:-1], merged(entries[-1], task)]
         return [*entries, task]
+
+    # -- a hidden round --
+
+    @staticmethod
+    def calling(calls: Sequence[ToolCall]) -> Entry:
+        called = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        made = [{"id": call.id, "type": "function", "function": one} for call, one in zip(calls, called, strict=True)]
+        return rawjson.encode({"role": "assistant", "content": None, "tool_calls": made})
+
+    @staticmethod
+    def answer(id: str, text: str, part: str) -> Entry:
+        return rawjson.encode({"role": "tool", "tool_call_id": id, "content": text})
 
     # -- a summary --
 

@@ -64,6 +64,8 @@ class MessagesDialect(Dialect):
     knows = staticmethod(blocks.knows)
     content = staticmethod(blocks.content)
     error_body = staticmethod(reply.error_body)
+    calling = staticmethod(blocks.calling)
+    answer = staticmethod(blocks.result)
 
     counting: Dialect
     """The one of requests that only ask how many tokens they have."""

@@ -19,8 +19,9 @@ from proxy.dialects.messages.request import (
     is_text,
     parts_of,
 )
+from proxy.dialects.reply import is_object
 from proxy.plan.plan import Role, ToolCall
-from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, text_of
+from proxy.rawjson import EMPTY, NULL, Members, NotJson, elements_of, object_of, text_of
 
 THINKING = ("thinking", "redacted_thinking")
 MEDIA = frozenset(("image", "document"))
@@ -162,6 +163,15 @@ def call_of(block: Members) -> ToolCall:
     given = block.get("input")
     arguments = "{}" if given is None or rawjson.is_null(given) else bytes(given).decode("utf-8", "replace")
     return ToolCall(text_of(block.get("id")), text_of(block.get("name")), arguments)
+
+
+def calling(calls: Sequence[ToolCall]) -> Entry:
+    """Return a reply with these calls. Upstream takes no arguments but an object."""
+    made = []
+    for call in calls:
+        given = Raw(call.arguments.encode("utf-8", "replace")) if is_object(call.arguments) else EMPTY
+        made.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+    return rawjson.encode({"role": "assistant", "content": made})
 
 
 def spoken(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:

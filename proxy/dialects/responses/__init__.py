@@ -54,6 +54,11 @@ class ResponsesDialect(Dialect):
     contents = staticmethod(items.contents)
     knows = staticmethod(items.knows)
     content = staticmethod(items.content)
+    calling = staticmethod(items.calling)
+
+    @staticmethod
+    def answer(id: str, text: str, part: str) -> Entry:
+        return items.output(id, text, part, {})
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """An item of a type that nobody knows yet is a call like any other, also if it stands alone."""

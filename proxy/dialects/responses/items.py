@@ -225,6 +225,14 @@ def spoken(items: Sequence[Entry]) -> tuple[str, list[ToolCall]]:
     return "".join(found.said), found.calls
 
 
+def calling(calls: Sequence[ToolCall]) -> Entry:
+    """Return a reply with these calls of functions."""
+    made = [
+        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments} for call in calls
+    ]
+    return b",".join(map(rawjson.encode, made))
+
+
 def output(call_id: str, text: str, part: str, more: Members) -> bytes:
     """Return the result of a function's call, with these members as well."""
     said = [{"type": "input_text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text

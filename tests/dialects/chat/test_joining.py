@@ -45,8 +45,10 @@ REWRITTEN = [
 
 
 @pytest.mark.parametrize("visible", REWRITTEN)
-def test_calls_that_the_client_rewrote_stay_as_it_sent_them(visible: bytes) -> None:
-    assert CHAT.reinserted(CHAT.paired(MIXED, visible), visible) == [visible]
+def test_calls_that_the_client_rewrote_stay_as_it_sent_them_behind_ours(visible: bytes) -> None:
+    asking, answer, last = CHAT.reinserted(CHAT.paired(MIXED, visible), visible)
+    assert json.loads(asking) == {"role": "assistant", "content": None, "tool_calls": [OURS]}
+    assert (json.loads(answer), last) == (json.loads(ANSWER), visible)
     before = (message("Let me see.", OURS), ANSWER)
     spoken = Hidden(before, b"[%b]" % message("I look.", FIRST, SECOND), ())
     assert CHAT.reinserted(CHAT.paired(spoken, visible), visible) == [*before, visible]
