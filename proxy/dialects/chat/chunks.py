@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw
@@ -50,6 +50,7 @@ _NO_ERROR = (*_NOTHING, b"false", b"0")
 class _PlainChoice(msgspec.Struct, gc=False):
     delta: dict[str, str | None]
     finish_reason: None = None
+    index: Literal[0] = 0
 
 
 class _Plain(msgspec.Struct, gc=False):
@@ -74,13 +75,14 @@ def plain_delta(data: bytes) -> dict[str, str | None] | None:
 
 class CallDelta:
     """One entry of `tool_calls`: its members, the members of its function (or custom tool), and the call that it is
-    about, once that is known."""
+    about, once that is known. `choice` is the number of the choice that it came in."""
 
-    __slots__ = ("call", "function", "kind", "members")
+    __slots__ = ("call", "choice", "function", "kind", "members")
     call: PartialCall
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, choice: int = 0) -> None:
         self.members = members
+        self.choice = choice
         self.kind = "custom" if "custom" in members else "function"
         self.function = members_of(members.get(self.kind))
 
@@ -98,6 +100,8 @@ class Chunk(msgspec.Struct, eq=False):
     raw: bytes | None = None
     calls: list[CallDelta] = []
     """The entries of its `tool_calls`."""
+    others: list[Raw] = []
+    """The choices behind the first one: Copilot splits one reply of a Claude model into several."""
 
     @property
     def usage(self) -> Raw | None:
@@ -123,6 +127,21 @@ class Chunk(msgspec.Struct, eq=False):
         """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
         members = {key: raw for key, raw in self.members.items() if key not in ("usage", "error")}
         return Chunk(members, {"index": Raw(b"0"), "delta": EMPTY, "finish_reason": NULL}, delta, self.name)
+
+    @property
+    def split(self) -> bool:
+        """Whether this is more, or something else, than the first choice."""
+        return bool(self.others) or place((self.choice or {}).get("index")) not in (0, None)
+
+    def apart(self, key: str = "delta") -> list[Chunk]:
+        """Return an event for each choice, each as the first one. The last has what belongs to no choice."""
+        found = [self, *(_of_choice(self.members, raw, key) for raw in self.others)]
+        for one in found:
+            one.name, one.raw, one.others = self.name, None, []
+            one.choice = (one.choice or {}) | {"index": Raw(b"0")}
+        for one in found[:-1]:
+            one.members = self.part({}).members
+        return found
 
     def take(self, keys: Iterable[str]) -> Chunk:
         """Move these members of the delta to a new event and return it."""
@@ -150,7 +169,7 @@ class Chunk(msgspec.Struct, eq=False):
         if self.choice is None:
             return rawjson.encode(self.members)
         delta = {"delta": Raw(rawjson.encode(self.delta))} if self.delta or "delta" in self.choice else {}
-        choices = rawjson.array([rawjson.encode(self.choice | delta)])
+        choices = rawjson.array([rawjson.encode(self.choice | delta), *self.others])
         return rawjson.encode(self.members | {"choices": Raw(choices)})
 
 
@@ -165,14 +184,21 @@ def parse(data: bytes, raw: bytes, name: bytes | None) -> Chunk:
 def _chunk(members: Members, key: str) -> Chunk:
     """Return the event with these members, whose choice has this `key`. Raises NotJson."""
     choices = [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
-    if len(choices) > 1:
-        raise NotJson("several choices, where one was asked for")
     if not choices:
         return Chunk(members)
-    choice = rawjson.members(choices[0])
+    chunk = _of_choice(members, choices[0], key)
+    chunk.others = choices[1:]
+    return chunk
+
+
+def _of_choice(members: Members, raw: Raw, key: str) -> Chunk:
+    """Return the event with these members and this choice. Raises NotJson."""
+    choice = rawjson.members(raw)
     chunk = Chunk(members, choice, members_of(choice.get(key)))
     if not rawjson.is_null(chunk.delta.get("tool_calls")):
-        chunk.calls = [CallDelta(rawjson.members(raw)) for raw in rawjson.elements(chunk.delta["tool_calls"])]
+        number = place(choice.get("index")) or 0
+        entries = rawjson.elements(chunk.delta["tool_calls"])
+        chunk.calls = [CallDelta(rawjson.members(entry), number) for entry in entries]
     return chunk
 
 
@@ -182,16 +208,24 @@ def as_events(members: Members) -> list[Chunk]:
     if whole.choice is None or "message" not in whole.choice or (whole.failed and not whole.says):
         raise NotJson("no chat completion")
     whole.members = whole.members | {"object": Raw(b'"chat.completion.chunk"')}
-    whole.choice = {key: raw for key, raw in whole.choice.items() if key != "message"} | {"delta": EMPTY}
-    for number, call in enumerate(whole.calls):
+    choices = whole.apart("message") if whole.others else [whole]
+    for number, one in enumerate(choices[1:], 1):
+        one.choice = (one.choice or {}) | {"index": Raw(b"%d" % number)}
+    ends = [_end_of_choice(one) for one in choices]
+    if (spent := ends[-1].usage) is None:
+        return [*choices, *ends]
+    ends[-1].members = choices[-1].members
+    return [*choices, *ends, Chunk(choices[-1].members | {"choices": Raw(b"[]"), "usage": spent})]
+
+
+def _end_of_choice(one: Chunk) -> Chunk:
+    """Make a whole reply's choice one of a stream; returns the event that ends it."""
+    one.choice = {key: raw for key, raw in (one.choice or {}).items() if key != "message"} | {"delta": EMPTY}
+    for number, call in enumerate(one.calls):
         call.members = {"index": Raw(b"%d" % number)} | call.members | {"index": Raw(b"%d" % number)}
-    if whole.calls:
-        whole.delta["tool_calls"] = Raw(rawjson.array([rawjson.encode(call.members) for call in whole.calls]))
-    end = whole.take_end()
-    if (spent := end.usage) is None:
-        return [whole, end]
-    end.members = whole.members
-    return [whole, end, Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent})]
+    if one.calls:
+        one.delta["tool_calls"] = Raw(rawjson.array([rawjson.encode(call.members) for call in one.calls]))
+    return one.take_end()
 
 
 def held(delta: Members) -> list[str]:
@@ -299,16 +333,18 @@ class ToolCalls:
 
     Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one with each. Names
     come in pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gemini, Mistral), always 0 with
-    a new id (Ollama), or changes within a call (Cerebras). All of these are accepted, and the client sees 0, 1, 2.
+    a new id (Ollama), or changes within a call (Cerebras), and each choice counts from 0. All of these are accepted,
+    and the client sees 0, 1, 2.
     """
 
     def __init__(self) -> None:
         self.all: list[PartialCall] = []
-        self._known: dict[int | str | None, PartialCall] = {}  # by index, and by id
+        self._known: dict[tuple[int, int] | str | None, PartialCall] = {}  # by choice and index, and by id
 
     def take(self, delta: CallDelta) -> PartialCall:
         """Add an entry of `tool_calls` to its call, and return that."""
-        index, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
+        number, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
+        index = None if number is None else (delta.choice, number)
         call = self._continued(index, id, text_of(delta.function.get("name")))
         if call is None:
             self.all.append(call := PartialCall())
@@ -323,7 +359,7 @@ class ToolCalls:
         call.add(CallDelta({"function": Raw(rawjson.encode({"name": name, "arguments": arguments}))}))
         return call
 
-    def _continued(self, index: int | None, id: str, name: str) -> PartialCall | None:
+    def _continued(self, index: tuple[int, int] | None, id: str, name: str) -> PartialCall | None:
         """Return the call that a delta with these continues, or None if it begins a new one."""
         if call := self._known.get(index):
             return None if name and id and call.id and id != call.id else call
@@ -353,6 +389,8 @@ class ReplyMessage:
         for key, raw in delta.items():
             if key == "role" or rawjson.is_null(raw):
                 self.parts.setdefault(key, raw)
+            elif key == "function_call":
+                self.parts[key] = _one_call(self.parts.get(key), raw)
             elif key != "tool_calls":
                 try:
                     self.extend(key, [text_of(raw)] if rawjson.is_string(raw) else rawjson.elements(raw))
@@ -383,6 +421,13 @@ class ReplyMessage:
             return None
         message = {"role": Raw(b'"assistant"'), "content": NULL} | said
         return rawjson.encode(message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message)
+
+
+def _one_call(known: Any, piece: Raw) -> Raw:
+    """Return the older API's call with one more piece of its name or its arguments."""
+    before, more = object_of(known if isinstance(known, Raw) else None), object_of(piece)
+    joined = {key: string(text_of(before[key]) + text_of(more[key])) for key in before.keys() & more.keys()}
+    return Raw(rawjson.encode(before | more | joined))
 
 
 def _joined(pieces: list[str | Raw]) -> Raw:

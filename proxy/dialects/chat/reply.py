@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.chat import chunks
-from proxy.dialects.chat.chunks import TEXTS, Chunk, PartialCall, ReplyMessage, ToolCalls
+from proxy.dialects.chat.chunks import TEXTS, CallDelta, Chunk, PartialCall, ReplyMessage, ToolCalls
 from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import ORDINARY, Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
@@ -36,6 +36,9 @@ from proxy.rawjson import NULL, Members, object_of, on_one_line, string, text_of
 LIMITS = ("max_tokens", "max_completion_tokens")
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
+
+CALLED = ("tool_calls", "function_call")
+"""Finish reasons with which the client has to answer calls."""
 
 CALL_SIZE = 1024
 """Roughly the bytes that a call takes besides its members, so that endless empty calls also reach the size limit."""
@@ -86,7 +89,7 @@ class ChatRoundRequest(RoundRequest):
 class ChatRound(Round):
     """One reply of upstream. Its blocks are the calls."""
 
-    ordinary = ORDINARY | {"tool_calls", "function_call", "tool_use"}
+    ordinary = ORDINARY | {*CALLED, "tool_use"}
     stops = STOPPED
     blocks: list[PartialCall]
 
@@ -100,12 +103,21 @@ class ChatRound(Round):
         self.blocks = self._calls.all
         self._signed: list[Part] = []
         self._called = False  # whether there is a call of the client's
+        self._older = PartialCall()  # the older API's only call
+
+    @property
+    def theirs(self) -> list[PartialCall]:
+        older = self._older
+        return [*super().theirs, *([older] if older.ours == "" and older.name else [])]
 
     @property
     def empty(self) -> bool:
         return not self.theirs and not any(self.message.text(key).strip() for key in ("content", "refusal"))
 
     def read(self, chunk: Chunk) -> list[Part]:
+        if self.names and chunk.split:  # one message, whatever the choices
+            self._reply.altered = True
+            return [part for one in chunk.apart() for part in self.read(one)]
         size = len(chunk.raw or b"")
         self.usage = chunk.usage or self.usage
         self.failed |= chunk.failed
@@ -116,12 +128,12 @@ class ChatRound(Round):
             return self.put(chunk, self.closing if ends and chunk.usage is not None else self._loose, size)
         self.grow(sum(len(memoryview(raw)) for raw in chunk.delta.values()))  # all of the reply is kept
         self.message.add(chunk.delta)
-        split = [*self._split_text(chunk), *self._split_calls(chunk)]
+        split = [*self._split_text(chunk), *self._split_calls(chunk), *self._split_older(chunk)]
         if self.names and (signed := chunks.held(chunk.delta)):
             self._signed.append((chunk.take(signed), self._loose))
         parts: list[Part] = []
         if chunk.finish:
-            self.finish = chunk.finish
+            self._take_reason(chunk)
             parts = self.settle()
             if not (split or (self.names and chunk.says)):
                 return parts + self.put(chunk, self.closing, size)
@@ -143,7 +155,29 @@ class ChatRound(Round):
                 self._calls.adopt(name, arguments)
         for call in self.blocks:
             self._decide(call, sure=True)
+        if self._older.name:
+            self._settle_older()
         return self.flow()
+
+    def _settle_older(self) -> None:
+        """Gateways send the same call in both forms: https://github.com/langchain-ai/langchain/issues/31198"""
+        older = self._older
+        self._decide(older, sure=True)
+        if older.ours and not any(call.ours == older.ours for call in self.blocks):
+            self.blocks.append(older)
+        if older.ours:
+            self.message.parts.pop("function_call", None)
+
+    def _take_reason(self, chunk: Chunk) -> None:
+        """Take why a choice ends. Of several reasons, the client sees the one that says most, at the end."""
+        if self.finish and self._reply.altered:
+            ranked = sorted((chunk.finish, self.finish), key=lambda one: (one not in self.ordinary, one in CALLED))
+            chunk.put_finish(string(ranked[-1]))
+            for place, (part, block) in enumerate(self.held):
+                if block is self.closing and part.finish:
+                    part.put_finish(NULL)
+                    self.held[place] = part, self._loose
+        self.finish = chunk.finish
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         message = self.message.history([call.sent() for call in self.blocks if not call.ours or call in answered])
@@ -195,6 +229,19 @@ class ChatRound(Round):
                 part.calls = [delta]
                 split.append((part, delta.call))
         return split
+
+    def _split_older(self, chunk: Chunk) -> list[Part]:
+        """Split off the older API's call, unless it is the client's."""
+        older = self._older
+        if not (self.names and object_of(chunk.delta.get("function_call"))):
+            return []
+        older.add(CallDelta({"function": chunk.delta["function_call"]}))
+        check_arguments(0 if older.ours == "" else older.size)
+        self._decide(older)
+        if older.ours == "":
+            return []
+        part = chunk.take(["function_call"])
+        return [] if older.shown is False else [(part, older)]
 
     def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
         """Decide whose call it is, once its name is complete (`sure`) or cannot become one of ours."""
@@ -276,7 +323,9 @@ class ChatReply(ClientReply):
                 self._joints.remove(key)
                 chunk.put_delta(chunk.delta | {key: string("\n\n" + text)})
         reason = "tool_calls" if self.blocks else "stop"
-        if chunk.finish in ("tool_calls", "stop") and chunk.finish != reason:
+        if "function_call" in self.message.parts:
+            reason = "function_call"
+        if chunk.finish in ("stop", *CALLED) and chunk.finish != reason:
             chunk.put_finish(string(reason))
 
     def _number(self, chunk: Chunk) -> None:

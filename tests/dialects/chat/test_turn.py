@@ -78,7 +78,7 @@ UNTOUCHED = {
 SHAPES = (
     "7", "[]", "nonsense", "{}", "", DEEP.decode(),
     '{"choices":7}', '{"choices":null}', '{"choices":[]}', '{"choices":[3]}', '{"choices":[{}]}',
-    '{"choices":[{"delta":null}]}', '{"choices":[{"delta":[]}]}', '{"choices":[{"delta":{}},{"delta":{}}]}',
+    '{"choices":[{"delta":null}]}', '{"choices":[{"delta":[]}]}',
     '{"choices":[{"delta":{"tool_calls":null}}]}', '{"choices":[{"delta":{"tool_calls":[]}}]}',
     '{"choices":[{"delta":{"tool_calls":7}}]}', '{"choices":[{"delta":{"tool_calls":[4]}}]}',
     '{"choices":[{"delta":{"tool_calls":[{"function":7}]}}]}',
