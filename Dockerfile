@@ -19,9 +19,14 @@ WORKDIR /src
 COPY docs/deploy/requirements.txt .
 RUN python -m venv --without-pip /opt/proxy && \
     pip --python /opt/proxy/bin/python install --no-cache-dir --no-compile --require-hashes --no-deps -r requirements.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY docs/deploy/build.txt .
+RUN pip install --no-cache-dir --require-hashes --no-deps -r build.txt
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY proxy proxy
-RUN pip --python /opt/proxy/bin/python install --no-cache-dir --no-compile --no-deps . && \
+# `--build-arg COMMIT="$(git rev-parse HEAD)"`: what `offload-proxy --version` shows.
+ARG COMMIT=""
+RUN printf %s "$COMMIT" >proxy/commit && python -m hatchling build -t wheel && \
+    pip --python /opt/proxy/bin/python install --no-cache-dir --no-compile --no-deps dist/*.whl && \
     find /opt/proxy -name '*.so*' -exec strip --strip-unneeded {} +
 
 FROM ${RUN_IMAGE}
@@ -31,7 +36,8 @@ USER 65534:65534
 EXPOSE 8787
 # Of this process alone: what it depends on may be down, and it serves all the same.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python", "-c", \
-    "from urllib.request import urlopen; urlopen('http://127.0.0.1:8787/health', timeout=2)"]
+    "import os; from urllib.request import urlopen; \
+    urlopen(f'http://127.0.0.1:{os.environ.get(\"OFFLOAD_PORT\", 8787)}/health', timeout=2)"]
 # Longer than --drain-timeout is the time to give it: docker stop --time 40.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["offload-proxy"]

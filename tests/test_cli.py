@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,6 +87,26 @@ def test_help(arguments: list[str], piece: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert piece in done.stdout
+
+
+def test_the_version_names_the_commit_that_the_build_wrote_down(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "proxy/commit").write_text("c56b526dfd8d688c16c5986d5b06712251ebd437\n")
+    command = [sys.executable, "-m", "proxy", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == f"offload-proxy {__version__} (c56b526dfd8d)\n"
+
+
+def test_a_package_that_has_overwritten_ours_is_named(tmp_path: Path) -> None:
+    """proxy.py installs a folder of the same name: its `__init__` stands beside our modules then."""
+    shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "proxy/__init__.py").write_text("from .proxy import Proxy\n")
+    (tmp_path / "proxy/proxy.py").write_text("class Proxy: ...\n")
+    script = "import sys; from proxy.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("offload-proxy: another package has overwritten ours, such as proxy.py")
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_loads_nothing_that_it_does_not_need() -> None:

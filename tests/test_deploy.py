@@ -12,7 +12,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,9 +34,10 @@ from proxy.stores import guarded
 from proxy.telemetry import metrics
 from proxy.upstream import client
 from tests import fake_upstream
+from tests.clients.running import answers, free_port
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream
-from tests.serving import listens, served
+from tests.serving import Proxy, listens, served, tight
 from tests.stores.engines import free_ports
 
 ROOT = Path(__file__).parents[1]
@@ -372,15 +373,69 @@ def test_grafana_takes_its_dashboard() -> None:
     assert all(panel["targets"] and panel["title"] for panel in panels)
 
 
-RELEASE = ROOT / ".github/workflows/release.yml"
+WORKFLOWS = ROOT / ".github/workflows"
 
 
-def test_the_release_workflow_passes_its_linters() -> None:
-    subprocess.run([tool("zizmor"), "--offline", "--quiet", RELEASE], check=True)
-    subprocess.run([tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", RELEASE], check=True)
+@pytest.mark.parametrize("name", ["checks.yml", "release.yml"])
+def test_the_workflows_pass_their_linters(name: str) -> None:
+    workflow = WORKFLOWS / name
+    subprocess.run([tool("zizmor"), "--offline", "--quiet", workflow], check=True)
+    schema = "vendor.github-workflows"
+    subprocess.run([tool("check-jsonschema"), "--builtin-schema", schema, workflow], check=True)
 
 
-def test_the_release_runs_all_checks_before_it_publishes() -> None:
-    jobs = yaml.safe_load(RELEASE.read_text())["jobs"]
+@pytest.mark.parametrize("name", ["checks.yml", "release.yml"])
+def test_the_workflows_run_all_checks(name: str) -> None:
+    jobs = yaml.safe_load((WORKFLOWS / name).read_text())["jobs"]
     assert {"run": ".ci/run"} in jobs["checks"]["steps"]
-    assert jobs["release"]["needs"] == "checks"
+
+
+def test_the_image_has_answered_before_anything_is_published() -> None:
+    release = yaml.safe_load((WORKFLOWS / "release.yml").read_text())["jobs"]["release"]
+    assert release["needs"] == "checks"
+    scripts = [step.get("run", "") for step in release["steps"]]
+    asked = next(place for place, script in enumerate(scripts) if "/health" in script)
+    published = [place for place, script in enumerate(scripts) if "--push" in script or "uv publish" in script]
+    assert published and asked < min(published)
+
+
+def test_the_image_asks_the_port_that_is_set(up: StrictUpstream, spawn: Callable[..., Proxy]) -> None:
+    healthcheck = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", dockerfile(), re.MULTILINE)
+    assert healthcheck
+    _, *arguments = json.loads(healthcheck[1])
+    proxy = spawn({"default": tight(up.url)})
+    port = str(httpx.URL(proxy.url).port)
+
+    def healthy(port: str) -> bool:
+        environment = {**os.environ, "OFFLOAD_PORT": port}
+        done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True)
+        return done.returncode == 0
+
+    assert healthy(port)
+    assert not healthy("9")
+
+
+@pytest.fixture
+def engine() -> str:
+    """A container engine that runs here, and builds. Skips without."""
+    for name in ("docker", "podman"):
+        if shutil.which(name) and subprocess.run([name, "info"], capture_output=True).returncode == 0:
+            return name
+    pytest.skip("no container engine runs here")
+
+
+@pytest.mark.clients
+def test_the_image_is_built_and_answers(engine: str) -> None:
+    tag = "offload-proxy-under-test"
+    subprocess.run([engine, "build", "--build-arg", "COMMIT=c0ffee", "--tag", tag, ROOT], check=True)
+    port = str(free_port())
+    run = [engine, "run", "--rm", "--detach", "--publish", f"127.0.0.1:{port}:{port}"]
+    run += ["--env", f"OFFLOAD_PORT={port}", "--read-only", "--tmpfs", "/tmp", tag]
+    started = subprocess.run(run, check=True, capture_output=True, text=True)
+    container = started.stdout.strip()
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        version = [engine, "exec", container, "offload-proxy", "--version"]
+        assert "(c0ffee)" in subprocess.run(version, check=True, capture_output=True, text=True).stdout
+    finally:
+        subprocess.run([engine, "rm", "--force", container], check=True, capture_output=True)

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"errors", "rawjson", "sse", "policy", "plan", "tools"},
     {"dialects"},
-    {"lru", "regex", "settings", "terminal", "threads", "tokens", "policies", "stores", "telemetry", "upstream"},
+    {"lru", "regex", "release", "settings", "terminal", "threads", "tokens"}
+    | {"policies", "stores", "telemetry", "upstream"},
     {"requests"},
     {"apps"},
     {"server"},

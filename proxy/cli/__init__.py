@@ -15,7 +15,13 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
 
-from proxy import __version__
+try:
+    from proxy.release import version
+except ImportError:
+    sys.exit(
+        "offload-proxy: another package has overwritten ours, such as proxy.py, whose folder is called `proxy` too; "
+        "uninstall it, or give each an environment of its own, then install offload-proxy again"
+    )
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import flags, read
 from proxy.terminal import harmless
@@ -69,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         "context window.",
         epilog="exit codes: 0 success, 1 failure, 2 wrong usage or configuration",
     )
-    parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and its commit, and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         _add(commands, name, command)
@@ -78,6 +84,14 @@ def parser() -> argparse.ArgumentParser:
     for name, command in _ACTIONS.items():
         _add(actions, name, command._replace(arguments=(*command.arguments, *_OF_STORE)))
     return parser
+
+
+class _Version(argparse.Action):
+    """Asks for the commit only if somebody wants to see it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"offload-proxy {version()}")  # noqa: T201
+        parser.exit()
 
 
 Argument = tuple[str, str, str]

