@@ -16,9 +16,10 @@ import msgspec
 from proxy import rawjson
 from proxy.apps.operations.schema import Envelope
 from proxy.errors import ProxyError, UserMistake
-from proxy.plan.prices import is_loopback
 from proxy.settings import Settings
 from proxy.terminal import harmless
+from proxy.upstream.client import certificates
+from proxy.upstream.routes import Routes, origin_of
 
 Ask = Callable[[bytes, bytes], Coroutine[Any, Any, Envelope]]
 
@@ -39,9 +40,11 @@ def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
     """
     url = url or f"http://127.0.0.1:{settings.port}"
     try:
-        loopback = is_loopback(urlsplit(url).hostname or "")  # no proxy of the environment leads to this machine
+        urlsplit(url)
+        way = Routes(settings.environment).to(origin_of(url))
     except ValueError as error:
         raise UserMistake(f"--url {url}: {error}") from error
+    trusted = certificates(settings.environment)
     key = settings.environment.get(KEY, "")
     if ask and not key and not sys.stdin.isatty():
         key = sys.stdin.readline().strip()
@@ -52,7 +55,9 @@ def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
     async def call(path: bytes, given: bytes) -> Envelope:
         address = f"{url.rstrip('/').removesuffix('/v1')}{path.decode()}"
         try:
-            async with httpx.AsyncClient(timeout=SECONDS, trust_env=not loopback) as client:
+            async with httpx.AsyncClient(
+                timeout=SECONDS, proxy=str(way) if way else None, verify=trusted, trust_env=False
+            ) as client:
                 reply = await client.post(address, content=given, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ProxyError(

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 from weakref import WeakSet
 
 import aiohttp
@@ -37,6 +36,7 @@ from proxy.errors import (
 from proxy.upstream.codings import reply_decoder
 from proxy.upstream.headers import Header, Headers
 from proxy.upstream.models import Listed, listed_windows
+from proxy.upstream.routes import Routes, origin_of
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -243,7 +243,7 @@ class UpstreamClient:
                     data=content or None if isinstance(content, bytes) else _uploaded(request, content, deadline),
                     headers=headers,
                     allow_redirects=False,
-                    proxy=self._routes.to(_origin(request.url)),
+                    proxy=self._routes.to(origin_of(request.url)),
                     timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
                 )
         except aiohttp.ConnectionTimeoutError:
@@ -311,34 +311,6 @@ async def _uploaded(
     wait(request.first_byte_timeout)
 
 
-class Routes:
-    """The environment's outgoing proxies, read as httpx reads them.
-
-    `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are read in either case; the lower case wins. NO_PROXY is
-    `*`, or a comma-separated list of hosts, each with an optional port and including its subdomains. Raises UserMistake
-    if a proxy cannot be used.
-    """
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        # Sorted, so that the lower case wins if both are set.
-        variables = {name.lower(): value for name, value in sorted(environment.items())}
-        self._none_for = {"no": variables.get("no_proxy", "")}
-        self._proxies = dict[str, URL]()
-        for scheme in ("http", "https", "all"):
-            if address := variables.get(f"{scheme}_proxy"):
-                url = URL(address if "://" in address else f"http://{address}")
-                if url.scheme not in ("http", "https") or not url.host:
-                    raise UserMistake(f"{scheme.upper()}_PROXY: expected an address such as http://proxy:3128")
-                self._proxies[scheme] = url
-
-    def to(self, origin: str) -> URL | None:
-        """Return the proxy on the way to `origin`, which is scheme, host and port."""
-        scheme, _, authority = origin.partition("://")
-        if not self._proxies or proxy_bypass_environment(authority, self._none_for):
-            return None
-        return self._proxies.get(scheme) or self._proxies.get("all")
-
-
 def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
     """Load the trusted certificates: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list. Raises UserMistake."""
     file, directory = environment.get("SSL_CERT_FILE"), environment.get("SSL_CERT_DIR")
@@ -355,10 +327,10 @@ def _translated(error: aiohttp.ClientError, url: str, limit: int = 0) -> Upstrea
     reply."""
     if isinstance(error, aiohttp.ClientHttpProxyError):  # its text has the proxy's address, password included
         message = f"Upstream cannot be reached: the proxy on the way there answered {error.status}"
-        return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")
+        return UpstreamUnreachable(message, detail=f"{origin_of(url)}: the outgoing proxy answered {error.status}")
     said = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
     said = said.partition("\n")[0].partition(": b'")[0]  # without the quotation
-    detail = f"{_origin(url)}: {type(error).__name__}: {said}"
+    detail = f"{origin_of(url)}: {type(error).__name__}: {said}"
     match error:
         case aiohttp.ConnectionTimeoutError():
             message = f"Upstream cannot be reached: no connection in time; at most {limit} are open (--max-connections)"
@@ -372,13 +344,7 @@ def _translated(error: aiohttp.ClientError, url: str, limit: int = 0) -> Upstrea
 
 
 def _silent(message: str, url: str) -> UpstreamSilent:
-    return UpstreamSilent(message, detail=f"{_origin(url)}: {message}")
-
-
-def _origin(url: str) -> str:
-    """Scheme, host and port, without the path, which may be the client's own."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.partition('/')[0].partition('?')[0]}"
+    return UpstreamSilent(message, detail=f"{origin_of(url)}: {message}")
 
 
 # -- lists of models --

@@ -112,6 +112,6 @@ def test_configuration_mistakes_are_reported_before_opening_anything(tmp_path: P
     with pytest.raises(PolicyError):
         App(Settings(policies=tmp_path / "nowhere"))
     with pytest.raises(UserMistake, match="HTTPS_PROXY"):
-        App(Settings(environment={"HTTPS_PROXY": "socks5://x"}))
+        App(Settings(environment={"HTTPS_PROXY": "http://"}))
     with pytest.raises(UserMistake, match="store"):
         App(Settings(store="ftp://x"))

@@ -21,7 +21,6 @@ from proxy.upstream import client
 from proxy.upstream.client import (
     CLOSING,
     ModelList,
-    Routes,
     UpstreamClient,
     UpstreamReply,
     UpstreamRequest,
@@ -548,37 +547,6 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(pool: UpstreamCli
 # The way out
 
 
-@pytest.mark.parametrize(
-    ("environment", "authority", "proxy"),
-    [
-        ({}, "api.openai.com", None),
-        ({"HTTPS_PROXY": "http://p:3128"}, "api.openai.com", "http://p:3128"),
-        ({"HTTPS_PROXY": "p:3128"}, "api.openai.com", "http://p:3128"),
-        ({"https_proxy": "http://lower:1", "HTTPS_PROXY": "http://upper:1"}, "h", "http://lower:1"),
-        ({"HTTP_PROXY": "http://p:3128"}, "api.openai.com", None),
-        ({"ALL_PROXY": "http://p:3128"}, "api.openai.com", "http://p:3128"),
-        ({"ALL_PROXY": "http://all:1", "HTTPS_PROXY": "http://https:1"}, "h", "http://https:1"),
-        ({"HTTPS_PROXY": ""}, "h", None),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, "h", None),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "localhost, example.com"}, "api.example.com", None),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"}, "notexample.com", "http://p:1"),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:8443"}, "h:8443", None),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:8443"}, "h:443", "http://p:1"),
-        ({"HTTPS_PROXY": "http://p:1", "no_proxy": "10.0.0.1"}, "10.0.0.1:443", None),
-    ],
-)
-def test_routes(environment: dict[str, str], authority: str, proxy: str | None) -> None:
-    route = Routes(environment).to(f"https://{authority}")
-    assert (str(route) if route else None) == proxy
-
-
-@pytest.mark.parametrize("address", ["socks5://127.0.0.1:1080", "http://", "https:///x"])
-@pytest.mark.parametrize("name", ["HTTPS_PROXY", "http_proxy", "ALL_PROXY"])
-def test_a_proxy_that_cannot_be_used(name: str, address: str) -> None:
-    with pytest.raises(UserMistake, match=name.upper()):
-        Routes({name: address})
-
-
 def test_certificates(tmp_path: Path) -> None:
     assert certificates({}).cert_store_stats()["x509_ca"] > 0
     # A folder is looked into only when a certificate is to be checked.
@@ -591,7 +559,7 @@ def test_certificates(tmp_path: Path) -> None:
 
 async def test_http_proxy() -> None:
     async with upstream(replying(OK)) as wire:
-        environment = {"http_proxy": f"http://user:word@127.0.0.1:{wire.port}", "NO_PROXY": "127.0.0.1,direct.invalid"}
+        environment = {"http_proxy": f"http://user:word@127.0.0.1:{wire.port}", "NO_PROXY": "direct.invalid"}
         async with UpstreamClient(Settings(environment=environment)) as pool:
             assert await body(pool, "http://there.invalid/a%2f|b?c", content=b"x") == b"ok"
             assert await body(pool, wire.url + "/direct") == b"ok"
@@ -609,7 +577,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("needs the openssl command")
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
+        "-addext subjectAltName=DNS:localhost,DNS:there.invalid"
     )
     subprocess.run([*command.split(), "-keyout", path, "-out", path], check=True, capture_output=True)
     made = subprocess.run([*command.split(), "-keyout", f"{path}.key"], check=True, capture_output=True)
@@ -631,6 +600,14 @@ async def test_own_certificates(pool: UpstreamClient, certificate: Path) -> None
         assert "certificate" in distrusted.value.detail
         async with UpstreamClient(Settings(environment={"SSL_CERT_FILE": str(certificate)})) as trusting:
             assert await body(trusting, url) == b"ok"
+
+
+async def test_a_proxy_that_we_cannot_ask_fails_only_the_requests_that_need_it() -> None:
+    environment = {"ALL_PROXY": "socks5://127.0.0.1:7890", "HTTP_PROXY": ""}
+    async with upstream(replying(OK)) as wire, UpstreamClient(Settings(environment=environment)) as pool:
+        assert await body(pool, wire.url) == b"ok"
+        with pytest.raises(UpstreamUnreachable, match="ALL_PROXY of the environment is a socks5 proxy"):
+            await pool.send(request("http://there.invalid/"))
 
 
 async def test_what_the_proxy_refuses_does_not_tell_its_password() -> None:
@@ -669,10 +646,10 @@ async def test_https_proxy(certificate: Path) -> None:
     async with upstream(replying(OK), tls(certificate)) as wire, upstream(tunnel) as between:
         environment = {"HTTPS_PROXY": f"127.0.0.1:{between.port}", "SSL_CERT_FILE": str(certificate)}
         async with UpstreamClient(Settings(environment=environment)) as pool:
-            assert await body(pool, f"https://localhost:{wire.port}/a%2fb") == b"ok"
+            assert await body(pool, "https://there.invalid:8443/a%2fb") == b"ok"
             with pytest.raises(UpstreamUnreachable):
                 await pool.send(request("https://refused.invalid/"))
-        assert between.requests[0].target == b"localhost:%d" % wire.port
+        assert between.requests[0].target == b"there.invalid:8443"
     assert wire.requests[0].target == b"/a%2fb"
 
 
