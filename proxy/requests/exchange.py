@@ -77,6 +77,8 @@ class Exchange:
     """The reply's status; 0 until the reply begins."""
     sent: float | None = None
     """When the request first went upstream, on the clock of `began`. The sender sets it."""
+    relocated: Callable[[bytes], bytes] | None = None
+    """Returns a `Location` of upstream's as the client can follow it. The relay sets it."""
     broken: ProxyError | None = None
     """Why the body ended before it was whole."""
     _first_byte: float | None = None
@@ -208,6 +210,9 @@ class Exchange:
             # After 304 it is the length of a body that is not sent, and 204 must have none (RFC 9110, 8.6). The server
             # would insist on the body.
             headers = Headers(headers).without((b"content-length",))
+        if self.relocated is not None and (status == 201 or 300 <= status < 400):
+            at, named = self.relocated, b"location"
+            headers = [(name, at(value) if name == named else value) for name, value in headers]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -19,7 +20,14 @@ from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream import codings
 from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded_reply
-from proxy.upstream.headers import Header, Headers, reply_headers, request_headers, url_for
+from proxy.upstream.headers import (
+    Header,
+    Headers,
+    location_for,
+    reply_headers,
+    request_headers,
+    url_for,
+)
 
 GATHERED = 1 << 20
 """Most bytes of a body that is collected before it goes upstream, so that slow clients occupy no upstream connection.
@@ -72,6 +80,7 @@ class Relay:
         the path and query if they are not the client's."""
         upstream = tenant.policy.upstream
         anthropic = client.api == MESSAGES.name
+        client.relocated = partial(location_for, upstream.base_url, anthropic=anthropic)
         return UpstreamRequest(
             method=client.method,
             url=url_for(upstream.base_url, target or client.target, anthropic=anthropic),

@@ -27,7 +27,7 @@ from proxy.requests.exchange import FORWARDED, RAW
 from proxy.settings import Settings
 from proxy.stores.guarded import Guarded
 from proxy.upstream.client import UpstreamClient, models
-from proxy.upstream.headers import Header
+from proxy.upstream.headers import Header, Headers
 
 try:
     import resource
@@ -101,6 +101,26 @@ def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[s
         check(origin, _ORIGIN, "pages of the origin")
     if not origins and (b"sec-fetch-site", "cross-site") in said:
         raise ForeignSite(f"This proxy does not serve pages of other sites. {_HINT}")
+
+
+def permission(method: str, fields: Mapping[bytes, bytes]) -> Headers | None:
+    """Return the headers of the answer to a browser that asks whether a page may send a request;
+    None if this is no such question (Fetch, 3.2: CORS-preflight request). `fields` has the headers
+    in lower case.
+
+    The question has no key, and its answer gives away nothing: who then has no key is refused, and
+    only upstream's own words let the page read the reply. So the answer is always yes.
+    """
+    asked = fields.get(b"access-control-request-method")
+    if method != "OPTIONS" or asked is None or b"origin" not in fields:
+        return None
+    found = Headers([(b"access-control-allow-origin", b"*"), (b"access-control-allow-methods", asked)])
+    if wanted := fields.get(b"access-control-request-headers"):
+        found.append((b"access-control-allow-headers", wanted))
+    if fields.get(b"access-control-request-private-network") == b"true":
+        found.append((b"access-control-allow-private-network", b"true"))
+    found.append((b"vary", b"access-control-request-method, access-control-request-headers"))
+    return found
 
 
 def require_monitor(

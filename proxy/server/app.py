@@ -52,7 +52,7 @@ from proxy.requests.relay import GATHERED, Relay
 from proxy.requests.rounds import Services, Spending
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
-from proxy.server.access import COME_BACK, SECONDS, check_origin, deep_health, require_monitor
+from proxy.server.access import COME_BACK, SECONDS, check_origin, deep_health, permission, require_monitor
 from proxy.settings import Settings
 from proxy.stores import expires_by_itself, open_store, sweep_always
 from proxy.stores.guarded import Guarded
@@ -229,6 +229,8 @@ class App:
     async def _admit(self, client: Exchange, dialect: Dialect | None) -> None:
         tenant = None
         try:
+            if await self._permit(client):
+                return
             tenant = self._tenant(client)
             handler = self._handler(client, tenant, dialect)
             client.charge(tenant.name)
@@ -248,6 +250,18 @@ class App:
                 await _apologise(client, error)
             known = (tenant.name, tenant.namespace) if tenant else ()
             self._record(client.completed(client.outcome(Kind.REFUSED, *known), fault))
+
+    async def _permit(self, client: Exchange) -> bool:
+        """Answer a browser that asks whether a page may send a request to an API. Returns False if this is none."""
+        answer = permission(client.method, client.fields)
+        if answer is None or operations.serves(client.path):
+            return False
+        if self._on_loopback:
+            self._check_origin(client.headers.only((b"host",)), client.written_target)
+        await client.start(204, answer)
+        await client.finish()
+        self._record(client.completed(client.outcome(Kind.RELAY)))
+        return True
 
     @contextmanager
     def _place(self, policy: Policy, **shares: int) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from itertools import chain
+from urllib.parse import urlsplit
 
 Header = tuple[bytes, bytes]
 
@@ -124,3 +125,33 @@ def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
         return base + path
     base = base.removesuffix("/v1")
     return (base.removesuffix("/openai") if path.startswith("/openai/") else base) + path
+
+
+_DEFAULT_PORTS = (None, 80, 443)
+
+
+def location_for(base_url: str, said: bytes, *, anthropic: bool = False) -> bytes:
+    """Return a reply's `Location` as the client can follow it through us; as upstream `said` it, if
+    it leads elsewhere.
+
+    Servers name themselves by the host that we send, and behind a load balancer with `http`. The
+    client gets the path alone: which scheme and host lead to us, only the client knows.
+    """
+    text, base = said.decode("latin-1"), urlsplit(base_url)
+    try:
+        given = urlsplit(text)
+        ports = given.port, base.port
+    except ValueError:
+        return said
+    same = given.hostname == base.hostname and (ports[0] == ports[1] or all(port in _DEFAULT_PORTS for port in ports))
+    if not said.isascii() or not (same if given.netloc else text.startswith("/")):
+        return said
+    rest = given._replace(scheme="", netloc="").geturl() or "/"
+    own = base.path.rstrip("/")
+    mounts = [(own.removesuffix("/v1"), "")]
+    mounts.insert(len(mounts) if anthropic else 0, (own, "/v1"))
+    paths = [at + rest.removeprefix(mount) for mount, at in mounts if rest.startswith(mount)]
+    for path in (rest, *paths):
+        if url_for(base_url, path.encode(), anthropic=anthropic) == f"{base.scheme}://{base.netloc}{rest}":
+            return path.encode()
+    return said

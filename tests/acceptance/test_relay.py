@@ -238,6 +238,24 @@ async def test_upstream_errors_are_relayed_as_they_came(shared: Shared, status: 
     assert (reply.get(b"retry-after"), reply.get(b"x-request-id"), reply.get(b"location")) == ([b"7"], [b"r"], [b"/x"])
 
 
+@pytest.mark.parametrize("status", [201, 301, 307, 308])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+async def test_a_redirect_of_upstreams_to_itself_leads_through_us(shared: Shared, status: int, path: str) -> None:
+    """FastAPI names itself by the host that it was asked for (letta-ai/letta#3189)."""
+
+    async def redirecting(peer: Peer) -> None:
+        asked = await peer.request()
+        location = b"http://%b%b/?x=1" % (asked.get(b"host")[0], asked.target)
+        head = b"HTTP/1.1 %d Moved\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n"
+        await peer.send(head % (status, location))
+
+    method = "GET" if path.endswith("models") else "POST"
+    question = f"{method} {path} HTTP/1.1\r\nHost: p\r\nContent-Length: 0\r\n\r\n"
+    async with shared.relay(redirecting) as link:
+        reply = await ask(link.port, question.encode())
+    assert reply.status == status and reply.get(b"location") == [f"{path}/?x=1".encode()]
+
+
 async def test_pipelined_requests_are_answered_in_order(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
         writer.write(b"".join(post(b"%d" % n) for n in range(20)))

@@ -11,7 +11,7 @@ import pytest
 from proxy.errors import ForeignSite
 from proxy.plan.prices import is_loopback
 from proxy.server.access import check_origin as check
-from tests.fake_upstream import StrictUpstream, text
+from tests.fake_upstream import StrictUpstream, text, whole
 from tests.serving import PLAIN, Proxy
 from tests.wire import ask
 
@@ -186,3 +186,49 @@ async def test_a_target_with_an_origin_of_its_own(upstream: StrictUpstream, serv
     for target in (b"/v1/models", b"/metrics", b"/_offload/x"):
         reply = await ask(proxy.port, b"GET http://evil.example%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
         assert reply.status == 403
+
+
+# What a browser asks before it sends a page's request
+
+ASKS = {
+    "origin": "app://obsidian.md",
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+def preflight(proxy: Proxy, path: str, **headers: str) -> httpx.Response:
+    return httpx.options(proxy.root + path, headers=ASKS | headers, trust_env=False, verify=PLAIN)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/files"])
+@pytest.mark.parametrize("keyed", [False, True], ids=["any key", "known keys only"])
+def test_a_page_may_ask_whether_it_may_send_its_key(
+    upstream: StrictUpstream, serve: Callable[..., Proxy], path: str, keyed: bool
+) -> None:
+    """9router#3659, gpt-load#566: a preflight has no key, so it is nobody's request."""
+    policy = {"upstream": {"base_url": upstream.url}}
+    known = {"tenant": "t", "api_keys": [{"sha256": sha256(b"known").hexdigest()}]}
+    proxy = serve({"t": known | policy} if keyed else {"default": policy})
+    said = preflight(proxy, path, **{"access-control-request-private-network": "true"})
+    assert (said.status_code, said.content) == (204, b"")
+    assert {name: value for name, value in said.headers.items() if name.startswith("access-")} == {
+        "access-control-allow-origin": "*",
+        "access-control-allow-methods": "POST",
+        "access-control-allow-headers": "authorization,content-type",
+        "access-control-allow-private-network": "true",
+    }
+    assert not upstream.requests
+    key = {"origin": ASKS["origin"], "authorization": "Bearer known"}
+    assert chat(proxy, key) == 200, "and then its request has one"
+    assert chat(proxy, {"origin": ASKS["origin"]}) == (401 if keyed else 403)
+
+
+def test_only_a_preflight_of_an_api_is_answered(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    upstream.respond(lambda _: whole({}, 405))
+    proxy = serve({"default": {"upstream": {"base_url": upstream.url}}})
+    assert preflight(proxy, "/v1/models", host="evil.example").status_code == 403
+    assert preflight(proxy, "/_offload/api/requests").status_code == 403
+    assert preflight(proxy, "/grep").status_code == 401
+    plain = httpx.options(proxy.root + "/v1/models", trust_env=False, verify=PLAIN)
+    assert plain.status_code == 405 and len(upstream.requests) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.upstream.headers import Headers, reply_headers, request_headers, url_for
+from proxy.upstream.headers import Headers, location_for, reply_headers, request_headers, url_for
 
 AS_THEY_ARE = [
     (b"Content-Type", b"application/json"),
@@ -118,3 +118,44 @@ def test_url_for(base_url: str, target: bytes, url: str) -> None:
 )
 def test_url_for_anthropic(base_url: str, target: bytes, url: str) -> None:
     assert url_for(base_url, target, anthropic=True) == url
+
+
+@pytest.mark.parametrize(
+    ("base_url", "said", "location"),
+    [
+        ("http://h:8000/v1", "http://h:8000/v1/models/", "/v1/models/"),
+        ("http://h:8000/v1", "http://h:8000/v1/models/?a=%2f#b", "/v1/models/?a=%2f#b"),
+        ("http://h:8000/v1", "http://H:8000/docs", "/docs"),
+        ("http://h:8000/v1", "http://h:8000", "/"),
+        ("https://h/api/v3", "https://h/api/v3/models/", "/v1/models/"),
+        ("https://h/api/v3", "/api/v3/models/", "/v1/models/"),
+        ("https://h/openai/v1", "https://h/openai/v1/files/f", "/openai/v1/files/f"),
+        ("https://h/v1", "/v1/models/", "/v1/models/"),
+        # behind a load balancer that ends TLS (letta-ai/letta#3189)
+        ("https://h/v1", "http://h/v1/models/", "/v1/models/"),
+        ("https://h:443/v1", "https://h/v1/models/", "/v1/models/"),
+        # elsewhere, or in a form that is no address of upstream's
+        ("https://h/v1", "https://other/v1/models", None),
+        ("https://h/v1", "https://h.other/v1/models", None),
+        ("http://h:8000/v1", "http://h:9000/v1/models", None),
+        ("http://h:8000/v1", "https://h/v1/models", None),
+        ("https://h/api/v3", "https://h/login", None),
+        ("https://h/v1", "models/", None),
+        ("https://h/v1", "//other/v1", None),
+        ("https://h/v1", "http://[::1", None),
+        ("https://h/v1", "http://h:x/v1", None),
+        ("https://h/v1", "https://h/v1/\xe9", None),
+        ("https://h/v1", "", None),
+    ],
+)
+def test_where_a_redirect_leads(base_url: str, said: str, location: str | None) -> None:
+    given = said.encode("latin-1")
+    made = location_for(base_url, given)
+    assert made == (given if location is None else location.encode())
+
+
+def test_where_a_redirect_of_anthropics_leads() -> None:
+    for base in ("https://h", "https://h/v1"):
+        made = location_for(base, b"https://h/v1/messages/", anthropic=True)
+        assert made == b"/v1/messages/"
+    assert location_for("https://h/a", b"https://h/a/v1/messages/", anthropic=True) == b"/v1/messages/"
