@@ -167,7 +167,7 @@ class Records:
     async def keep_compaction(self, text: str) -> bool:
         """Store a snapshot to which the client gets a reference. Returns whether the store has it."""
         key = self.key(KINDS[_Compaction], compacting.digest(text))
-        return await self._surely(key, sealed(key, msgspec.json.encode(_Compaction(text))), intact)
+        return await self._visit.anew().put_intact(key, sealed(key, msgspec.json.encode(_Compaction(text))), intact)
 
     async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
@@ -285,7 +285,7 @@ class Records:
 
     async def forget_continuation(self, shown: str) -> None:
         """Delete what was stored of a reply that upstream has deleted."""
-        await self._visit.discard(self.key(KINDS[_Continued], _continuation(shown)))
+        await self._visit.delete(self.key(KINDS[_Continued], _continuation(shown)))
 
     def has_originals(self, of: str) -> bool:
         """Whether all texts that `of` names together were written recently."""
@@ -328,7 +328,7 @@ class Records:
 
         async def kept(key: str, value: Callable[[], bytes]) -> bool:
             whole = _is_original if key in originals else intact
-            return await self._surely(key, await run(value), whole)
+            return await self._visit.anew().put_intact(key, await run(value), whole)
 
         originals = {self.key("originals", name) for name in texts}
         made = list(self._originals(texts, index).items())
@@ -347,24 +347,6 @@ class Records:
         for key, record in index.items():
             made[key] = partial(sealed, key, record)
         return made
-
-    async def _surely(self, key: str, value: bytes, whole: Callable[[str, bytes], bool]) -> bool:
-        """Have the store keep the record, and return whether it does. A stored one that is not `whole` gives way."""
-        visit = self._visit.anew()
-        for _ in range(2):
-            done = await visit.put(key, value, keep=False, sure=True)
-            if done is not Put.EXISTED:
-                return done is Put.WRITTEN
-            found = await visit.read([key])
-            if found is None:
-                return False
-            [there] = found
-            if there is not None and whole(key, there):
-                return True
-            if there is not None:
-                visit.damaged(key)
-                await visit.discard(key)
-        return False
 
 
 def _fits(visible: Visible, reply: Reply, place: bytes) -> bool:

@@ -109,6 +109,9 @@ class Engine(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Delete these records. A missing key is not an error."""
 
+    def discard(self, key: str, value: bytes) -> None:
+        """Delete the record if it still has this value. Another one may have taken its place, which stays."""
+
     def reason(self, error: Exception) -> str:
         """Return what an error says, without the data that we sent."""
 
@@ -150,6 +153,10 @@ class Store:
     async def delete(self, *keys: str) -> None:
         """Delete these records. A missing key is not an error."""
         await self._run_all(self._writing, self._engine.delete, keys)
+
+    async def discard(self, key: str, value: bytes) -> None:
+        """Delete a damaged record, of which this value was read, and no record that has taken its place since."""
+        await self._run(self._writing, key, partial(self._engine.discard, checked(key), value))
 
     async def close(self) -> None:
         """Finish running operations. Do not use the store afterwards. Raises StoreFault if some take longer than

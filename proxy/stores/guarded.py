@@ -37,6 +37,9 @@ CLOSING = 1.75
 LATER_SECONDS, LATER_AT_ONCE = 5.0, 8
 """Seconds for a put for which no request waits, and how many of them are tried at once."""
 
+ATTEMPTS = 3
+"""Attempts to replace a damaged record. Each further one means that others repair it, too."""
+
 FAILURES = 5
 """Failures in a row that open a breaker."""
 
@@ -120,9 +123,9 @@ class Memory:
         return before + 1 - len(self.unwritten)
 
     def forget(self, key: str) -> None:
-        """Forget a damaged record, so that it is fetched again and can be put again."""
-        for each in (self._records, self._puts, self.unwritten):
-            each.discard(key)
+        """Forget what is stored under this key, so that it is fetched again and can be put again."""
+        self._records.discard(key)
+        self._puts.discard(key)
 
 
 def _weight(key: str, value: bytes | None = None) -> int:
@@ -327,9 +330,9 @@ class Visit:
             return [found.get(key) for key in keys]
         for key, value in zip(unknown, values, strict=True):
             if value is not None and not intact(key, value):
-                value = None
-                self.damaged(key)
-                await self.discard(key)
+                await self.discard(key, value)
+                found[key] = None  # for now: a good one may be there already
+                continue
             found[key] = value
             if value is not None or final:
                 self._memory.keep(key, value)
@@ -377,13 +380,37 @@ class Visit:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
 
+    async def put_intact(self, key: str, value: bytes, intact: Callable[[str, bytes], bool]) -> bool:
+        """Have the engine keep the record, and return whether it does. A stored one that is not `intact` gives way,
+        to this one or to one that another process puts at the same time."""
+        for _ in range(ATTEMPTS):
+            done = await self.put(key, value, keep=False, sure=True)
+            if done is not Put.EXISTED:
+                return done is Put.WRITTEN
+            found = await self.read([key])
+            if found is None:
+                return False
+            [there] = found
+            if there is not None and intact(key, there):
+                return True
+            if there is not None:
+                await self.discard(key, there)
+        return False
+
     def damaged(self, key: str) -> None:
         """Count and log a damaged record, which the caller treats as absent."""
         self._guarded.damaged(key)
 
-    async def discard(self, key: str) -> None:
-        """Delete a record with wrong content, so that it can be put again."""
+    async def discard(self, key: str, value: bytes) -> None:
+        """Delete a damaged record, of which this value was read, so that a good one can be put."""
+        self.damaged(key)
         self._memory.forget(key)
+        await self._ask(StoreOperation.DELETE, lambda: self._store.discard(key, value))
+
+    async def delete(self, key: str) -> None:
+        """Delete a record, and give up one that is not written yet."""
+        self._memory.forget(key)
+        self._memory.unwritten.discard(key)
         await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
 
     async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from proxy.stores import Damaged, Entry, is_part
 
@@ -111,6 +111,18 @@ class Folder:
             with suppress(OSError):
                 folder.rmdir()
                 folder.parent.rmdir()
+
+    def discard(self, key: str, value: bytes) -> None:
+        """Take the file away, look at what it is, and put it back if it is another one."""
+        if self.get(key) != value:
+            return
+        path = self._root / key
+        _make(self._temporary)
+        with TemporaryDirectory(dir=self._temporary) as folder, suppress(FileNotFoundError):
+            aside = Path(folder, "record")
+            path.rename(aside)
+            if aside.read_bytes() != value:
+                _published(str(aside), path, sync=False)
 
     def reason(self, error: Exception) -> str:
         return getattr(error, "strerror", None) or type(error).__name__

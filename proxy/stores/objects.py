@@ -87,6 +87,11 @@ class Objects:
             with suppress(FileNotFoundError):  # S3 reports no error for a missing object, the others do
                 obstore.delete(self._service, key)
 
+    def discard(self, key: str, value: bytes) -> None:
+        """Looks and deletes, as obstore knows no condition for a deletion: two steps with nothing between them."""
+        if self._get(key) == value:
+            self.delete([key])
+
     def reason(self, error: Exception) -> str:
         """Return its class and the codes in its text, which can also contain signed addresses and our data."""
         return ", ".join(dict.fromkeys((type(error).__name__, *_codes(error))))

@@ -41,6 +41,9 @@ OPTIONS: dict[str, Any] = {
     "retry_on_error": [ReadOnlyError],
 }
 
+DISCARD = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('unlink', KEYS[1]) end return 0"
+"""Deletes a key that has this value, in one step."""
+
 GONE = -2
 """The time to live of a key that is not there. Redis says -1 for one that lives for ever."""
 
@@ -86,6 +89,9 @@ class RedisEngine:
 
     def delete(self, keys: Sequence[str]) -> None:
         self._client.unlink(*map(self._name, keys))
+
+    def discard(self, key: str, value: bytes) -> None:
+        self._client.eval(DISCARD, 1, self._name(key), value)
 
     def reason(self, error: Exception) -> str:
         """Return the error's class and Redis' code or the system's text for it, such as `ResponseError WRONGTYPE`. Its

@@ -62,11 +62,13 @@ async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-async def test_the_sizes_of_messages_and_histories_are_right_within_15_percent(name: str) -> None:
+async def test_the_sizes_of_messages_and_histories_are_about_right(name: str) -> None:
+    """A cache must not take more than it counts. Some releases of Python need less for an object than others."""
     history, shared = await read(*HISTORIES[name])
     messages = taken(list(history.messages), shared)
     assert sum(message.size() for message in history.messages) == pytest.approx(messages, rel=0.15)
-    assert history.size() == pytest.approx(messages + taken(history, shared), rel=0.15)
+    whole = messages + taken(history, shared)
+    assert whole / 1.15 < history.size() < whole * 1.3
 
 
 async def test_a_history_without_a_plan_takes_no_more_than_is_counted() -> None:

@@ -86,6 +86,33 @@ class StoreContract:
         assert await store.put(keys[1], b"2") is True
         await store.delete()
 
+    async def test_a_damaged_record_is_discarded_only_as_it_was_read(self, store: Store, space: str) -> None:
+        key = f"{space}/round/a"
+        await store.discard(key, b"damaged")
+        await store.put(key, b"damaged\x00")
+        await store.discard(key, b"damaged")
+        assert await store.get(key) == b"damaged\x00", "it is another one"
+        await store.discard(key, b"damaged\x00")
+        assert await store.get(key) is None
+        assert await store.put(key, b"good") is True
+        await store.discard(key, b"damaged\x00")
+        assert await store.get(key) == b"good"
+        assert list(await listed(store, space)) == [key], "nothing is left beside it"
+
+    async def test_repairs_at_once_leave_a_good_record(self, store: Store, space: str) -> None:
+        """Each reads, discards and puts; whatever their order, the last of them leaves a good one."""
+        key = f"{space}/round/a"
+        await store.put(key, b"damaged")
+
+        async def repair() -> None:
+            while (there := await store.get(key)) != b"good":
+                if there is not None:
+                    await store.discard(key, there)
+                await store.put(key, b"good")
+
+        await asyncio.gather(*(repair() for _ in range(self.racers)))
+        assert await store.get(key) == b"good"
+
     async def test_list_by_prefix(self, store: Store, space: str) -> None:
         names = ["original/a", "original/ab", "original/b.txt", "round/a", "rounds/a"]
         for name in names:

@@ -67,6 +67,11 @@ class Scripted:
     async def delete(self, *keys: str) -> None:
         await self._asked(f"delete {' '.join(keys)}")
 
+    async def discard(self, key: str, value: bytes) -> None:
+        await self._asked(f"discard {key}")
+        if self.records.get(key) == value:
+            del self.records[key]
+
     async def close(self) -> None:
         self.closed = True
 
@@ -362,8 +367,7 @@ async def test_a_damaged_record_is_absent_counted_deleted_and_can_be_put_again(
     assert await visit.put(KEY, b"good") is Put.EXISTED
     assert list(await visit.get_many([KEY, OTHER], intact=is_good)) == [None, b"good"]
     assert (counted, warned) == (["round"], [("store damaged", f"store: a damaged record counts as absent: {KEY}")])
-    assert store.asked[-1] == f"delete {KEY}"
-    del store.records[KEY]
+    assert store.asked[-1] == f"discard {KEY}" and KEY not in store.records
     assert await visit.put(KEY, b"good") is Put.WRITTEN
     assert list(await visit.get_many([KEY], intact=is_good)) == [b"good"]
 
@@ -378,6 +382,50 @@ async def test_a_damaged_record_is_absent_even_where_it_cannot_be_deleted(store:
     visit = guarded.visit()
     assert list(await visit.get_many([KEY], intact=intact)) == [None]
     assert visit.errors == {"delete:failed": 1}
+
+
+async def test_a_good_record_that_took_a_damaged_ones_place_stays(
+    store: Scripted, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between our look at the damaged one and our deletion, another process deletes it and puts a good one."""
+    store.records[KEY] = b"damaged"
+    discard = store.discard
+
+    async def late(key: str, value: bytes) -> None:
+        store.records[KEY] = b"good"
+        await discard(key, value)
+
+    monkeypatch.setattr(store, "discard", late)
+    visit = guarded.visit()
+    assert list(await visit.get_many([KEY], final=True, intact=is_good)) == [None], "as it was read"
+    assert store.records == {KEY: b"good"}
+    assert list(await visit.get_many([KEY], final=True, intact=is_good)) == [b"good"], "its absence is not remembered"
+    store.records[KEY] = b"damaged"
+    assert await visit.put_intact(KEY, b"good", is_good)
+    assert store.records == {KEY: b"good"}
+
+
+async def test_a_record_that_is_owed_outlives_a_damaged_one(store: Scripted, guarded: Guarded) -> None:
+    store.records[KEY] = b"damaged"
+    store.trouble = "full"
+    owing = guarded.visit()
+    assert await owing.put(KEY, b"good", sure=True) is Put.WRITTEN
+    store.trouble = ""
+    await owing.discard(KEY, b"damaged")
+    assert list(await owing.get_many([KEY], intact=is_good)) == [b"good"]
+    await owing.delete(KEY)
+    assert list(await owing.get_many([KEY], intact=is_good)) == [None], "it was deleted on purpose"
+
+
+async def test_a_record_that_is_damaged_again_and_again_is_given_up(
+    store: Scripted, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(key: str, value: bytes) -> None:
+        return
+
+    monkeypatch.setattr(store, "discard", never)
+    store.records[KEY] = b"damaged"
+    assert not await guarded.visit().put_intact(KEY, b"good", is_good)
 
 
 # The breaker.

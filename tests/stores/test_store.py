@@ -50,6 +50,9 @@ class Engine:
     def delete(self, keys: Sequence[str]) -> None:
         self._call(" ".join(keys))
 
+    def discard(self, key: str, value: bytes) -> None:
+        self._call(key)
+
     def reason(self, error: Exception) -> str:
         return type(error).__name__
 

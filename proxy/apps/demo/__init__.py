@@ -21,8 +21,9 @@ from proxy.errors import ProxyError, UserMistake
 from proxy.settings import Settings
 
 OK, FAILED = 0, 1
-START, STOP = 20.0, 10.0
-"""Seconds within which the proxy must listen, and must exit before it is killed."""
+STILL, STOP = 20.0, 10.0
+"""Seconds after which we say that we still wait for the proxy to listen, and within which it must exit before it is
+killed."""
 
 
 def demo(settings: Settings, chosen: Namespace) -> int:
@@ -83,19 +84,32 @@ def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=ours)
     try:
-        deadline, said = time.monotonic() + START, ""
-        while not (found := re.search(r"listening on (http://\S+)", said)):
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise ProxyError(f"the proxy did not come up:\n{said[-2000:]}")
-            time.sleep(0.02)
-            said = log.read_text(encoding="utf-8", errors="replace")
-        yield found[1]
+        yield _address(process, log)
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP)
         process.kill()
         process.wait()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the address once the proxy listens there, however long a slow machine takes. Raises ProxyError if the
+    proxy has ended."""
+    began, written = time.monotonic(), STILL
+    while True:
+        code = process.poll()  # first, as it may write until it ends
+        said = log.read_text(encoding="utf-8", errors="replace")
+        seconds = time.monotonic() - began
+        if found := re.search(r"listening on (http://\S+)", said):
+            return found[1]
+        if code is not None:
+            text = said[-2000:].strip() or "it wrote nothing"
+            raise ProxyError(f"the proxy ended with code {code} after {seconds:.1f} s and never listened:\n{text}")
+        if seconds > written:
+            sys.stderr.write(f"still waiting for the proxy to listen, for {seconds:.0f} s (Ctrl-C ends it)\n")
+            written += STILL
+        time.sleep(0.02)
 
 
 async def _originals(folder: Path) -> dict[str, bytes]:

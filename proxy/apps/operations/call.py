@@ -133,15 +133,8 @@ class CallerFiles:
 
         async def put(name: str, content: bytes) -> None:
             async with waiting:
-                if await self._put_if_free(name, content):
-                    return
-                [existing] = await self._stored([self._key(name)])
-                if existing != content:  # it is damaged, as the name tells the content
-                    await self._visit.discard(self._key(name))
-                    if not await self._put_if_free(name, content):  # another request was first
-                        [existing] = await self._stored([self._key(name)])
-                        if existing != content:
-                            raise _failed("keep a file")
+                if not await self._visit.put_intact(self._key(name), content, lambda key, there: there == content):
+                    raise _failed("keep a file")
 
         await asyncio.gather(*(put(name, content) for name, content in files.items()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from proxy.errors import StoreFault
 from proxy.policy import Policy
 from proxy.requests.records import Records
 from proxy.stores import is_part, open_store
-from proxy.stores.guarded import Guarded
+from proxy.stores.guarded import Guarded, Visit
 from proxy.threads import WorkPool
+from tests.clock import until
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 
 MOVED = f"s/log.{hashlib.sha256(b'moved text').hexdigest()[:16]}.txt"
@@ -173,6 +174,31 @@ async def test_a_damaged_text_counts_as_absent(found: Found, damaged: Callable[[
 async def test_a_damaged_file_gives_way_to_the_same_text(found: Found) -> None:
     found.damage(MOVED, flipped)
     await asyncio.gather(*(found.shelf().put_all({MOVED: b"moved text"}) for _ in range(4)))
+    assert await found.shelf().read(MOVED) == b"moved text"
+
+
+async def test_a_good_copy_that_another_request_wrote_stays(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request reads the damaged file, another one repairs it, and then the first goes on."""
+    found.damage(MOVED, flipped)
+    read, other_is_done = Visit.read, asyncio.Event()
+    first = True
+
+    async def held(visit: Visit, keys: Sequence[str]) -> Sequence[bytes | None] | None:
+        nonlocal first
+        mine, first = first, False
+        values = await read(visit, keys)
+        if mine:
+            await other_is_done.wait()
+        return values
+
+    monkeypatch.setattr(Visit, "read", held)
+    one = asyncio.create_task(found.shelf().put_all({MOVED: b"moved text"}))
+    await until(lambda: not first)
+    await found.shelf().put_all({MOVED: b"moved text"})
+    repaired = found.file(MOVED).stat().st_ino
+    other_is_done.set()
+    await one
+    assert found.file(MOVED).stat().st_ino == repaired, "it is the same file"
     assert await found.shelf().read(MOVED) == b"moved text"
 
 
