@@ -26,7 +26,7 @@ from tests.fake_upstream import StrictUpstream, error, text
 from tests.serving import Proxy, spawned
 
 MIB = 2**20
-SERVING = "import proxy.cli, proxy.settings, proxy.server.runner, proxy.server.app"
+SERVING = "import proxy.cli, proxy.settings, proxy.server.runner, proxy.apps.parts"
 """The imports of `offload-proxy serve`."""
 LONGEST = 10
 """Imports in the table."""

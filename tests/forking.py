@@ -163,6 +163,7 @@ def main(requests: socket.socket) -> None:
     import uvicorn
     import uvloop  # noqa: F401 (what the proxy imports as late as it can)
 
+    from proxy.apps import dashboard, parts  # noqa: F401
     from proxy.server import runner  # noqa: F401
     from proxy.tokens import counter
     from tests.serving import be_patient

@@ -26,6 +26,7 @@ import httpx
 import msgspec
 import uvicorn
 
+from proxy.apps import parts
 from proxy.policies.tenants import Tenant
 from proxy.requests.windows import Known
 from proxy.server import access
@@ -43,6 +44,11 @@ Policies = Mapping[str, Json | str]
 """Maps file names without `.yaml` to the files' contents."""
 
 LISTENS = re.compile(r"listening on http://\S+:(\d+)")
+
+WITHOUT = frozenset(os.environ.get("WITHOUT_PARTS", "").split())
+"""Names of parts that the proxies of this run are left without. Each must do without any other, and the core without
+all of them."""
+parts.PARTS = {name: made for name, made in parts.PARTS.items() if name not in WITHOUT}
 
 ADMIN = "the operator's token of tests"
 """Opens the dashboard of proxies that have one."""
@@ -123,7 +129,7 @@ def served(
         given = {"admin_token": ADMIN} if "dashboard" in settings else {}
         made = msgspec.structs.replace(made, **{"monitor_networks": ("127.0.0.0/8",), **given, **settings})
         # Not `server.serve`, which takes over the process' signals and logging.
-        server = uvicorn.Server(config(made, App(made)))
+        server = uvicorn.Server(config(made, App(made, parts.PARTS.values())))
 
         async def by_our_clock() -> None:
             if clock is not None:

@@ -27,7 +27,7 @@ from proxy import stores
 from proxy.apps import capture
 from proxy.apps.dashboard import writer
 from proxy.cli import parser
-from proxy.server.app import LEAST_GRACE
+from proxy.server.process import LEAST_GRACE
 from proxy.server.runner import GRACE
 from proxy.settings import Settings, read
 from proxy.stores import guarded

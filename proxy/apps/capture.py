@@ -14,8 +14,8 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,10 @@ from proxy.policies import Policies
 from proxy.policies.tenants import retention, tenant_of
 from proxy.policy import Policy
 from proxy.rawjson import NotJson
+from proxy.requests.exchange import Exchange
+from proxy.requests.prepared import Prepared
+from proxy.server.parts import Part
+from proxy.server.process import Process
 from proxy.settings import Settings
 from proxy.stores import Retention
 from proxy.telemetry.logs import Limited, event
@@ -141,7 +145,7 @@ class CaptureFolder:
             self._warn("sweep", f"captures are not deleted: {error.strerror}: {error.filename}")
 
 
-class Captures:
+class Captures(Part):
     """Takes the requests of one process; without a folder, none."""
 
     def __init__(
@@ -165,6 +169,14 @@ class Captures:
         except OSError as error:
             raise UserMistake(f"--capture {self._root}: expected a directory: {error.strerror}") from error
 
+    @classmethod
+    def of(cls, process: Process) -> Captures:
+        return cls(process.settings, process.policies)
+
+    def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
+        if prepared is not None:
+            self.take(outcome, prepared.tenant.policy, prepared.request)
+
     def take(self, outcome: Outcome, policy: Policy, chat: Request | None) -> None:
         """Capture an answered request if its tenant's policy agrees. It is written later, or dropped."""
         if self._root is None or chat is None or not policy.capture:
@@ -177,8 +189,16 @@ class Captures:
         self._came += len(chat.body)
         self._waiting.put((outcome, chat.body))
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Write what comes and delete what is old; at the end, write what waits, if that is soon done."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.close()
+
     def start(self) -> None:
-        """Start to write what comes and to delete what is old."""
         if self._root is None:
             return
         event(
@@ -191,7 +211,6 @@ class Captures:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, if that is soon done."""
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join(CLOSING)

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -263,14 +264,15 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
 
 def serve(settings: Settings, chosen: Namespace) -> int:
     """Serve, after saying what will not work. Raises UserMistake if upstream is this proxy or a policy is bad."""
-    from proxy.server import runner  # takes a second, which `check` does not need
+    from proxy.apps import dashboard, parts  # these take a second, which `check` does not need
+    from proxy.server import runner
 
     refuse_loop(settings)
     terminal = sys.stderr.isatty()
     if terminal and not (chosen.log_format or settings.environment.get("OFFLOAD_LOG_FORMAT")):
         settings = replace(settings, log_format="text")
     say(settings, terminal=terminal)
-    return runner.serve(settings)
+    return runner.serve(settings, [*parts.PARTS.values()], partial(dashboard.invitation, settings))
 
 
 def say(settings: Settings, *, terminal: bool) -> None:

@@ -130,7 +130,7 @@ def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
     If there are several keys, use the first that a policy names, else the first. Raises Unauthorized, with advice in
     its text, if no policy applies.
     """
-    given = [(name.lower(), value.strip()) for name, value in headers]
+    given = [(lower, value.strip()) for name, value in headers if (lower := name.lower()) in KEY_HEADERS]
     candidates = []
     for header in KEY_HEADERS:
         for name, value in given:

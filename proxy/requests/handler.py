@@ -29,7 +29,7 @@ from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Form, Hidden, Reason, Request, Unplannable, Verdict
 from proxy.policies.tenants import Tenant, identified
 from proxy.policy import Mode, SnapshotRole
-from proxy.requests import archive, references, verify
+from proxy.requests import archive, references
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned, Rendered, plan
@@ -137,11 +137,7 @@ class _Request:
         if self._vouched and not self._dialect.counts and 200 <= outcome.status < 300:
             miss, missed = self._services.last_requests.ended(outcome.namespace, self.prepared)
             outcome = replace(outcome, miss=miss, missed_tokens=missed)
-        if self._services.watch is not None:
-            self._services.watch(outcome, self.prepared)
-        self._services.sink(outcome)
-        if self.prepared.turn is not None and self.prepared.tenant.policy.offload.verify:
-            verify.consider(self._services, self._client, self.prepared, self._records, outcome)
+        self._services.sink(outcome, self.prepared, self._client)
 
     # -- from the body to what is sent --
 

@@ -57,7 +57,7 @@ _VERTEX = b":rawPredict", b":streamRawPredict"
 """The ends of Vertex's paths, which take no `x-api-key`."""
 
 Sink = Callable[[Outcome], None]
-"""Gets the outcome of every request."""
+"""Gets the outcome of a request."""
 
 
 class Relay:

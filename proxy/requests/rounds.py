@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -35,7 +35,7 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Rendered
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
-from proxy.requests.relay import Refusal, Relay, Sink
+from proxy.requests.relay import Refusal, Relay
 from proxy.requests.summaries import Summaries
 from proxy.requests.upstream_caches import LastRequests
 from proxy.requests.windows import Known
@@ -54,25 +54,16 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-DAY = 86_400
 NAMED = 4
 """The most names of files in a call's path that are looked for in the request."""
 
 
-class Spending:
-    """What each tenant has spent today, in money. `clock` returns seconds since the epoch."""
+class Sink(Protocol):
+    """Gets the outcome of every request, and of a chat what was made of it, and its client."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._spent: dict[str, tuple[int, float]] = {}
-
-    def today(self, tenant: str) -> float:
-        day, spent = self._spent.get(tenant, (0, 0.0))
-        return spent if day == self._clock() // DAY else 0.0
-
-    def add(self, tenant: str, money: float) -> None:
-        """Add to what was spent today; less than nothing takes back what did not have to be spent."""
-        self._spent[tenant] = int(self._clock() // DAY), max(self.today(tenant) + money, 0.0)
+    def __call__(
+        self, outcome: Outcome, prepared: Prepared | None = None, client: Exchange | None = None, /
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -91,10 +82,6 @@ class Services:
     known: Known
     sink: Sink
     last_requests: LastRequests = field(default_factory=LastRequests)
-    verifying: Spending | None = None
-    """What tenants spend on asking again; None: nothing is asked again."""
-    watch: Callable[[Outcome, Prepared], None] | None = None
-    """Called with every chat request that has ended, before the sink gets its outcome."""
 
 
 class Rounds:

@@ -11,15 +11,16 @@ deadline, and one sweep a second checks them all, so a request that arrives whol
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from proxy.apps.dashboard import Access, bearer
 from proxy.errors import Forbidden, ForeignSite, Overloaded, ProxyError, UpstreamFault
 from proxy.plan.prices import is_loopback
 from proxy.policy import Policy
@@ -123,14 +124,26 @@ def permission(method: str, fields: Mapping[bytes, bytes]) -> Headers | None:
     return found
 
 
+def bearer(headers: Mapping[str, str]) -> str:
+    """Return the token that a request carries, or ""."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def is_admin(admin_token: str, token: str) -> bool:
+    """Return whether this is the admin token; "" is none. Tries are not limited: callers behind an ingress share its
+    address and would lock the operator out, and a random token cannot be guessed anyway."""
+    return bool(admin_token) and hmac.compare_digest(token.encode(), admin_token.encode())
+
+
 def require_monitor(
-    request: Request, access: Access, networks: Sequence[IPv4Network | IPv6Network], check_origin: CheckOrigin
+    request: Request, admin_token: str, networks: Sequence[IPv4Network | IPv6Network], check_origin: CheckOrigin
 ) -> None:
     """Raises Forbidden for all but callers with the admin token, and callers in networks that the operator named.
 
     Being on this machine is no reason: a reverse proxy on it is there as well. Who forwards a request is in no network.
     """
-    if access.is_admin(bearer(request.headers)):
+    if is_admin(admin_token, bearer(request.headers)):
         return
     names = request.headers.keys()
     forwarded = any(name.encode() in FORWARDED or name.startswith("x-forwarded-") for name in names)
@@ -174,6 +187,29 @@ async def deep_health(
 
 
 # -- bounds --
+
+
+class TenantPlaces:
+    """How many requests and uploads of each tenant are under way in this process."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def held(self, policy: Policy, **shares: int) -> Iterator[None]:
+        """Hold a place among the tenant's `requests` or `uploads`, of which there are so many. Raises Overloaded if all
+        are taken."""
+        places = [(policy.tenant, kind) for kind in shares]
+        for place in places:
+            most = shares[place[1]]
+            if self._taken[place] >= most:
+                text = f"More than {most} {place[1]} at once (from `limits.concurrent_requests`); try again"
+                raise Overloaded(text, retry_after=COME_BACK)
+        self._taken.update(places)
+        try:
+            yield
+        finally:
+            self._taken.subtract(places)
 
 
 class Waiting(Protocol):

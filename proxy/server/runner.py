@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from proxy.apps.dashboard import new_link
 from proxy.errors import UserMistake
 from proxy.server.access import Bounds
 from proxy.server.app import App
@@ -38,10 +37,11 @@ from proxy.telemetry.metrics import prepare_multiprocess
 from proxy.threads import SWITCH_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from proxy.server.process import MakePart
     from proxy.settings import Settings
 
     Handler = Callable[[int, FrameType | None], object]
@@ -74,8 +74,11 @@ SHORT_TOKEN = 16
 """Characters below which a token can be guessed over the network, at some thousand tries a second."""
 
 
-def serve(settings: Settings) -> int:
-    """Listen and serve until a signal. Returns the exit code: 0, or 1 if a second signal cut requests off.
+def serve(settings: Settings, parts: Sequence[MakePart] = (), invite: Callable[[str], str] | None = None) -> int:
+    """Listen and serve until a signal, with these parts, which can be pickled. `invite` returns a line for whoever
+    starts the proxy, or "", and gets its address.
+
+    Returns the exit code: 0, or 1 if a second signal cut requests off.
 
     If something hangs at the end, it does not return: the process exits with 1.
 
@@ -84,23 +87,23 @@ def serve(settings: Settings) -> int:
     _prepare(settings)
     if settings.admin_token and len(settings.admin_token) < SHORT_TOKEN:  # and nothing limits how often one may try
         logger.warning("OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)")
-    app = App(settings)
+    app = App(settings, parts)
     with _listener(settings.host, settings.port) as listener:
-        if link := new_link(settings, f"http://{_address(*listener.getsockname()[:2])}"):
-            _say(f"offload-proxy: the dashboard opens, once, at {link}")
+        if invite and (line := invite(f"http://{_address(*listener.getsockname()[:2])}")):
+            _say(f"offload-proxy: {line}")
         if settings.workers == 1:
             server = _Server(config(settings, _Ending(app, settings)))
             server.run([listener])
             return ENDED_EARLY if server.force_exit else OK
         with prepare_multiprocess():
-            shared = config(settings, partial(_worker, settings))
+            shared = config(settings, partial(_worker, settings, parts))
             shared.factory, shared.workers = True, settings.workers
             supervisor = _Supervisor(shared, [listener])
             supervisor.run()
             return ENDED_EARLY if supervisor.killed else OK
 
 
-def _worker(settings: Settings) -> ASGIApp:
+def _worker(settings: Settings, parts: Sequence[MakePart]) -> ASGIApp:
     """Return the application of a worker, which is spawned, not forked, and builds it anew."""
 
     def end_with_supervisor() -> None:
@@ -111,7 +114,7 @@ def _worker(settings: Settings) -> ASGIApp:
 
     _prepare(settings)
     threading.Thread(target=end_with_supervisor, daemon=True).start()
-    return _Ending(App(settings), settings, alone=False)
+    return _Ending(App(settings, parts), settings, alone=False)
 
 
 def _prepare(settings: Settings) -> None:
@@ -195,7 +198,7 @@ class _Ending:
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
-            if message["type"] == "lifespan.shutdown.complete" and self._app.hangs:
+            if message["type"] == "lifespan.shutdown.complete" and self._app.process.hangs:
                 self._end()  # the store has logged what hangs
             await send(message)
 
@@ -211,7 +214,7 @@ class _Ending:
         seconds = GRACE if self._begun else self._seconds
         if not self._begun:
             self._begun = True
-            self._app.ending()
+            self._app.process.ending()
         elif self._alone:
             loop.call_soon_threadsafe(self._app.cut)
         else:  # systemd and terminals tell every process, and so does the supervisor
@@ -230,7 +233,7 @@ class _Ending:
     def _end(self) -> None:
         """Exit at once: the interpreter would wait for threads that never end."""
         with suppress(Exception):
-            self._app.flush()
+            self._app.process.flush()
         logging.shutdown()
         os._exit(ENDED_EARLY)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -107,16 +107,11 @@ class OpenTelemetry:
             context.detach(token)
             span.end()
 
-    def noting(self, record: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-        """Return `record`, which also says in the request's span how it ended."""
-
-        def noted(outcome: Outcome) -> None:
-            span = trace.get_current_span()
-            if span.is_recording() and outcome.kind is not Kind.SUMMARY:
-                _describe(span, outcome)
-            record(outcome)
-
-        return noted
+    def note(self, outcome: Outcome) -> None:
+        """Say in the request's span how it ended."""
+        span = trace.get_current_span()
+        if span.is_recording() and outcome.kind is not Kind.SUMMARY:
+            _describe(span, outcome)
 
     def call(self, method: str, url: str, content: object) -> TracedCall:
         """Begin a call of upstream."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.apps.dashboard import writer
-from proxy.requests.rounds import Spending
+from proxy.apps.verify import Spending
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
 from tests.apps.dashboard.traffic import dashboard
 from tests.clients.apis import Asked, api

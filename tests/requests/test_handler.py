@@ -118,7 +118,7 @@ class World:
             background=Background(100),
             threads=threads,
             known=known,
-            sink=self.outcomes.append,
+            sink=lambda outcome, *_: self.outcomes.append(outcome),
         )
 
     def fail_store(self) -> None:

@@ -22,17 +22,17 @@ from tests.clock import turns
 
 @pytest.fixture
 def app(tmp_path: Path) -> App:
-    return App(Settings(store=str(tmp_path / "store")))
+    return App(Settings(store=str(tmp_path / "store"), admin_token="t"))
 
 
 def handled_by(app: App, handler: Any) -> App:
-    app._relay = handler
+    app.process.relay = handler
     return app
 
 
 async def metrics(app: App) -> str:
-    app._ledger.flush()
-    return app._metrics.render()[1].decode()
+    app.process.flush()
+    return app.process.metrics.render()[1].decode()
 
 
 async def test_a_bug_is_500_with_an_id_and_no_traceback(app: App, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,10 +98,11 @@ async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
 
 async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Any:
-        raise RuntimeError("no description")
+        raise RuntimeError("no metrics")
 
-    monkeypatch.setattr("proxy.apps.operations.description", fail)
-    exchange = ScriptedClient(method="GET", path="/openapi.json", raw_path=b"/openapi.json")
+    monkeypatch.setattr(app.process.metrics, "render", fail)
+    headers = [(b"authorization", b"Bearer t")]
+    exchange = ScriptedClient(method="GET", path="/metrics", raw_path=b"/metrics", headers=headers)
     await app(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 500
     assert [message["type"] for message in exchange.messages].count("http.response.start") == 1

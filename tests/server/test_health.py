@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.policy import Policy, Upstream
-from proxy.server import app
+from proxy.server import process
 from proxy.server.access import deep_health
 from proxy.settings import Settings
 from proxy.stores import open_store
@@ -53,17 +53,17 @@ def test_deep_health_checks_store_and_breaker(up: StrictUpstream, serve: Callabl
 
 
 async def test_the_store_is_watched_without_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "STORE_SECONDS", 0.02)
+    monkeypatch.setattr(process, "STORE_SECONDS", 0.02)
     with redis_server(tmp_path) as redis:
-        process = app.App(Settings(store=f"redis://127.0.0.1:{redis.port}/0"))
-        shown = partial(process._metrics._registry.get_sample_value, "offload_store_up")
-        async with running(process._watch_store()):
+        one = process.Process(Settings(store=f"redis://127.0.0.1:{redis.port}/0"))
+        shown = partial(one.metrics._registry.get_sample_value, "offload_store_up")
+        async with running(one._watch_store()):
             await until(lambda: shown() == 1)
             redis.stop()
             await until(lambda: shown() == 0)
             redis.start()
             await until(lambda: shown() == 1)
-        await process._store.close()
+        await one._store.close()
 
 
 def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:

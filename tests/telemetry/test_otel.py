@@ -16,7 +16,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from proxy.errors import UserMistake
-from proxy.server import app
+from proxy.server import process
 from proxy.settings import Settings
 from tests.apps.dashboard.traffic import session
 from tests.clock import PATIENCE
@@ -115,14 +115,14 @@ def test_a_failed_call_says_so(collector: Collector) -> None:
     ],
 )
 def test_it_is_off_by_default(environment: dict[str, str]) -> None:
-    assert app._opentelemetry(Settings(environment=environment)) is None
+    assert process._opentelemetry(Settings(environment=environment)) is None
 
 
 def test_a_wrong_variable_is_a_user_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_ATTRIBUTE_COUNT_LIMIT", "many")
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_ATTRIBUTE_COUNT_LIMIT": "many"}
     with pytest.raises(UserMistake, match="OTEL_ATTRIBUTE_COUNT_LIMIT"):
-        app._opentelemetry(Settings(environment=environment))
+        process._opentelemetry(Settings(environment=environment))
 
 
 def test_a_collector_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

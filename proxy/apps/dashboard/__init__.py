@@ -19,7 +19,7 @@ import sqlite3
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from proxy.policies import Policies
 from proxy.policies.tenants import identify, retention
 from proxy.policy import Policy
 from proxy.requests.prepared import Prepared
+from proxy.server.access import is_admin
 from proxy.settings import Settings
 from proxy.stores import Store
 from proxy.telemetry.outcome import Outcome
@@ -88,22 +89,15 @@ class Dashboard:
         self._operators, self._viewers = (ThreadPoolExecutor(1, "dashboard-reader") for _ in range(2))
         self._waiting = Counter[str]()  # queries under way, by namespace
         self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
-        self._ended: dict[str, Prepared] = {}
         self.replica = f"{socket.gethostname()}:{settings.port}"
         """What the pages call this replica."""
 
     # -- what requests call --
 
-    def watch(self, request_id: str, attempt: Prepared) -> None:
-        """Hold a request until its outcome is recorded, which is soon. Never fails."""
-        self._ended[request_id] = attempt
-
-    def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Queue a row for each request. Takes a few microseconds, and never fails."""
-        for outcome in outcomes:
-            attempt = self._ended.pop(outcome.request_id, None)
-            if self._writer is not None:
-                self._writer.record(outcome, attempt)
+    def record(self, outcome: Outcome, attempt: Prepared | None = None) -> None:
+        """Queue a row for a request. Takes a few microseconds, and never fails."""
+        if self._writer is not None:
+            self._writer.record(outcome, attempt)
 
     # -- its life --
 
@@ -206,9 +200,8 @@ class Access:
         self._secret, self._clock = secret, clock
 
     def is_admin(self, token: str) -> bool:
-        """Return whether this is the admin token. Tries are not limited: callers behind an ingress share its address
-        and would lock the operator out, and a random token cannot be guessed anyway."""
-        return bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
+        """Return whether this is the admin token."""
+        return is_admin(self.token, token)
 
     def cookie(self, viewer: Viewer, valid: float = VALID) -> str:
         """Return a new cookie's value. Raises DashboardFault if there is neither a token nor a file to sign it."""
@@ -235,10 +228,10 @@ class Access:
         return hmac.digest(secret, b"dashboard " + said, "sha256") if secret else b""
 
 
-def bearer(headers: Mapping[str, str]) -> str:
-    """Return the token that a request carries, or ""."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+def invitation(settings: Settings, address: str) -> str:
+    """Return a line for whoever starts the proxy, with a link that opens the dashboard once; "" if there is none."""
+    link = new_link(settings, address)
+    return f"the dashboard opens, once, at {link}" if link else ""
 
 
 def new_link(settings: Settings, address: str) -> str | None:

@@ -21,13 +21,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy.apps.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer, bearer
+from proxy.apps.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer
 from proxy.apps.dashboard.describe import KINDS
 from proxy.apps.dashboard.queries import Reader, Wanted
 from proxy.apps.dashboard.rows import Row
 from proxy.apps.dashboard.savings import priced, savings
 from proxy.errors import BodyTooLarge, ClientFault, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 from proxy.release import version
+from proxy.server.access import bearer
 
 LARGEST_FORM = 4_096
 """Most bytes of a login."""

@@ -12,18 +12,21 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from proxy.apps.operations import compress, offload, schema, search
 from proxy.apps.operations.call import CallerFiles, OperationCall, refusal
+from proxy.dialects.chat import CHAT
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
 from proxy.policies.tenants import Tenant
 from proxy.requests.exchange import Exchange
 from proxy.requests.relay import served
-from proxy.requests.rounds import Services
+from proxy.server.parts import Door, Part
+from proxy.server.process import Process
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded_request
-
-__all__ = ["MCP", "PATHS", "Operations", "check_caller", "description", "refusal", "serves"]
 
 STORE_SECONDS = 30.0
 """Seconds that one call may wait for the store. It is long, because an operation cannot do without the store and a
@@ -60,11 +63,6 @@ PATHS: Mapping[bytes, tuple[str, Run, Sequence[type[msgspec.Struct]]]] = {
 `file_path` are of the first."""
 
 
-def serves(path: bytes) -> bool:
-    """Whether this path is an operation's, or the MCP server's."""
-    return path in PATHS or path == MCP or path.startswith(compress.RETRIEVE)
-
-
 def check_caller(tenant: Tenant) -> None:
     """Raises Unauthorized for callers without a key: they share a namespace and could read each other's files."""
     if tenant.anonymous:
@@ -80,13 +78,25 @@ def description() -> bytes:
     return schema.document({path.decode(): (about, kinds) for path, (about, _, kinds) in PATHS.items()})
 
 
-class Operations:
+async def _describe(request: Request) -> Response:
+    return Response(description(), media_type="application/json")
+
+
+class Operations(Part):
     """Serves every operation of this process."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, process: Process) -> None:
+        self._services = process.services
+        self.pages = [Route("/openapi.json", _describe)]
+        self._operation = Door(self.operate, CHAT.name, refusal(), check_caller)
+        self._mcp = Door(self.mcp, check=check_caller)
 
-    async def __call__(self, client: Exchange, tenant: Tenant) -> None:
+    def door(self, path: bytes) -> Door | None:
+        if path == MCP:
+            return self._mcp
+        return self._operation if path in PATHS or path.startswith(compress.RETRIEVE) else None
+
+    async def operate(self, client: Exchange, tenant: Tenant) -> None:
         """Send a reply, and record one outcome whatever happens."""
         services, visit = self._services, self._services.store.visit(STORE_SECONDS)
         shelf = CallerFiles(visit, tenant.namespace, tenant.policy, services.threads)
@@ -142,4 +152,4 @@ class Operations:
             raise Unsupported("The MCP server needs: pip install 'offload-proxy[mcp]'") from error
         body = await client.read(MESSAGE_BYTES)
         with client.present():
-            await mcp.over_http(client, body, lambda inner: self(inner, tenant))
+            await mcp.over_http(client, body, lambda inner: self.operate(inner, tenant))

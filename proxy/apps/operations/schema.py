@@ -56,7 +56,7 @@ PATHS: Mapping[str, str] = {
 """Parameters that name files and directories, each with the longest name that the operation will append to it."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True):
     """A part of a message's content."""
 
     text: str | None = None
@@ -83,7 +83,9 @@ class MessageParameter(msgspec.Struct, frozen=True):
     """The members of a chat message that must be valid. All others are kept as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[Part] | ContentObject | None, Meta(description="an object in tool messages")] = None
+    content: Annotated[
+        str | list[ContentPart] | ContentObject | None, Meta(description="an object in tool messages")
+    ] = None
     tool_calls: list[ToolCallParameter] | None = None
     tool_call_id: str | None = None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -27,12 +27,15 @@ from proxy.plan.turn import Addition
 from proxy.policy import Policy
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
-from proxy.requests.planned import OUR_TOOLS_TOKENS
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
-from proxy.requests.rounds import Rounds, Services
+from proxy.requests.rounds import Rounds
+from proxy.server.parts import Part
+from proxy.server.process import Process
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 
+DAY = 86_400
 REPLY_TOKENS = 2_000
 """Tokens of output that a reply is taken to cost until upstream has said it."""
 SECONDS = 600.0
@@ -42,39 +45,69 @@ Action = tuple[tuple[str, str], ...]
 """What the model does next: the names of the tools that it calls, with their arguments; empty if it stops."""
 
 
-def consider(services: Services, client: Exchange, prepared: Prepared, records: Records, outcome: Outcome) -> None:
-    """Start asking again if the request is of the share, and its tenant has money left today. Returns at once."""
-    rendered, turn, policy, spending = prepared.rendered, prepared.turn, prepared.tenant.policy, services.verifying
-    if spending is None or rendered is None or turn is None:
-        return
-    if outcome.status != 200 or outcome.fault:
-        return
-    planned, tenant = rendered.planned, prepared.tenant.name
-    drawn = int.from_bytes(hashlib.sha256(b"verify" + planned.chain[-1]).digest()[:8]) < policy.offload.verify * 2**64
-    whole_fits = planned.room.holds(planned.history.tokens) and not planned.request.continues
-    price = _price(policy, planned.request.model)
-    if rendered.plan.empty or not whole_fits or not drawn or price is None:
-        return
-    expected = (
-        planned.tokens_before + OUR_TOOLS_TOKENS + prepared.tokens_after + 2 * OUTPUT_PRICE * REPLY_TOKENS
-    ) * price
-    if spending.today(tenant) + expected > policy.offload.verify_budget / services.settings.workers:
-        return
-    seen, unheard = _action(turn), client.unheard()
-    rounds = _Unseen(services, unheard, replace(prepared, uses=[]), rendered, records, _nothing)
-    usage = Addition.USAGE not in prepared.form.without
+class Spending:
+    """What each tenant has spent today, in money. `clock` returns seconds since the epoch."""
 
-    async def ask_twice() -> None:
-        request = planned.request
-        again = rendered.turn(usage)
-        whole = planned.dialect.turn(request, [*request.entries], [], 1, usage, None)
-        compared = await _compared({"again": again, "whole": whole}, unheard, rounds, seen, outcome)
-        if prompt := compared.prompt_tokens:
-            spending.add(tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected)
-        services.sink(compared)
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._spent: dict[str, tuple[int, float]] = {}
 
-    if services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):  # one at a time
-        spending.add(tenant, expected)
+    def today(self, tenant: str) -> float:
+        day, spent = self._spent.get(tenant, (0, 0.0))
+        return spent if day == self._clock() // DAY else 0.0
+
+    def add(self, tenant: str, money: float) -> None:
+        """Add to what was spent today; less than nothing takes back what did not have to be spent."""
+        self._spent[tenant] = int(self._clock() // DAY), max(self.today(tenant) + money, 0.0)
+
+
+class Verify(Part):
+    """Asks again, as the policies' `offload.verify` says. `clock` returns seconds since the epoch."""
+
+    def __init__(self, process: Process, clock: Callable[[], float] = time.time) -> None:
+        self._services = process.services
+        self._spending = Spending(clock)
+
+    def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
+        """Start asking again if the request is of the share, and its tenant has money left today."""
+        if prepared is None or client is None or not prepared.tenant.policy.offload.verify:
+            return
+        if outcome.status == 200 and not outcome.fault and prepared.rendered is not None and prepared.turn is not None:
+            self._consider(outcome, prepared, prepared.rendered, prepared.turn, client)
+
+    def _consider(self, outcome: Outcome, prepared: Prepared, rendered: Rendered, turn: Turn, client: Exchange) -> None:
+        services, spending = self._services, self._spending
+        policy, tenant, planned = prepared.tenant.policy, prepared.tenant.name, rendered.planned
+        whole_fits = planned.room.holds(planned.history.tokens) and not planned.request.continues
+        price = _price(policy, planned.request.model)
+        if rendered.plan.empty or not whole_fits or price is None or not _drawn(planned, policy.offload.verify):
+            return
+        output = 2 * OUTPUT_PRICE * REPLY_TOKENS
+        expected = (planned.tokens_before + OUR_TOOLS_TOKENS + prepared.tokens_after + output) * price
+        if spending.today(tenant) + expected > policy.offload.verify_budget / services.settings.workers:
+            return
+        seen, unheard = _action(turn), client.unheard()
+        records = Records(services.store.visit(), prepared.tenant.namespace)
+        rounds = _Unseen(services, unheard, replace(prepared, uses=[]), rendered, records, _nothing)
+        usage = Addition.USAGE not in prepared.form.without
+
+        async def ask_twice() -> None:
+            request = planned.request
+            again = rendered.turn(usage)
+            whole = planned.dialect.turn(request, [*request.entries], [], 1, usage, None)
+            compared = await _compared({"again": again, "whole": whole}, unheard, rounds, seen, outcome)
+            if prompt := compared.prompt_tokens:
+                spending.add(tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected)
+            services.sink(compared)
+
+        if services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):  # one at a time
+            spending.add(tenant, expected)
+
+
+def _drawn(planned: Planned, share: float) -> bool:
+    """Return whether this request is of the share. The same request always is, or never."""
+    digest = hashlib.sha256(b"verify" + planned.chain[-1]).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
 
 
 async def _compared(
