@@ -96,7 +96,7 @@ class MessagesApi(ScriptedApi):
         self.counted: list[Json] = []
         self.window = window
         self._key = expect_key
-        self._signed: dict[str, str] = {}
+        self.signed: dict[str, str] = {}
         self._bound: dict[str, tuple[str, str | None]] = {}  # signature → what preceded it, and the thinking before it
 
     def __call__(self, request: Recorded) -> Pieces:
@@ -171,7 +171,7 @@ class MessagesApi(ScriptedApi):
             raise RefusedMessage("messages: text content blocks must be non-empty")
         if kind == "tool_use" and not isinstance(block["input"], dict):
             raise RefusedMessage(f"{where}.tool_use.input: Input should be a valid dictionary")
-        if kind == "thinking" and self._signed.get(block["signature"]) != block["thinking"]:
+        if kind == "thinking" and self.signed.get(block["signature"]) != block["thinking"]:
             raise RefusedMessage(f"{where}: Invalid `signature` in `thinking` block")
         if kind == "tool_result" and isinstance(block.get("content"), list):
             for part in block["content"]:
@@ -278,7 +278,7 @@ class MessagesApi(ScriptedApi):
             return {"id": f"toolu_{number}", **block}
         if block["type"] == "thinking":
             signature = f"Sig+/{number}=="
-            self._signed[signature] = block["thinking"]
+            self.signed[signature] = block["thinking"]
             return {**block, "signature": signature}
         return block
 

@@ -103,7 +103,7 @@ class ResponsesApi(ScriptedApi):
         self._histories: dict[str, list[Json]] = {}
         self.kept: dict[str, Json] = {}
         """The replies that are stored, by their ids."""
-        self._encrypted: set[str] = set()
+        self.encrypted: set[str] = set()
 
     def __call__(self, request: Recorded) -> Pieces:
         if request.method in ("GET", "DELETE"):
@@ -176,7 +176,7 @@ class ResponsesApi(ScriptedApi):
         for part in item["output"] if isinstance(item.get("output"), list) else ():
             _check_part(f"input[{index}].output", part)
         encrypted = item.get("encrypted_content")
-        if encrypted is not None and encrypted not in self._encrypted:
+        if encrypted is not None and encrypted not in self.encrypted:
             raise Refused("The encrypted content could not be verified.", code="invalid_encrypted_content")
         if kind in ("reasoning", "item_reference") and encrypted is None and item.get("id") not in self._items:
             hint = "" if stored else " Items are not persisted when `store` is set to false."
@@ -262,7 +262,7 @@ class ResponsesApi(ScriptedApi):
             item = {"call_id": f"call_{number}", **item}
         if said["type"] == "reasoning" and "reasoning.encrypted_content" in (body.get("include") or ()):
             item["encrypted_content"] = f"gAAAA-{number}"
-            self._encrypted.add(item["encrypted_content"])
+            self.encrypted.add(item["encrypted_content"])
         return item
 
     def _usage(self, history: list[Json], items: list[Json]) -> Json:
