@@ -19,11 +19,12 @@ import msgspec
 from msgspec import Meta
 
 from proxy.errors import UserMistake
-from proxy.policy import BASE_URL, Seconds, says
+from proxy.policy import BASE_URL, Profile, Seconds, says
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 _SECONDS, _ADDRESS = "seconds above 0, at most a day", "an address such as https://api.openai.com/v1"
+ANTHROPIC = "https://api.anthropic.com"
 HostName = Annotated[str, Meta(pattern=r"^[^\s/:@,]+\Z|^[0-9a-f:.]+\Z")]
 Url = Annotated[str, Meta(pattern=BASE_URL)]
 
@@ -37,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, says("a host name or an address, such as 127.0.0.1, which is the default")] = "127.0.0.1"
     port: Annotated[int, says("a port from 1 to 65535, or 0 for any free one", ge=0, le=65_535)] = 8787
     policies: Annotated[Path | None, says("a directory of policies, one YAML file for each tenant")] = None
+    profile: Annotated[Profile | None, says("careful, balanced or frugal, for the built-in policy")] = None
     store: Annotated[str, says("a URL or a directory for records; else below ~/.local/state")] = "offload-store"
     upstream: Annotated[Url | None, says(f"{_ADDRESS}, for policies without one; also OPENAI_BASE_URL")] = None
     workers: Annotated[int, says("a number of processes from 1 to 256", ge=1, le=256)] = 1
@@ -81,6 +83,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator logs in with, and what metrics and deep health ask for."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
+    state: Path | None = None
+    """Our folder in the user's state directory; None if the user has none."""
+    built_in: Mapping[str, str] = msgspec.field(default_factory=lambda: {"default": "{}"})
+    """The policies where there is no directory of them, as YAML, by the names that their files would have."""
 
     def __repr__(self) -> str:
         """Leaves out what may be secret: the store's URL can have a password, and the environment has keys."""
@@ -99,10 +105,13 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
     state = environment.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
     given: dict[str, Any] = {"environment": environment}
     if state:
-        given["store"] = os.path.join(state, "offload-proxy")
+        given["state"] = Path(state, "offload-proxy")
+        given["store"] = os.path.join(state, "offload-proxy", "store")
     for field in msgspec.structs.fields(Settings):
         name = field.name
-        sources = {_flag(name): flags.get(name)} | {
+        flag = flags.get(name)
+        # A flag without a value is another command's: `replay --profile` compares all of them.
+        sources = {_flag(name): flag if isinstance(flag, str) else None} | {
             one: environment.get(one, "").strip() or None for one in _variables(name)
         }
         source, text = next(((source, text) for source, text in sources.items() if text is not None), ("", None))
@@ -115,12 +124,23 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
             expected = _expected(field) or "printable ASCII"  # of the token, which is no flag
             raise UserMistake(f"{source}: expected {expected}") from error
     settings = Settings(**given)
+    if settings.profile and settings.policies:
+        raise UserMistake("--profile is for the built-in policy: write `offload: {profile: …}` into yours")
+    if not settings.policies:
+        built_in = policy(settings.upstream, settings.profile)
+        settings = msgspec.structs.replace(settings, built_in={"default": built_in})
     if settings.buffered_limit < 2 * settings.body_limit:
         raise UserMistake(
             f"a tenant may have half of --buffered-limit, which is less than one body of --body-limit "
             f"({settings.body_limit} bytes): raise the first to {2 * settings.body_limit}, or lower the second"
         )
     return settings
+
+
+def policy(base_url: str | None, profile: Profile | None, **sections: object) -> str:
+    """Return a policy as text. Without a `base_url`, each API has its own upstream."""
+    apis = {} if base_url else {"upstreams": {"messages": {"base_url": ANTHROPIC}}}
+    return msgspec.json.encode({"offload": {"profile": profile or Profile.BALANCED}, **apis, **sections}).decode()
 
 
 def flags() -> Iterator[tuple[str, str]]:
@@ -157,7 +177,7 @@ def _flag(name: str) -> str:
 
 
 def _variables(name: str) -> tuple[str, ...]:
-    if name == "environment":
+    if name in ("environment", "state", "built_in"):
         return ()
     return ("OFFLOAD_" + name.upper(), *(("OPENAI_BASE_URL",) if name == "upstream" else ()))
 

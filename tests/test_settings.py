@@ -46,7 +46,22 @@ def test_every_setting_has_a_flag_and_a_variable() -> None:
     expected = Settings(**{name: value for name, (_, value) in EVERY.items()})
     assert without_environment(read(flags, {})) == expected
     assert without_environment(read({}, variables)) == expected
-    assert {field.name for field in msgspec.structs.fields(Settings)} == {*EVERY, "admin_token", "environment"}
+    assert {field.name for field in msgspec.structs.fields(Settings)} == {
+        *EVERY, "admin_token", "environment", "profile", "state", "built_in",
+    }  # fmt: skip
+
+
+def test_the_profile_is_that_of_the_built_in_policy() -> None:
+    for given in (read({"profile": "frugal"}, {}), read({}, {"OFFLOAD_PROFILE": "frugal"})):
+        assert given.built_in["default"].startswith('{"offload":{"profile":"frugal"}')
+    with pytest.raises(UserMistake, match="--profile is for the built-in policy"):
+        read({"profile": "frugal", "policies": "p"}, {})
+    assert read({"profile": False}, {}).profile is None, "a flag of replay, which compares them all"
+
+
+def test_each_api_has_its_upstream_unless_one_is_given() -> None:
+    assert "https://api.anthropic.com" in read({}, {}).built_in["default"]
+    assert "anthropic" not in read({"upstream": "http://a/v1"}, {}).built_in["default"]
 
 
 def test_flags_take_precedence_over_variables() -> None:
@@ -78,8 +93,8 @@ def test_settings_reach_worker_processes_with_the_environment(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("environment", "store"),
     [
-        ({"HOME": "/home/me"}, "/home/me/.local/state/offload-proxy"),
-        ({"HOME": "/home/me", "XDG_STATE_HOME": "/state"}, "/state/offload-proxy"),
+        ({"HOME": "/home/me"}, "/home/me/.local/state/offload-proxy/store"),
+        ({"HOME": "/home/me", "XDG_STATE_HOME": "/state"}, "/state/offload-proxy/store"),
         ({}, "offload-store"),
         ({"HOME": "/home/me", "OFFLOAD_STORE": "/data"}, "/data"),
     ],

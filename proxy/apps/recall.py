@@ -1,4 +1,7 @@
-"""`recall` and `mcp`: thin clients of the running proxy's operations, with the caller's own key."""
+"""`recall` and `mcp`: thin clients of the running proxy's operations, with the caller's own key.
+
+Without a key, `recall` shows what this user's runs of `offload-proxy run` moved, for which it starts a proxy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +19,7 @@ import msgspec
 
 from proxy import rawjson
 from proxy.apps.operations.schema import Envelope
+from proxy.apps.run import archive
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import Settings
 from proxy.terminal import harmless
@@ -32,11 +37,16 @@ WHOLE = 16 << 20
 """Characters of a text that are shown of it: the most that the proxy gives at once."""
 
 
-def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
+def _key(settings: Settings) -> str:
+    """Return the caller's key; without a variable, the first line of standard input, if no terminal is there."""
+    key = settings.environment.get(KEY, "")
+    return key or ("" if sys.stdin.isatty() else sys.stdin.readline().strip())
+
+
+def _caller(settings: Settings, url: str | None, key: str) -> Ask:
     """Return what calls operations of the proxy at `url`, which may end in `/v1`, with the caller's key.
 
-    That is the first line of standard input if we may `ask` and no terminal is there. Raises UserMistake; calls raise
-    ProxyError if no proxy answers.
+    Raises UserMistake; calls raise ProxyError if no proxy answers.
     """
     url = url or f"http://127.0.0.1:{settings.port}"
     try:
@@ -45,9 +55,6 @@ def _caller(settings: Settings, url: str | None, *, ask: bool) -> Ask:
     except ValueError as error:
         raise UserMistake(f"--url {url}: {error}") from error
     trusted = certificates(settings.environment)
-    key = settings.environment.get(KEY, "")
-    if ask and not key and not sys.stdin.isatty():
-        key = sys.stdin.readline().strip()
     if not (key and key.isascii() and key.isprintable()):
         raise UserMistake(f"set {KEY} to the key with which your client calls the proxy")
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
@@ -84,7 +91,11 @@ def recall(settings: Settings, chosen: Namespace) -> int:
         operation, given = b"/recall_search", {"pattern": pattern, "limit": 1_000, **given}
     else:
         operation, given = b"/recall_sessions", {"limit": 200, **given}
-    reply = asyncio.run(_caller(settings, chosen.url, ask=True)(operation, rawjson.encode(given)))
+    with ExitStack() as held:
+        url, key = chosen.url, _key(settings)
+        if url is None and not key:
+            url, key = held.enter_context(archive(settings))
+        reply = asyncio.run(_caller(settings, url, key)(operation, rawjson.encode(given)))
     if not reply.success:
         raise ProxyError(reply.answer)
     text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)
@@ -99,5 +110,5 @@ def mcp(settings: Settings, chosen: Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UserMistake("this needs: pip install 'offload-proxy[mcp]'") from error
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(over_stdio(_caller(settings, chosen.url, ask=False)))
+    asyncio.run(over_stdio(_caller(settings, chosen.url, settings.environment.get(KEY, ""))))
     return 0

@@ -1,4 +1,4 @@
-"""The commands of `offload-proxy`: serve, check, replay, recall, mcp, store and demo.
+"""The commands of `offload-proxy`: run, serve, check, replay, recall, mcp, store and demo.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted, 141 broken pipe.
 A command's module is imported when it runs, so that `--help` is quick.
@@ -95,8 +95,8 @@ class _Version(argparse.Action):
 
 
 Argument = tuple[str, str, str]
-"""Its name, metavar and help. The name ends with `?` where it may be left out, and with `*` where it may be repeated; a
-flag without a metavar has no value."""
+"""Its name, metavar and help. The name ends with `?` where it may be left out, with `*` where it may be repeated, and
+with `…` where it is all the rest; a flag without a metavar has no value."""
 
 
 class Command(NamedTuple):
@@ -120,8 +120,8 @@ def _add(
     flags = list[str]()
     added.set_defaults(run=command.run, flags=flags)
     for named, metavar, help in command.arguments:
-        ending = named[-1] if named[-1] in "?*" else None
-        name = named.rstrip("?*")
+        ending = {"?": "?", "*": "*", "…": argparse.REMAINDER}.get(named[-1])
+        name = named.rstrip("?*…")
         if name.startswith("--"):
             flags.append(name)
         if not metavar:
@@ -136,6 +136,18 @@ def _add(
 _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
 
 _COMMANDS: Mapping[str, Command] = {
+    "run": Command(
+        "proxy.apps.run:run",
+        "run an agent behind a proxy of its own, which ends with it",
+        (
+            ("--upstream", "URL", "as for serve [where the environment points, else each API's own address]"),
+            ("--policies", "DIR", "as for serve"),
+            ("--profile", "PROFILE", "as for serve"),
+            ("--store", "URL", "as for serve"),
+            ("--port", "PORT", "the proxy's port [any free one]"),
+            ("command…", "-- COMMAND", "the agent with its arguments, such as claude, codex or aider"),
+        ),
+    ),
     "serve": Command(
         "proxy.cli.check:serve",
         "run the proxy",
@@ -232,6 +244,15 @@ _ACTIONS: Mapping[str, Command] = {
 }
 
 _EXAMPLES = {
+    "run": """\
+examples:
+  offload-proxy run -- claude
+  offload-proxy run --profile frugal -- codex exec "fix the tests"
+  offload-proxy run --upstream http://127.0.0.1:8080/v1 -- aider --model openai/local
+
+No file of yours or of the agent is written. What moves, the log and the dashboard are kept in
+~/.local/state/offload-proxy. The exit status is the command's.
+""",
     "serve": """\
 examples:
   offload-proxy serve                                        in front of OpenAI, each caller with its own key
@@ -245,7 +266,8 @@ FILE is what you have: sessions of Claude Code, Codex or opencode; logs and expo
 Helicone or OpenTelemetry; request bodies as JSONL or JSON, also gzipped; a HAR; a directory of those, such as a capture
 of `serve --capture`; or - for standard input. Nothing is sent or stored, and credentials are not looked at.
 """,
-    "recall": "The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input.",
+    "recall": "The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a\n"
+    "key, it shows what your runs of `offload-proxy run` moved.",
     "mcp": "The key is in OFFLOAD_API_KEY. It needs a running proxy at --url.",
     "store": """\
 examples:

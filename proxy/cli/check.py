@@ -66,7 +66,7 @@ def check(settings: Settings, chosen: Namespace) -> int:
     directory = chosen.directory
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
     built_in = directory is None and settings.policies is None and not where.exists()
-    policies = load(None if built_in else where, settings.environment, settings.upstream)
+    policies = load(None if built_in else where, settings.environment, settings.upstream, settings.built_in)
     sys.stdout.write("".join(f"{line}\n" for line in _lines("built in" if built_in else str(where), policies)))
     if not chosen.live:
         return 0
@@ -280,7 +280,7 @@ def say(settings: Settings, *, terminal: bool) -> None:
 
     Raises UserMistake if the policies are bad.
     """
-    policies = load(settings.policies, settings.environment, settings.upstream)
+    policies = load(settings.policies, settings.environment, settings.upstream, settings.built_in)
     fault = asyncio.run(_store_fault(settings))
     lines = []
     files = [file for file in settings.policies.glob("*.yaml") if file.is_file()] if settings.policies else []

@@ -187,6 +187,13 @@ def event_at(plan: Plan) -> OffloadEvent | None:
     return plan.events[-1] if plan.events and not plan.waited else None
 
 
+def newly_moved(items: Sequence[Item], plan: Plan) -> int:
+    """Return how many messages have moved at the plan's own request that were sent before, or are new."""
+    number = len(plan.events) if event_at(plan) else -1
+    now = (move for move in plan.moves.values() if move.event == number and not move.first_preview)
+    return len(unseen(items, plan)) + sum(1 for _ in now)
+
+
 def newly_used(items: Sequence[Item], plan: Plan) -> range:
     """Return where the replies are whose hidden answers leave at this history's request; see `Plan.used`."""
     before = plan.used - 1

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 INTERVAL = 0.5
 """Seconds between two looks at the directory. A change takes effect at the second look, within the promised 2 s."""
 
+BUILT_IN: Mapping[str, str] = {"default": "{}"}
+"""One policy for everybody, with all defaults and the client's own key."""
+
 _OF_THE_ADDRESS = frozenset(("api_key", "context_window"))
 """Keys of an upstream that another address must not get."""
 
@@ -306,13 +309,17 @@ def defaults(profile: Profile = Profile.BALANCED) -> Policy:
     return parse(f"offload: {{profile: {profile}}}", "built-in", "default", {}).policy
 
 
-def load(directory: pathlib.Path | None, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
-    """Load every `*.yaml` in `directory`, or without one what is built in: one policy for everybody, with all defaults
-    and the client's own key. `base_url` is used if a file has none.
+def load(
+    directory: pathlib.Path | None,
+    environment: Mapping[str, str],
+    base_url: str | None = None,
+    built_in: Mapping[str, str] = BUILT_IN,
+) -> Policies:
+    """Load every `*.yaml` in `directory`, or without one what is built in. `base_url` is used if a file has none.
 
     Raises PolicyError with a line for each bad file.
     """
-    return _parsed(_read(directory), environment, base_url)
+    return _parsed(_read(directory, built_in), environment, base_url)
 
 
 def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
@@ -329,6 +336,7 @@ class PolicyLoader:
         environment: Mapping[str, str],
         base_url: str | None = None,
         told: Callable[[bool], None] = lambda taken: None,
+        built_in: Mapping[str, str] = BUILT_IN,
     ) -> None:
         """Load the policies as `load` does. Raises PolicyError.
 
@@ -337,6 +345,7 @@ class PolicyLoader:
         self._directory = directory
         self._environment = environment
         self._base_url = base_url
+        self._built_in = built_in
         self._told = told
         self.last: tuple[float, str] | None = None
         """When the last reload was, in seconds since the epoch, and why it failed; empty if it did not."""
@@ -370,7 +379,7 @@ class PolicyLoader:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL):
                     await hangup.wait()
-            now = await loop.run_in_executor(None, _read, self._directory)
+            now = await loop.run_in_executor(None, _read, self._directory, self._built_in)
             # Wait until nothing changes between two looks, because a half-written file is not an error.
             if hangup.is_set() or (now == before and now != self._files):
                 hangup.clear()
@@ -378,7 +387,7 @@ class PolicyLoader:
             before = now
 
     def _load(self) -> Policies:
-        self._files = _read(self._directory)
+        self._files = _read(self._directory, self._built_in)
         policies = _parsed(self._files, self._environment, self._base_url)
         for warning in policies.warnings:
             logger.warning("%s", warning)
@@ -392,10 +401,10 @@ class _Files(NamedTuple):
     faults: Sequence[str]
 
 
-def _read(directory: pathlib.Path | None) -> _Files:
+def _read(directory: pathlib.Path | None, built_in: Mapping[str, str]) -> _Files:
     """Read the policies; hidden files are editors' locks and, in a mounted ConfigMap, what the links point to."""
     if directory is None:
-        return _Files({pathlib.Path("built-in", "default.yaml"): "{}"}, [])
+        return _Files({pathlib.Path("built-in", f"{name}.yaml"): text for name, text in built_in.items()}, [])
     try:
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except OSError as error:

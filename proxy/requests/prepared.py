@@ -32,6 +32,7 @@ from proxy.plan.forecast import (
     cost_as_it_came,
     event_at,
     forecast,
+    newly_moved,
     newly_used,
     told,
     unseen,
@@ -304,6 +305,7 @@ def of_chat(
         tokens_after=prepared.tokens_after,
         holdout=Holdout.NONE if prepared.observed else planned.holdout,
         events=len(planned.plan.events),
+        moved=newly_moved(planned.history.items, planned.plan) if cause else 0,
         new_event=bool(cause),
         cause=cause,
     )

@@ -69,7 +69,9 @@ class Process:
         named = {urlsplit(settings.replica_url).hostname or ""} if settings.replica_url else set()
         self._allowed_hosts = {*settings.allowed_hosts, *named}
         self.metrics = Metrics()
-        self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self.metrics.reloaded)
+        self._book = PolicyLoader(
+            settings.policies, settings.environment, settings.upstream, self.metrics.reloaded, settings.built_in
+        )
         self._ledger = logs.Recorder(logs.requests, self.metrics.record)
         self.flush = self._ledger.flush
         """Writes the metrics and log lines of the requests so far."""

@@ -74,12 +74,20 @@ SHORT_TOKEN = 16
 """Characters below which a token can be guessed over the network, at some thousand tries a second."""
 
 
-def serve(settings: Settings, parts: Sequence[MakePart] = (), invite: Callable[[str], str] | None = None) -> int:
+def announce(address: str) -> None:
+    _say(f"offload-proxy listening on {address}")
+
+
+def serve(
+    settings: Settings,
+    parts: Sequence[MakePart] = (),
+    invite: Callable[[str], str] | None = None,
+    ready: Callable[[str], None] = announce,
+) -> int:
     """Listen and serve until a signal, with these parts, which can be pickled. `invite` returns a line for whoever
-    starts the proxy, or "", and gets its address.
+    starts the proxy, or "", and gets its address. `ready` gets it once requests are served.
 
     Returns the exit code: 0, or 1 if a second signal cut requests off.
-
     If something hangs at the end, it does not return: the process exits with 1.
 
     Raises UserMistake for errors in settings or policies, and if it cannot listen on the address.
@@ -89,16 +97,18 @@ def serve(settings: Settings, parts: Sequence[MakePart] = (), invite: Callable[[
         logger.warning("OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)")
     app = App(settings, parts)
     with _listener(settings.host, settings.port) as listener:
-        if invite and (line := invite(f"http://{_address(*listener.getsockname()[:2])}")):
+        address = f"http://{_address(*listener.getsockname()[:2])}"
+        if invite and (line := invite(address)):
             _say(f"offload-proxy: {line}")
+        listens = partial(ready, address)
         if settings.workers == 1:
-            server = _Server(config(settings, _Ending(app, settings)))
+            server = _Server(config(settings, _Ending(app, settings)), listens)
             server.run([listener])
             return ENDED_EARLY if server.force_exit else OK
         with prepare_multiprocess():
             shared = config(settings, partial(_worker, settings, parts))
             shared.factory, shared.workers = True, settings.workers
-            supervisor = _Supervisor(shared, [listener])
+            supervisor = _Supervisor(shared, [listener], listens)
             supervisor.run()
             return ENDED_EARLY if supervisor.killed else OK
 
@@ -165,10 +175,6 @@ def _say(line: str) -> None:
     with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-
-
-def _announce(listener: socket.socket) -> None:
-    _say(f"offload-proxy listening on http://{_address(*listener.getsockname()[:2])}")
 
 
 def _address(host: str, port: int) -> str:
@@ -239,12 +245,16 @@ class _Ending:
 
 
 class _Server(uvicorn.Server):
-    """One process. It prints when it is ready, and any second signal ends it."""
+    """One process. It calls `ready` when it listens, and any second signal ends it."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            _announce(sockets[0])
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn would remember the signals and raise them again at the end; we choose the exit code ourselves.
@@ -258,6 +268,10 @@ class _Supervisor(Multiprocess):
     """Several workers on one listening socket."""
 
     killed = announced = False
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
+        super().__init__(config, sockets)
+        self._ready = ready
 
     def run(self) -> None:
         try:
@@ -277,7 +291,7 @@ class _Supervisor(Multiprocess):
         super().keep_subprocess_alive()
         if not self.announced and all(process.is_ready() for process in self.processes):
             self.announced = True
-            _announce(self.sockets[0])
+            self._ready()
 
     def handle_hup(self) -> None:
         """Pass the signal on: policies reload in place, while uvicorn would replace the workers."""

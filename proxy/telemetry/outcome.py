@@ -140,6 +140,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether the request's `tool_choice` keeps the model from reading moved texts."""
     compressed: int = 0
     events: int = 0
+    moved: int = 0
+    """Messages that moved at this very request."""
     new_event: bool = False
     """Whether something newly moved at this very request."""
     reinserted: int = 0

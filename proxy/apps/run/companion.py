@@ -1,0 +1,59 @@
+"""Serves for the process that started this one, as it says on standard input, and ends with it.
+
+`proxy.apps.run.serving` is the other side.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from proxy.apps.dashboard import new_link
+from proxy.apps.parts import PARTS
+from proxy.apps.run.serving import Listening
+from proxy.apps.run.totals import Adding, Totals
+from proxy.errors import UserMistake
+from proxy.server import runner
+from proxy.settings import Settings
+
+
+def main() -> None:
+    """Serve, and write to standard output where, or why not, and at the end what the requests came to."""
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings, dec_hook=_made)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    totals = Totals()
+    logging.getLogger("proxy.request").addHandler(Adding(totals))
+
+    def ready(address: str) -> None:
+        _say(Listening(address, new_link(settings, address)))
+
+    try:
+        runner.serve(settings, [*PARTS.values()], ready=ready)
+    except UserMistake as error:
+        _say(Listening(fault=str(error)))
+        return
+    _say(totals)
+
+
+def _say(answer: msgspec.Struct) -> None:
+    with suppress(OSError):
+        sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+        sys.stdout.flush()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input. Not by `sys.stdin`, which the interpreter locks when it ends."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _made(kind: type, value: Any) -> Any:
+    return kind(value)

@@ -1,0 +1,108 @@
+"""What the requests of one run came to, and the sentence that says it at the end."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from proxy.plan.prices import price_of
+from proxy.telemetry.outcome import Kind, Outcome
+
+_SENT = (Kind.OFFLOADED, Kind.UNTOUCHED, Kind.OBSERVED)
+
+
+class Totals(msgspec.Struct):
+    """Sums over the requests for a model's reply. Money is in USD, and of the requests whose price is known."""
+
+    requests: int = 0
+    other_requests: int = 0
+    """Those to other paths, and those that were refused before they went upstream."""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    money_before: float = 0.0
+    money_after: float = 0.0
+    moved: int = 0
+    """Messages that moved at these requests."""
+    most_moved: int = 0
+    """The most that one of them lacked: a conversation that goes on lacks what moved earlier."""
+    most_summarised: int = 0
+    read_back: int = 0
+    faults: int = 0
+    """Requests that upstream did not answer."""
+    fault: str = ""
+    """Why, at the last of these."""
+    waits: str = ""
+    """Why nothing moved, at the largest request."""
+    largest: int = -1
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.kind is Kind.SUMMARY:
+            self._pay(outcome)
+            return
+        if outcome.kind not in _SENT:
+            self.other_requests += 1
+            return
+        self.requests += 1
+        self.tokens_before += outcome.tokens_before
+        self.tokens_after += outcome.tokens_after
+        self.moved += outcome.moved
+        self.most_moved = max(self.most_moved, outcome.compacted)
+        self.most_summarised = max(self.most_summarised, outcome.compressed)
+        self.read_back += sum(use.calls for use in outcome.tool_uses if use.result == "ok")
+        self._pay(outcome)
+        if outcome.detail:
+            self.faults += 1
+            self.fault = outcome.detail
+        if outcome.tokens_before > self.largest:
+            self.largest = outcome.tokens_before
+            self.waits = outcome.words
+
+    def _pay(self, outcome: Outcome) -> None:
+        price = price_of("", outcome.model).input_price or 0.0
+        self.money_before += outcome.cost_before * price / 1e6
+        self.money_after += outcome.cost_after * price / 1e6
+
+    def sentence(self, *, recall: bool) -> str:
+        """Say what the run came to. `recall`: whether `offload-proxy recall` shows what moved."""
+        if not self.requests:
+            if self.other_requests:
+                return "no request for a reply came that the proxy could serve; its log says what came"
+            return "no request came: the command asked no model, or its settings name another address"
+        if self.faults == self.requests:
+            return f"upstream did not answer: {self.fault}"
+        asked = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
+        moved = max(self.moved, self.most_moved)
+        if not moved and not self.most_summarised:
+            return f"{rounded(self.tokens_before)} tokens came in {asked}, and nothing moved: {self.waits}"
+        less = 1 - self.tokens_after / self.tokens_before if self.tokens_before else 0.0
+        money = ""
+        if self.money_before >= 0.005:
+            money = f", about ${self.money_before - self.money_after:.2f} of ${self.money_before:.2f}"
+        results = "1 result" if moved == 1 else f"{moved:,} results"
+        summarised = f", {self.most_summarised:,} messages summarised" if self.most_summarised else ""
+        shown = "; `offload-proxy recall` shows them" if recall else ""
+        return (
+            f"{rounded(self.tokens_before)} tokens came, {rounded(self.tokens_after)} were sent "
+            f"({less * 100:.0f} % less{money}); {results} moved{summarised}, {self.read_back:,} read back{shown}"
+        )
+
+
+class Adding(logging.Handler):
+    """Adds up the outcomes that are logged."""
+
+    def __init__(self, totals: Totals) -> None:
+        super().__init__()
+        self._totals = totals
+
+    def emit(self, record: logging.LogRecord) -> None:
+        outcome = record.__dict__.get("fields")
+        if isinstance(outcome, Outcome):
+            self._totals.add(outcome)
+
+
+def rounded(tokens: int) -> str:
+    """`1.8 M`, `640 k`, `812`."""
+    if tokens >= 999_500:
+        return f"{tokens / 1e6:.1f} M"
+    return f"{tokens / 1e3:.0f} k" if tokens >= 1_000 else str(tokens)
