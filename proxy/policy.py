@@ -117,7 +117,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     members: Annotated[
         tuple[str, ...],
-        says("top-level members that the proxy does not know, and that do not keep a request from a plan"),
+        says(
+            "harmless members that the proxy does not know: of the body, or of what is in it, as `messages[].timestamp`"
+        ),
     ] = ()
 
     def reply_room(self, window: int | None) -> int:

@@ -24,6 +24,7 @@ from proxy.dialects import refusals
 from proxy.dialects.entries import (
     Contents,
     Entry,
+    Harmless,
     Mark,
     appended,
     marked,
@@ -208,8 +209,9 @@ class Dialect(ABC):
 
     @staticmethod
     @abstractmethod
-    def knows(contents: Contents, parts: Any, /) -> bool:
-        """Whether we know everything in an entry, so that it may be moved, cut or merged. Raises NotJson."""
+    def unknown(contents: Contents, parts: Any, harmless: Harmless, /) -> str:
+        """Return the path of something in an entry that we do not know; empty if we know everything, so
+        that it may be moved, cut or merged. Raises NotJson."""
 
     @staticmethod
     @abstractmethod
@@ -231,7 +233,8 @@ class Dialect(ABC):
             raise Unplannable(str(error)) from error
         try:
             found = self.contents(role, parts)
-            return measured(self.name, entry, found, reading, count, sealed=not self.knows(found, parts))
+            sealed = self.unknown(found, parts, reading.harmless)
+            return measured(self.name, entry, found, reading, count, sealed=sealed)
         except (NotJson, msgspec.MsgspecError):
             return unreadable(self.name, entry, role, count)
 
@@ -281,7 +284,7 @@ class Dialect(ABC):
         """Whether it is an entry of this role, in which we know everything."""
         try:
             own, parts = self.opened(entry)
-            return own is role and self.knows(self.contents(role, parts), parts)
+            return own is role and not self.unknown(self.contents(role, parts), parts, ())
         except NotJson:
             return False
 

@@ -69,23 +69,46 @@ def meaning(
     return seen.digest()[:16]
 
 
-def known(members: Mapping[str, Raw], table: Mapping[str, Collection[str]], kind: str) -> bool:
-    """Whether `table` has this kind, with all members that are not null: what we do not know may mean anything. Types,
+Harmless = Collection[str]
+"""The paths of members, such as `messages[].timestamp`, that the policy calls harmless."""
+
+
+def unknown(
+    members: Mapping[str, Raw],
+    table: Mapping[str, Collection[str]],
+    kind: str,
+    at: str,
+    harmless: Harmless = (),
+) -> str:
+    """Return the path of a member that `table` does not have for this kind; empty if it has all that
+    are not null: what we do not know may mean anything. `at` is the path of the object. Types,
     breakpoints and `DIRECT` callers mean the same everywhere."""
-    return kind in table and all(
-        key in table[kind]
-        or key in MARKS
-        or rawjson.is_null(raw)
-        or (key == "type" and text_of(raw) == kind)
-        or (key == "caller" and object_of(raw) == DIRECT)
-        for key, raw in members.items()
-    )
+    if kind not in table:
+        return f"{at}.type"
+    for key, raw in members.items():
+        usual = (
+            key in table[kind]
+            or key in MARKS
+            or rawjson.is_null(raw)
+            or (key == "type" and text_of(raw) == kind)
+            or (key == "caller" and object_of(raw) == DIRECT)
+        )
+        if not usual and f"{at}.{key}" not in harmless:
+            return f"{at}.{key}"
+    return ""
 
 
-def all_known(parts: Raw | None, table: Mapping[str, Collection[str]], unnamed: str = "") -> bool:
-    """Whether `table` has all parts of a content; a part without a type is `unnamed`. A text has none."""
-    listed = map(rawjson.members, elements_of(parts))
-    return all(known(part, table, text_of(part.get("type")) or unnamed) for part in listed)
+def unknown_in(
+    parts: Iterable[Raw],
+    table: Mapping[str, Collection[str]],
+    at: str,
+    harmless: Harmless = (),
+    unnamed: str = "",
+) -> str:
+    """Return the same for the parts at a path; a part without a type is `unnamed`."""
+    listed = map(rawjson.members, parts)
+    found = (unknown(part, table, text_of(part.get("type")) or unnamed, at, harmless) for part in listed)
+    return next(filter(None, found), "")
 
 
 def opaque(raws: Iterable[Raw]) -> int:
@@ -193,7 +216,7 @@ def _one_line(text: str) -> str:
 # -- measures ----------------------------------------------------------------------------------------------------------
 
 
-def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, count: Count, *, sealed: bool) -> Message:
+def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, count: Count, *, sealed: str) -> Message:
     """Measure an entry that has these contents. A `sealed` one stays as it is, with its step; see `Pairing`."""
     role = found.role
     name, reply = role.name.lower(), role is Role.ASSISTANT
@@ -213,7 +236,7 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
         _medium(place, part, kind, reading.shape if result and moves else None, count)
         for place, part, moves in found.media
     ]
-    answered, stays = found.answered if reply else (), sealed or role is Role.SEALED
+    answered, stays = found.answered if reply else (), bool(sealed) or role is Role.SEALED
     return Message(
         digest(entry),
         role,
@@ -236,7 +259,7 @@ def unreadable(dialect: str, entry: Entry, role: Role, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know."""
     text = bytes(entry).decode("utf-8", "replace")
     meant, tokens = meaning(dialect, role, "unreadable", [ToolCall("", "", text)]), count(text) + MESSAGE_TOKENS
-    return Message(digest(entry), role, meant, tokens, (), (), "", sealed=True)
+    return Message(digest(entry), role, meant, tokens, (), (), "", sealed="form, which nobody here knows")
 
 
 def _medium(place: int, part: bytes, kind: str, shape: Shape | None, count: Count) -> Piece:

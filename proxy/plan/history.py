@@ -193,6 +193,8 @@ class Terms(msgspec.Struct, frozen=True):
     tool_definition_tokens: int
     pauses: tuple[tuple[bytes, int], ...] = ()
     """By `History.point_digest`: requests at which upstream's cache had expired, and the seconds since those before."""
+    harmless: tuple[str, ...] = ()
+    """See `Reading`."""
 
 
 class History:
@@ -235,7 +237,7 @@ class History:
         leads = role is Role.SYSTEM and self.links[-1] == BEGINNING
         kept = offload.keep_errors and message.failed
         place = self._pairing.add(
-            role, message.calls, message.answers, message.sealed, message.said or kept, offload.asks
+            role, message.calls, message.answers, bool(message.sealed), message.said or kept, offload.asks
         )
         part, movable = (role, False) if leads else self._part(message)
         if kept or not place.fits or (place.tool and (offload.excludes(place.tool) or offload.asks(place.tool))):

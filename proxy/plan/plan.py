@@ -95,8 +95,9 @@ class Message(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...]
     calls: tuple[tuple[str, str], ...]  # id and name of each tool call that it makes
     answers: str  # the id of the tool call whose result it is; empty for other messages
-    sealed: bool = False
-    """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
+    sealed: str = ""
+    """What in it is not known to be safe to move or to cut: the path of a member, or words that are none. Then it and
+    its step stay as they are. Empty: everything is known."""
     said: bool = False
     """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
     failed: bool = False  # whether it is a result that reports an error; see `texts.reports_error`
@@ -146,12 +147,14 @@ class Reading(msgspec.Struct, frozen=True):
     unseen_limit: int
     results: tuple[ResultRule, ...] = ()
     said: tuple[str, ...] = ()  # further texts with which the user's words begin
+    harmless: tuple[str, ...] = ()  # paths of members that we do not know, and that seal nothing
 
     @classmethod
-    def of(cls, offload: Offload, window: int | None = None) -> Reading:
+    def of(cls, offload: Offload, window: int | None = None, harmless: tuple[str, ...] = ()) -> Reading:
         shape = Shape(offload.store_dir, PREVIEW_CHARS)
         beginnings = tuple(named for named in offload.said if not is_tool(named))
-        return cls(shape, offload.unseen_limit(window), offload.result_rules(), beginnings)
+        limit = offload.unseen_limit(window)
+        return cls(shape, limit, offload.result_rules(), beginnings, harmless)
 
 
 # -- what the plan decides about it ------------------------------------------------------------------------------------

@@ -222,12 +222,25 @@ class Form(msgspec.Struct, frozen=True):
 ENTRY = 512  # bytes that looking at an entry counts as, whatever its length
 
 MAX_NAME = 40  # the most characters that a log or a header shows of a member's name
-_NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
+MAX_PATH = 100
+"""The same of a path."""
+_NAMELESS = re.compile(r"[^\w.\[\]-]", re.ASCII)
 """What no member's name has that an API defines, so that nobody can write into a log or a header."""
 
 
-def _shown(name: str) -> str:
-    return _NAMELESS.sub("?", name[:MAX_NAME])
+def _shown(name: str, most: int = MAX_NAME) -> str:
+    return _NAMELESS.sub("?", name[:most])
+
+
+def unknown_words(sealed: str) -> str:
+    """Say why an entry stays as it is; see `Message.sealed`."""
+    if "[]." not in sealed:
+        return f"an entry stays as it is for its {sealed}."
+    path = _shown(sealed, MAX_PATH)
+    said = f"what has `{path}` stays as it is, because the proxy does not know what that means"
+    if path.endswith(".type"):
+        return f"{said}."
+    return f"{said}; where it is harmless, name it in the policy's `upstream.members`."
 
 
 class Request(msgspec.Struct, frozen=True):

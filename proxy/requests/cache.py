@@ -88,7 +88,7 @@ class MessageCache:
         past, key, whole, made = await self.pool.run(caller, begun, size)
         if made is not None:
             return made
-        reading = Reading.of(terms.offload, terms.room.window)
+        reading = Reading.of(terms.offload, terms.room.window, terms.harmless)
         messages = await self.read(dialect, raws[len(past) :], reading, terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
 

@@ -15,7 +15,7 @@ from proxy.dialects.render import ActiveSnapshot, Files, moved_files
 from proxy.dialects.turn import Turn
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
-from proxy.plan.history import History, Terms, Transcript, beginning, extend
+from proxy.plan.history import History, Irregular, Terms, Transcript, beginning, extend
 from proxy.plan.plan import (
     WINDOW_MARGIN,
     Cause,
@@ -65,12 +65,19 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def reading(self) -> Reading:
-        return Reading.of(self.policy.offload, self.room.window)
+        return Reading.of(self.policy.offload, self.room.window, self.policy.upstream.members)
 
     @cached_property
     def transcript(self) -> Transcript:
         """The history together with the bytes of its entries."""
         return self.history.transcript(self.request.entries)
+
+    @cached_property
+    def unknown(self) -> str:
+        """The path of the first thing in the history that nobody here knows; empty if everything is known."""
+        if Irregular.SEALED not in self.history.irregular:
+            return ""
+        return next((message.sealed for message in self.history.messages if message.sealed), "")
 
     @property
     def point_digests(self) -> list[bytes]:
@@ -276,7 +283,8 @@ async def plan(
     reply = policy.upstream.reply_room(window)
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
-    terms = Terms(request.model, policy.offload, room, tool_definition_tokens)
+    harmless = policy.upstream.members
+    terms = Terms(request.model, policy.offload, room, tool_definition_tokens, harmless=harmless)
 
     def planned(history: History) -> Planned:
         quoted = names_in(request.body, policy.offload.store_dir)

@@ -38,7 +38,16 @@ from proxy.plan.forecast import (
     unseen,
     waiting,
 )
-from proxy.plan.turn import FORGIVING, Addition, Form, Reason, Request, Usage, Verdict
+from proxy.plan.turn import (
+    FORGIVING,
+    Addition,
+    Form,
+    Reason,
+    Request,
+    Usage,
+    Verdict,
+    unknown_words,
+)
 from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy, SnapshotRole
 from proxy.requests.exchange import Exchange
@@ -208,6 +217,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
             plan, offload, window = planned.plan, planned.policy.offload, planned.room.window
             if plan.empty and not self.pointed:
                 words.append(waiting(plan, offload))
+                if planned.unknown:
+                    words[-1] += f"; {unknown_words(planned.unknown)}"
             else:
                 late = len(rendered.plan.events) < len(plan.events) if rendered else not (self.foreseen or plan.empty)
                 if planned.relearned and window is not None:

@@ -18,6 +18,8 @@ from proxy.dialects.messages import request as messages
 from proxy.dialects.render import Files, moved_files
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses import request as responses
+from proxy.plan.plan import Message, Reading
+from proxy.plan.preview import Shape
 from proxy.policy import Compress, Mode
 from proxy.tools.answer import Material, answer
 from proxy.tools.definitions import Arguments
@@ -392,3 +394,70 @@ def test_every_block_of_messages_is_known_or_listed_here() -> None:
     results = [one for one in blocks if sdk_types.named(one) == "tool_result"]
     inner = [part for one in results for part in sdk_types.typed_dicts(sdk_types.members(one)["content"])]
     assert unknown([*blocks, *inner], messages.BLOCKS) == (SEALED["messages"], set())
+
+
+# -- what is not known, and what a policy says of it -------------------------------------------------
+
+USED = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "found"}
+STRANGE: list[tuple[Dialect, Json, str]] = [
+    # ServiceStack/llms#17, odysseus#167, chatbox#2081
+    (CHAT, {"role": "tool", "tool_call_id": "c", "content": "x", "timestamp": 1}, "messages[].timestamp"),
+    (CHAT, {"role": "user", "content": "x", "metadata": {}}, "messages[].metadata"),
+    (CHAT, {"role": "assistant", "content": "x", "id": "m1"}, "messages[].id"),
+    (
+        CHAT,
+        {"role": "user", "content": [{"type": "text", "text": "x", "odd": 1}]},
+        "messages[].content[].odd",
+    ),
+    (
+        CHAT,
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "look"}, "odd": 1}]},
+        "messages[].tool_calls[].odd",
+    ),
+    (MESSAGES, {"role": "assistant", "content": "x", "id": "m1"}, "messages[].id"),
+    (MESSAGES, {"role": "user", "content": "x", "timestamp": 1}, "messages[].timestamp"),
+    (MESSAGES, {"role": "assistant", "content": [USED | {"odd": 1}]}, "messages[].content[].odd"),
+    (RESPONSES, {"role": "user", "content": "x", "timestamp": 1}, "input[].timestamp"),
+    (
+        RESPONSES,
+        {"type": "function_call_output", "call_id": "c", "output": "x", "odd": 1},
+        "input[].odd",
+    ),
+    (
+        RESPONSES,
+        {"role": "user", "content": [{"type": "input_text", "text": "x", "odd": 1}]},
+        "input[].content[].odd",
+    ),
+]
+FOREVER: list[tuple[Dialect, Json, str]] = [
+    (CHAT, {"role": "user", "content": [{"type": "odd"}]}, "messages[].content[].type"),
+    (MESSAGES, {"role": "assistant", "content": [{"type": "odd"}]}, "messages[].content[].type"),
+    (MESSAGES, {"role": "system", "content": [{"type": "odd"}]}, "messages[].content[].type"),
+    (CHAT, {"role": "wizard", "content": "x"}, "form, which nobody here knows"),
+]
+
+
+def read_with(dialect: Dialect, entry: Json, *harmless: str) -> Message:
+    reading = Reading(Shape("/s", 100), 20_000, harmless=harmless)
+    return dialect.read(json.dumps(entry).encode(), reading, len)
+
+
+@pytest.mark.parametrize(("dialect", "entry", "path"), STRANGE, ids=[row[2] for row in STRANGE])
+def test_what_is_not_known_has_a_path_that_a_policy_can_name(dialect: Dialect, entry: Json, path: str) -> None:
+    assert read_with(dialect, entry).sealed == path
+    assert read_with(dialect, entry, "messages[].other").sealed == path
+    named = read_with(dialect, entry, path)
+    assert named.sealed == ""
+    assert named.meaning == read_with(dialect, entry).meaning
+
+
+@pytest.mark.parametrize(("dialect", "entry", "path"), FOREVER, ids=[row[2] for row in FOREVER])
+def test_what_no_policy_makes_known(dialect: Dialect, entry: Json, path: str) -> None:
+    assert read_with(dialect, entry).sealed == read_with(dialect, entry, path).sealed == path
+
+
+def test_results_that_a_message_with_other_members_holds_stay_together() -> None:
+    held = {"role": "user", "content": [RESULT], "odd": 1}
+    assert read_with(MESSAGES, held).sealed == "messages[].odd"
+    assert read_with(MESSAGES, held, "messages[].odd").sealed.startswith("results")

@@ -187,6 +187,22 @@ def reply_headers(client: ScriptedClient) -> dict[bytes, bytes]:
     return {name.lower(): value for name, value in client.headers}
 
 
+async def test_a_member_that_nobody_knows_is_named_and_the_policy_can_call_it_harmless(
+    world: World,
+) -> None:
+    body = json.loads(LONG)
+    body["messages"][-1]["timestamp"] = 1
+    client, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
+    told = "what has `messages[].timestamp` stays as it is, because the proxy does not know what that means"
+    assert told in outcome.words and told.encode() in reply_headers(client)[b"x-offload-reason"]
+    assert outcome.compacted == 0
+    where = replace(POLICY.upstream, members=("messages[].timestamp",))
+    world.policy = replace(POLICY, upstream=where)
+    _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
+    moved = json.loads(world.sent[-1])["messages"][-1]
+    assert outcome.compacted == 1 and moved["timestamp"] == 1 and "/context_store/" in moved["content"]
+
+
 # -- what a request comes to ------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from proxy.dialects import entries
 from proxy.dialects.attachments import KINDS
 from proxy.dialects.base import Dialect
 from proxy.dialects.chat.reply import LIMITS, ChatRoundRequest, ChatTurn
-from proxy.dialects.entries import Contents, Entry
+from proxy.dialects.entries import Contents, Entry, Harmless, unknown, unknown_in
 from proxy.dialects.request import bounded
 from proxy.plan.plan import Role, ToolCall
 from proxy.plan.summary import SummaryAnswer
@@ -172,15 +172,15 @@ class ChatDialect(Dialect):
         return found
 
     @staticmethod
-    def knows(found: Contents, members: Members) -> bool:
+    def unknown(found: Contents, members: Members, harmless: Harmless) -> str:
+        role = text_of(members.get("role"))
+        content, calls = members.get("content"), elements_of(members.get("tool_calls"))
+        called = ((_called(rawjson.members(call)), "messages[].tool_calls[].function") for call in calls)
         return (
-            entries.known(members, MESSAGES, text_of(members.get("role")))
-            and entries.all_known(members.get("content"), PARTS, "text")
-            and entries.all_known(members.get("tool_calls"), CALLS, "function")
-            and all(
-                entries.known(_called(rawjson.members(one)), CALLED, "")
-                for one in elements_of(members.get("tool_calls"))
-            )
+            unknown(members, MESSAGES, role, "messages[]", harmless)
+            or unknown_in(elements_of(content), PARTS, "messages[].content[]", harmless, "text")
+            or unknown_in(calls, CALLS, "messages[].tool_calls[]", harmless, "function")
+            or next(filter(None, (unknown(one, CALLED, "", at, harmless) for one, at in called)), "")
         )
 
     @staticmethod

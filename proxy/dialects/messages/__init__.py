@@ -61,7 +61,7 @@ class MessagesDialect(Dialect):
     forgiving = staticmethod(request.forgiving)
     opened = staticmethod(blocks.opened)
     contents = staticmethod(blocks.contents)
-    knows = staticmethod(blocks.knows)
+    unknown = staticmethod(blocks.unknown)
     content = staticmethod(blocks.content)
     error_body = staticmethod(reply.error_body)
     calling = staticmethod(blocks.calling)

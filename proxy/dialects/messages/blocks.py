@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import entries
-from proxy.dialects.entries import Contents, Entry, all_known, known, opaque
+from proxy.dialects.entries import Contents, Entry, Harmless, opaque
 from proxy.dialects.messages.request import (
     BLOCKS,
     FRAME,
@@ -32,6 +32,9 @@ CARRIERS = ("text", RESULT, *MEDIA, UPLOAD)
 """The blocks of a client that can carry a cache breakpoint."""
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+
+MESSAGE = "messages[]"
+"""The path of a message."""
 
 Parts = tuple[Members | None, Sequence[Raw | Members]]
 """A message's members and nothing, or nothing and the blocks."""
@@ -112,25 +115,33 @@ def medium(block: Members) -> bytes | None:
     return entries.unmarked({key: raw for key, raw in block.items() if key != "citations"})
 
 
-def knows(found: Contents, parts: Parts) -> bool:
+def unknown(found: Contents, parts: Parts, harmless: Harmless) -> str:
     message, _ = parts
     blocks = _blocks(parts)
     if message is not None:
-        if found.role is Role.TOOL or (message.keys() - FRAME and found.role is not Role.SEALED):
-            return False
+        others = sorted(message.keys() - FRAME)
+        foreign = next((f"{MESSAGE}.{key}" for key in others if f"{MESSAGE}.{key}" not in harmless), "")
+        if foreign and found.role is not Role.SEALED:
+            return foreign
+        if found.role is Role.TOOL:
+            return foreign or "results, which a message with other members holds together"
         if found.role is Role.ASSISTANT:  # no call of upstream's own tools may go on in the next reply
             served = [one for one in blocks if _type(one) in ("server_tool_use", "mcp_tool_use")]
             answers = {text_of(one.get("tool_use_id")) for one in blocks if "tool_use_id" in one}
             if {text_of(one.get("id")) for one in served} != answers:
-                return False
-    return all(map(_known, blocks))
+                return "call, which upstream answers in its next reply"
+    return next(filter(None, (_unknown(block, harmless) for block in blocks)), "")
 
 
-def _known(block: Members) -> bool:
-    parts = block.get("content") if _type(block) == RESULT else None
-    if not (known(block, BLOCKS, _type(block)) and all_known(parts, IN_RESULTS)):
-        return False
-    return not any(map(_cited, (block, *map(rawjson.members, elements_of(parts)))))
+def _unknown(block: Members, harmless: Harmless) -> str:
+    at = f"{MESSAGE}.content[]"
+    parts = elements_of(block.get("content")) if _type(block) == RESULT else []
+    cited = any(map(_cited, (block, *map(rawjson.members, parts))))
+    return (
+        entries.unknown(block, BLOCKS, _type(block), at, harmless)
+        or entries.unknown_in(parts, IN_RESULTS, f"{at}.content[]", harmless)
+        or ("sources, which replies cite by number" if cited else "")
+    )
 
 
 def _cited(block: Members) -> bool:

@@ -52,7 +52,7 @@ class ResponsesDialect(Dialect):
     continued = staticmethod(request.continued)
     opened = staticmethod(items.opened)
     contents = staticmethod(items.contents)
-    knows = staticmethod(items.knows)
+    unknown = staticmethod(items.unknown)
     content = staticmethod(items.content)
     calling = staticmethod(items.calling)
 

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import entries
-from proxy.dialects.entries import Contents, Entry, known, opaque
+from proxy.dialects.entries import Contents, Entry, Harmless, opaque
 from proxy.dialects.responses.request import (
     ANSWERED,
     APPROVAL,
@@ -170,16 +170,18 @@ def _texts_in(content: Raw | None) -> list[str]:
     return [rawjson.text(text) for text in texts if rawjson.is_string(text)]
 
 
-def knows(found: Contents, items: Items) -> bool:
-    return found.role is Role.SEALED or all(_known(members_of(raw), kind) for kind, raw in items)
+def unknown(found: Contents, items: Items, harmless: Harmless) -> str:
+    if found.role is Role.SEALED:
+        return ""
+    return next(filter(None, (_unknown(members_of(raw), kind, harmless) for kind, raw in items)), "")
 
 
-def _known(members: Members, kind: ItemKind) -> bool:
-    return known(members, ITEMS, kind.type) and all(
-        known(part, PARTS, text_of(part.get("type")))
-        for field in ("content", "output", "outputs", "summary")
-        for part in map(rawjson.members, listed(members.get(field)))
-    )
+def _unknown(members: Members, kind: ItemKind, harmless: Harmless) -> str:
+    at = "input[]"
+    fields = ("content", "output", "outputs", "summary")
+    parts = ((listed(members.get(field)), f"{at}.{field}[]") for field in fields)
+    within = (entries.unknown_in(raws, PARTS, path, harmless) for raws, path in parts)
+    return entries.unknown(members, ITEMS, kind.type, at, harmless) or next(filter(None, within), "")
 
 
 def listed(content: Raw | None) -> list[Raw]:

@@ -18,6 +18,7 @@ from tests.dialects.messages.api import say
 Json = dict[str, Any]
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100)
+CITED = "sources, which replies cite by number"
 READING = Reading(SHAPE, 20_000)
 LONG = "long " * 400
 HI = {"role": "user", "content": "hi"}
@@ -141,8 +142,12 @@ def test_sources_that_replies_cite_by_number_stay(kind: str, enabled: bool | Non
         {"source": "https://a", "content": [say("x")]} if kind == "search_result" else {"source": {"type": "text"}}
     )
     source = {"type": kind, "title": "A", **more, **citations}
-    assert read({"role": "user", "content": [source, say("Look.")]}).sealed is bool(enabled)
-    assert read(entries(result(content=[source]))[0]).sealed is bool(enabled)
+    assert read({"role": "user", "content": [source, say("Look.")]}).sealed == (
+        "sources, which replies cite by number" if enabled else ""
+    )
+    assert read(entries(result(content=[source]))[0]).sealed == (
+        "sources, which replies cite by number" if enabled else ""
+    )
 
 
 # -- system messages --------------------------------------------------------------------------------------------------

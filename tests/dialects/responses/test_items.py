@@ -56,7 +56,7 @@ def test_what_the_developer_adds_is_no_reply_and_leads() -> None:
     assert len(entries) == 3
     messages = [read(json.loads(bytes(entry))) for entry in entries]
     assert [message.role for message in messages] == [Role.SYSTEM, Role.SYSTEM, Role.USER]
-    assert [message.sealed for message in messages] == [True, False, False]
+    assert [bool(message.sealed) for message in messages] == [True, False, False]
     assert messages[0].tokens > len("additional_tools")
     grown = RESPONSES.with_snapshot(list(entries), 2, "record", SnapshotRole.AUTO)
     assert [bytes(entry) for entry in (*grown[:2], grown[-1])] == [bytes(entry) for entry in entries]
