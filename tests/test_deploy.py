@@ -10,9 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,9 +38,9 @@ from proxy.telemetry import metrics
 from proxy.upstream import client
 from tests import fake_upstream
 from tests.clients.running import answers, free_port
-from tests.clock import wait_until
+from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import StrictUpstream
-from tests.serving import Proxy, listens, served, tight
+from tests.serving import PLAIN, Proxy, listens, served, spawned, tight
 from tests.stores.engines import free_ports
 
 ROOT = Path(__file__).parents[1]
@@ -252,29 +255,87 @@ def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -
     assert f"proxy_read_timeout {Settings().first_byte_timeout}s" in text and "proxy_buffering off" in text
 
 
-def test_replies_and_refused_upgrades_come_through_nginx(tmp_path: Path) -> None:
+@contextmanager
+def behind_nginx(folder: Path, first: str, second: str) -> Iterator[int]:
+    """Run nginx with its file in front of two replicas on these ports, without TLS. Yields its port."""
     nginx, [port] = tool("nginx"), free_ports(1)
+    site = re.sub(r"ssl_.*", "", (DEPLOY / "nginx.conf").read_text())
+    site = site.replace("443 ssl", f"127.0.0.1:{port}").replace("8787", first).replace("8788", second)
+    paths = "".join(f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    (folder / "nginx.conf").write_text(
+        f"daemon off; pid pid; error_log stderr; events {{}} http {{ access_log off; {paths} {site} }}"
+    )
+    process = subprocess.Popen([nginx, "-p", folder, "-c", "nginx.conf"], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: listens(port))
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def test_replies_and_refused_upgrades_come_through_nginx(tmp_path: Path) -> None:
     with StrictUpstream() as up, served({"default": {"upstream": {"base_url": up.url}}}, admin_token="t") as proxy:
         up.script(fake_upstream.text("Hello."))
-        site = re.sub(r"ssl_.*", "", (DEPLOY / "nginx.conf").read_text())
-        site = site.replace("443 ssl", f"127.0.0.1:{port}").replace("8787", str(proxy.port)).replace("8788", "1 down")
-        paths = "".join(f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        (tmp_path / "nginx.conf").write_text(
-            f"daemon off; pid pid; error_log stderr; events {{}} http {{ access_log off; {paths} {site} }}"
-        )
-        process = subprocess.Popen([nginx, "-p", tmp_path, "-c", "nginx.conf"], stderr=subprocess.DEVNULL)
-        try:
-            wait_until(lambda: listens(port))
+        with behind_nginx(tmp_path, str(proxy.port), "1 down") as port:
             through = replace(proxy, port=port)
-            asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-            assert through.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"] == "Hello."
+            reply = through.post("/v1/chat/completions", ASKED)
+            assert reply.json()["choices"][0]["message"]["content"] == "Hello."
             offer = {"connection": "Upgrade", "upgrade": "websocket"}
             assert httpx.get(f"{through.root}/v1/responses", headers=offer).status_code == 426
             found = {path: httpx.get(f"{through.root}{path}").status_code for path in ("/metrics", "/health?deep=1")}
             assert found == {"/metrics": 404, "/health?deep=1": 403}
+
+
+def test_replicas_restart_one_by_one_behind_nginx_without_a_lost_request(tmp_path: Path) -> None:
+    """The next one restarts once the first one's /health answers, which may be within a second."""
+    ports, over, lock = free_ports(2), threading.Event(), threading.Lock()
+    statuses = Counter[int]()
+    with ExitStack() as held:
+        up = held.enter_context(StrictUpstream())
+        up.respond(lambda _: fake_upstream.text("Hello."))
+        policy = {"default": {"upstream": {"base_url": up.url}}}
+
+        def start(port: int) -> ExitStack:
+            replica = ExitStack()
+            replica.enter_context(spawned(policy, flags=[f"--port={port}"]))
+            held.callback(replica.close)
+            return replica
+
+        def ask(url: str) -> None:
+            with httpx.Client(trust_env=False, verify=PLAIN, timeout=PATIENCE) as client:
+                while not over.is_set():
+                    status = client.post(url, json=ASKED, headers={"authorization": "Bearer k"}).status_code
+                    with lock:
+                        statuses[status] += 1
+
+        def answered(more: int) -> None:
+            """Wait until so many more requests have been answered."""
+            before = statuses.total()
+            wait_until(lambda: statuses.total() >= before + more)
+
+        replicas = [start(port) for port in ports]
+        port = held.enter_context(behind_nginx(tmp_path, *map(str, ports)))
+        threads = [
+            threading.Thread(target=ask, args=(f"http://127.0.0.1:{port}/v1/chat/completions",)) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for number, replica in enumerate(replicas):
+                answered(40)
+                replica.close()
+                answered(40)
+                start(ports[number])
+            answered(40)
         finally:
-            process.terminate()
-            process.wait()
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert set(statuses) == {200}, statuses
 
 
 def test_systemd_takes_its_unit(tmp_path: Path) -> None:

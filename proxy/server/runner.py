@@ -15,6 +15,7 @@ import logging
 import math
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import sys
@@ -50,6 +51,10 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 """Most connections that wait to be accepted; uvicorn's own default."""
+
+ACCEPTING, QUIET = 1_000, 4
+"""Turns of the event loop in which waiting connections are accepted at the end, and after how many turns without any it
+is enough. More come only in a flood."""
 
 _HEARTBEAT = 10
 """Seconds that a worker has to answer its supervisor before it is replaced, which ends its requests. A thread of its
@@ -244,12 +249,30 @@ class _Ending:
         os._exit(ENDED_EARLY)
 
 
+async def accept_waiting(listeners: Sequence[socket.socket]) -> None:
+    """Let the event loop accept the connections that wait, until none does: the kernel resets those that wait when a
+    listener is closed, and their clients may have sent a request by then."""
+    waiting = select.poll()
+    for listener in listeners:
+        waiting.register(listener, select.POLLIN)
+    quiet = 0  # turns since the last one waited; the loop takes some until an accepted connection is a protocol's
+    for _ in range(ACCEPTING):
+        quiet = 0 if waiting.poll(0) else quiet + 1
+        if quiet == QUIET:
+            return
+        await asyncio.sleep(0)
+
+
 class _Server(uvicorn.Server):
     """One process. It calls `ready` when it listens, and any second signal ends it."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await accept_waiting(sockets or [])
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -11,14 +11,14 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 from uvicorn.supervisors import Multiprocess
 
-from proxy.server.runner import SHORT_TOKEN, _Supervisor
+from proxy.server.runner import SHORT_TOKEN, _Supervisor, accept_waiting
 from tests import serving
 from tests.clock import PATIENCE, soon, until
 from tests.serving import Start, started
@@ -489,6 +489,24 @@ def run(*flags: str, store: Path, **environment: str) -> tuple[int, str]:
         code = serving.started(command(*flags, store=store), told, said, said).wait(PATIENCE)
         said.seek(0)
         return code, said.read().decode()
+
+
+async def test_connections_that_wait_when_the_listener_closes_are_served() -> None:
+    """The kernel would reset them, and nginx sends no POST a second time."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=16)
+    server = await asyncio.start_server(greet, sock=listener)
+    with ExitStack() as held:
+        waiting = [held.enter_context(socket.create_connection(listener.getsockname())) for _ in range(8)]
+        await accept_waiting([listener])
+        server.close()
+        for one in waiting:
+            one.setblocking(False)
+            assert await soon(asyncio.get_running_loop().sock_recv(one, 5)) == b"hello"
 
 
 def test_an_address_in_use_is_a_user_mistake(tmp_path: Path) -> None:
