@@ -328,7 +328,8 @@ class Dialect(ABC):
         calls = [call for entry in self.written(hidden.instead) for call in self.said(entry)[1]]
         if kept_calls(calls, answers, self.said(visible)[1]):
             return hidden
-        return self.ahead(hidden, self, anew=False)
+        ahead = self.ahead(hidden, self, anew=False)
+        return msgspec.structs.replace(ahead, instead=self.alone([hidden], visible))
 
     def ahead(self, hidden: Hidden, source: Dialect, *, anew: bool) -> Hidden:
         """Return a hidden round of which everything precedes the reply that the client sent back, because the model did
@@ -376,6 +377,11 @@ class Dialect(ABC):
     @abstractmethod
     def answer(id: str, text: str, part: str, /) -> Entry:
         """Return the result of a call, with an image or a file behind its text if there is a `part`."""
+
+    def alone(self, rounds: Sequence[Hidden], visible: Entry) -> bytes | None:
+        """Return the reply that the client sent back as upstream takes it without what was hidden of it, for
+        `Hidden.instead`. None: as it is."""
+        return None
 
     def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
         """Return a hidden round together with the reply that the client saw, in their original order."""

@@ -159,7 +159,8 @@ def put_back(
         ahead = [dialect.ahead(one, NAMED[one.api], anew=not _wrote(dialect, model, one)) for one in rounds]
         before = tuple(entry for one in ahead for entry in one.before)
         sizes = tuple(size for one in ahead for size in one.sizes)
-        made[at] = Hidden(before, None, (), sizes, dialect.name, model)
+        own = [one for one in rounds if one.api == dialect.name]
+        made[at] = Hidden(before, dialect.alone(own, transcript.raws[at]), (), sizes, dialect.name, model)
     return made
 
 

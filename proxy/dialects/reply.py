@@ -72,6 +72,11 @@ class Block:
         self.ours: str | None = ""  # which of our tools it calls; empty for none, None while its name is not known
         self.place: int | None = None  # its place among the blocks that the client sees
 
+    @property
+    def thinks(self) -> bool:
+        """Whether it is the model's thinking."""
+        return False
+
 
 class Call(Block, ABC):
     """A block that may be a call."""
@@ -171,6 +176,16 @@ class Round(ABC):
         return [block for block in self.blocks if block.ours]
 
     @property
+    def thinks_aloud(self) -> bool:
+        """Whether thinking is shown as it comes: the model has called none of our tools in this turn."""
+        return not (self.names and (self._reply.hides or self.ours))
+
+    @property
+    def leaves_thinking(self) -> bool:
+        """Whether the client has seen thinking that upstream takes back only with a call of ours."""
+        return False
+
+    @property
     def theirs(self) -> list[Any]:
         """The calls that the client answers."""
         return [block for block in self.blocks if block.ours == ""]
@@ -255,6 +270,7 @@ class ClientReply(ABC):
         self.streamed = streamed
         self.blocks: list[Any] = []  # the blocks that the client sees
         self.seen = False  # whether the client has seen anything but the reply's beginning
+        self.answers = False  # whether it has seen anything but thinking besides
         self.begun = False  # whether it has a beginning, so that no other one may follow
         self.ended = False  # whether the client has seen how it ends
         self.hides = False  # whether upstream sent more than the client sees
@@ -294,6 +310,7 @@ class ClientReply(ABC):
     def _adopt(self, block: Any) -> None:
         """Give a block that is shown for the first time its place in the reply."""
         block.place, self.seen = len(self.blocks), True
+        self.answers |= not block.thinks
         self.blocks.append(block)
 
 

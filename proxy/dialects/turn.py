@@ -179,7 +179,7 @@ class Turn(ABC):
             return out
         self.state = State.DONE
         parts += ending.release(visible=True)
-        if self._spoke:
+        if self._spoke or ending.leaves_thinking:
             self._instead = rawjson.array(ending.written(()))
         return self._show(parts if self._shown.hides else parts + ending.close(visible=True))
 
@@ -209,13 +209,13 @@ class Turn(ABC):
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round.
 
-        Returns False, doing nothing, if the client has seen anything of the reply. A role alone is nothing.
+        Returns False, doing nothing, if the client has seen more of the reply than its beginning and thinking.
         """
-        if self._bare or not self._unseen:
+        if self._bare or (self._shown.streamed and self._shown.answers):
             return False
         self.state, self._bare = State.READY, True
         self._before, self._after, self._instead, self._answering = [], [], None, ()
-        self._spoke, self.refusal, self._unknown = False, None, None
+        self._spoke, self.refusal, self._unknown = not self._unseen, None, None
         if self._shown.streamed:
             self._shown.hides = True
         else:
@@ -239,7 +239,7 @@ class Turn(ABC):
     def hidden(self) -> Hidden | None:
         """The rounds to store once the turn is DONE; None if the client has seen everything."""
         self._require(State.DONE)
-        if self._round.failed or not (self._before or self._after):
+        if self._round.failed or not (self._before or self._after or self._instead is not None):
             return None
         return Hidden(tuple(self._before), self._instead, tuple(self._after))
 

@@ -403,8 +403,10 @@ class Rendered(msgspec.Struct, frozen=True):
         for index, size in sizes:
             if freed >= (excess if index == sizes[-1][0] else enough):
                 break
-            del rounds[index]
             freed += size
+            alone = planned.dialect.alone([rounds.pop(index)], planned.transcript.raws[index])
+            if alone is not None:
+                rounds[index] = Hidden((), alone, ())
         return replace(Rendered.of(planned, self.shown, rounds, reader, self.plan), found=self.found)
 
     def _replaced(self) -> list[int]:

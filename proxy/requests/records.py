@@ -79,7 +79,8 @@ class _Round(msgspec.Struct, frozen=True):
 
     @property
     def hides(self) -> bool:
-        return bool(self.before or self.after)
+        """Whether anything is hidden. The reply may be another one than the client saw, and nothing more."""
+        return bool(self.before or self.after) or not rawjson.is_null(self.instead)
 
     def differs(self, other: _Round) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)

@@ -190,6 +190,28 @@ def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, sai
     assert turn.start_over() is not bool(said)
 
 
+def test_a_turn_of_which_the_client_has_only_seen_thinking_may_start_over(api: Api) -> None:
+    """The client's own request is sent, and its reply goes back as upstream made it."""
+    members = {"store": False} if api is APIS["responses"] else {}
+    rounds = [says(api, *said, number=number) for number, said in enumerate([[think(), ours()], [think(), text()]], 1)]
+    turn = api.turn(**members)
+    turn.request()
+    out = receive(turn, rounds[0]) + turn.end()
+    turn.answer(["found"])
+    turn.request()
+    assert turn.receive_whole(REFUSED) == b""
+    assert turn.start_over()
+    assert b"grep" not in turn.request()
+    out += receive(turn, rounds[1]) + turn.end()
+    assert turn.hidden is not None
+    assert (turn.hidden.before, turn.hidden.after) == ((), ())
+    reply = api.assembled(out + turn.close())
+    assert [one.kind for one in api.blocks(reply)].count("text") == 1
+    back = api.put_back(turn, reply)
+    assert [one for one in back if one.kind != "think"] == [text()]
+    assert len(back) <= 2
+
+
 @pytest.mark.parametrize("events", [0, 1])
 def test_a_later_round_without_an_end_is_broken(api: Api, events: int) -> None:
     turn = after_a_round(api, text("Let me look."))

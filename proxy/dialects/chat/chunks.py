@@ -7,7 +7,7 @@ A whole reply becomes such events, too, so streams and whole replies share one c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -36,9 +36,13 @@ TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 vLLM)."""
 
 _PLAIN = frozenset((*TEXTS, "role", "tool_calls", "function_call"))
-_BLOCKS = frozenset(("reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_encrypted"))
-"""Members with reasoning that the client must send back: gateways sign or encrypt it as a whole (OpenRouter, LiteLLM,
-Copilot)."""
+BLOCKS = frozenset(("reasoning_details", "thinking_blocks"))
+"""Members with reasoning that the client must send back: gateways sign or encrypt its blocks, which come in pieces
+(OpenRouter, LiteLLM)."""
+_OPAQUE = frozenset(("reasoning_opaque", "reasoning_encrypted"))
+"""The same as one value (Copilot)."""
+THOUGHTS = frozenset(("reasoning_content", "reasoning", *BLOCKS, *_OPAQUE))
+"""All members with reasoning alone."""
 _BLOCK_TEXTS = frozenset(("text", "summary", "thinking", "data", "signature"))
 _NOTHING = (b"null", b'""', b"[]", b"{}")
 _NO_ERROR = (*_NOTHING, b"false", b"0")
@@ -121,7 +125,11 @@ class Chunk(msgspec.Struct, eq=False):
     @property
     def says(self) -> bool:
         """Whether the delta holds anything but a role."""
-        return any(bytes(raw) not in _NOTHING for key, raw in self.delta.items() if key != "role")
+        return self.says_beside(())
+
+    def says_beside(self, keys: Collection[str]) -> bool:
+        """Whether the delta holds anything but a role and these members."""
+        return any(bytes(raw) not in _NOTHING for key, raw in self.delta.items() if key != "role" and key not in keys)
 
     def part(self, delta: Members) -> Chunk:
         """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
@@ -228,13 +236,18 @@ def _end_of_choice(one: Chunk) -> Chunk:
     return one.take_end()
 
 
-def held(delta: Members) -> list[str]:
-    """Return the members of a delta that only a visible round may show: signed or encrypted reasoning."""
-    return [
-        key
-        for key, raw in delta.items()
-        if key not in (*TEXTS, "tool_calls") and not rawjson.is_null(raw) and (key in _BLOCKS or _signs(key, raw))
-    ]
+def held(delta: Members, *, aloud: bool) -> list[str]:
+    """Return the members of a delta that only a visible round may show: signed or encrypted reasoning, but for blocks
+    of it if thinking is shown as it comes."""
+
+    def waits(key: str, raw: Raw) -> bool:
+        if key in (*TEXTS, "tool_calls") or rawjson.is_null(raw):
+            return False
+        if key in BLOCKS:
+            return not aloud
+        return key in _OPAQUE or _signs(key, raw)
+
+    return [key for key, raw in delta.items() if waits(key, raw)]
 
 
 def _signs(key: str, raw: Raw) -> bool:

@@ -3,8 +3,9 @@
 Everything is shown at once, except:
 - calls of our tools, and calls with an incomplete name that may turn out to be one of ours;
 - text that may turn out to be a call of our tools, and text if the client wants JSON;
-- signed reasoning, which only a visible round may show. Clients put a reply together member by member, so it may come
-  at the reply's end.
+- signed reasoning that is one value, and all that comes behind a call of our tools: only a visible round may show it.
+  Clients put a reply together member by member, so it may come at the reply's end. Behind blocks of an earlier round
+  none is shown, because clients would join them.
 
 All events of the client's reply have the first round's `id`, `created`, `model` and `system_fingerprint`. The role is
 sent once, a blank line separates the texts of two rounds, and the usage covers all rounds.
@@ -92,6 +93,7 @@ class ChatRound(Round):
     ordinary = ORDINARY | {*CALLED, "tool_use"}
     stops = STOPPED
     blocks: list[PartialCall]
+    _reply: ChatReply
 
     def __init__(self, request: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
         super().__init__(request, names, reply)
@@ -129,7 +131,7 @@ class ChatRound(Round):
         self.grow(sum(len(memoryview(raw)) for raw in chunk.delta.values()))  # all of the reply is kept
         self.message.add(chunk.delta)
         split = [*self._split_text(chunk), *self._split_calls(chunk), *self._split_older(chunk)]
-        if self.names and (signed := chunks.held(chunk.delta)):
+        if self.names and (signed := chunks.held(chunk.delta, aloud=self.thinks_aloud)):
             self._signed.append((chunk.take(signed), self._loose))
         parts: list[Part] = []
         if chunk.finish:
@@ -186,7 +188,9 @@ class ChatRound(Round):
     def release(self, *, visible: bool) -> list[Part]:
         parts = super().release(visible=visible)
         signed, self._signed = self._signed, []
-        return parts + signed if visible else parts
+        if not visible or (self._later and self._reply.shows_blocks):
+            return parts
+        return parts + signed
 
     def _split_text(self, chunk: Chunk) -> list[Part]:
         """Split off the text if it has to be held."""
@@ -271,6 +275,11 @@ class ChatReply(ClientReply):
     def visible(self) -> tuple[str, list[ToolCall]]:
         return self.message.text(), [call.call() for call in self.blocks]
 
+    @property
+    def shows_blocks(self) -> bool:
+        """Whether the client has seen blocks of reasoning."""
+        return not chunks.BLOCKS.isdisjoint(self.message.parts)
+
     def go_on(self, ending: ChatRound) -> None:
         super().go_on(ending)
         self._joints = {key for key in TEXTS if self.message.text(key)}
@@ -290,6 +299,7 @@ class ChatReply(ClientReply):
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
         self.begun, self.seen = "role" in self.message.parts, self.seen or chunk.says
+        self.answers |= chunk.says_beside(chunks.THOUGHTS)
         self.ended |= bool(chunk.finish)
         if self.streamed:
             return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
@@ -381,6 +391,7 @@ class ChatTurn(Turn):
                     self._round.message.extend(key, [text])
                     self._shown.message.extend(key, [text])
                     self._shown.seen = True
+                    self._shown.answers |= key not in chunks.THOUGHTS
             self.signs += 1
             return event.raw
         out = super().receive(event)

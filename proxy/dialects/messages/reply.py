@@ -94,6 +94,10 @@ class ReplyBlock(Call):
                 self.size += len(self._pieces[key][-1])
 
     @property
+    def thinks(self) -> bool:
+        return self.type in THINKING
+
+    @property
     def arguments(self) -> str:
         """A call's arguments as the model wrote them."""
         return join(self._pieces["partial_json"]) or bytes(self.members.get("input", EMPTY)).decode("utf-8", "replace")

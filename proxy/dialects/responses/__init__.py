@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -18,7 +18,7 @@ from proxy.dialects.responses.reply import as_events
 from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, given, items_of, kind, members_of
 from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.plan import ToolCall
-from proxy.plan.turn import Request
+from proxy.plan.turn import Hidden, Request
 from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, elements_of, string, text_of
 
@@ -55,10 +55,22 @@ class ResponsesDialect(Dialect):
     unknown = staticmethod(items.unknown)
     content = staticmethod(items.content)
     calling = staticmethod(items.calling)
+    complaint = staticmethod(items.complaint)
+    forgiving = staticmethod(items.forgiving)
 
     @staticmethod
     def answer(id: str, text: str, part: str) -> Entry:
         return items.output(id, text, part, {})
+
+    def alone(self, rounds: Sequence[Hidden], visible: Entry) -> bytes | None:
+        """Reasoning that the client has seen leaves with the hidden call behind it."""
+        gone: set[str] = set()
+        for hidden in rounds:
+            calls = {*map(self.answered, (*hidden.before, *hidden.after))} - {""}
+            made = [*hidden.before, *(() if hidden.instead is None else self.written(hidden.instead))]
+            gone |= items.thinking_before(calls, made)
+        left = items.without_thinking(visible, gone)
+        return rawjson.array(left) if len(left) < len(items_of(visible)) else None
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """An item of a type that nobody knows yet is a call like any other, also if it stands alone."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import entries
+from proxy.dialects import entries, refusals
 from proxy.dialects.entries import Contents, Entry, Harmless, opaque
+from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.responses.request import (
     ANSWERED,
     APPROVAL,
@@ -21,11 +22,14 @@ from proxy.dialects.responses.request import (
     PARTS,
     SEARCH,
     ItemKind,
+    given,
     items_of,
+    joined,
     kind,
     members_of,
 )
 from proxy.plan.plan import Role, ToolCall
+from proxy.plan.turn import Addition, Complaint
 from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, string, text_of
 
 SHELL, SCREEN = "shell_call_output", "computer_call_output"
@@ -246,6 +250,58 @@ def lasts(item: Raw) -> bool:
     members = members_of(item)
     reasons = text_of(members.get("type")) == "reasoning"
     return not reasons or bool(text_of(members.get("encrypted_content")) or elements_of(members.get("content")))
+
+
+LOST = "without its required following item"
+"""Words of a refusal of reasoning behind which a call is missing."""
+
+
+def complaint(status: int, body: bytes) -> Complaint:
+    """A call of ours is missing behind reasoning that the client has seen if the record of its round is lost."""
+    found = refusals.complaint(status, body)
+    lost = isinstance(found, Addition) and LOST in refusals.error_text(body).told
+    return Addition.THINKING if lost else found
+
+
+def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
+    """Return the request without reasoning. The items of replies have no ids, by which upstream would miss it."""
+    members = rawjson.members(Raw(body))
+    sent = [(kind(raw), raw) for raw in given(members)]
+    kept: list[bytes] = []
+    for what, raw in sent:
+        if what.type == "reasoning":
+            continue
+        named = what.replies and what.type != _REFERENCE
+        kept.append(rawjson.encode(without_id(rawjson.members(raw))) if named else bytes(raw))
+    if len(kept) == len(sent):
+        return body, headers
+    return rawjson.encode(members | {"input": joined(kept)}), headers
+
+
+def thinking_before(calls: Container[str], entries: Sequence[Entry]) -> set[str]:
+    """Return what identifies the reasoning that stands directly before one of these calls."""
+    found, waiting = set[str](), set[str]()
+    for raw in (raw for entry in entries for raw in items_of(entry)):
+        members = members_of(raw)
+        if thought := _thought(members):
+            waiting.add(thought)
+            continue
+        if text_of(members.get("call_id")) in calls:
+            found |= waiting
+        waiting = set()
+    return found
+
+
+def without_thinking(entry: Entry, thoughts: Container[str]) -> list[Raw]:
+    """Return an entry's items without this reasoning."""
+    return [raw for raw in items_of(entry) if _thought(members_of(raw)) not in thoughts]
+
+
+def _thought(members: Members) -> str:
+    """Return what identifies an item of reasoning; empty for any other item."""
+    if text_of(members.get("type")) != "reasoning":
+        return ""
+    return text_of(members.get("encrypted_content")) or text_of(members.get("id"))
 
 
 def without_id(members: Members) -> Members:

@@ -1,8 +1,9 @@
 """Reads the replies of the Responses API, and makes one of all rounds for the client.
 
 Everything is shown at once, except calls of our tools, calls without a name, which may turn out to be one of ours, text
-if the client wants JSON, and reasoning: it belongs to the item directly after it, and is shown or hidden with that.
-Upstream refuses reasoning without its item.
+if the client wants JSON, and reasoning behind a call of our tools: it belongs to the item directly after it, and is
+shown or hidden with that. Upstream refuses reasoning without its item, so a reply of which the client has seen the
+reasoning and not the item goes back as upstream made it (`Hidden.instead`).
 
 The client's reply has the first round's id, one beginning and one end. Sequence numbers and the places of items count
 on over all rounds. The end lists exactly the items that were shown, and its usage covers all rounds.
@@ -101,6 +102,10 @@ class OutputItem(Call):
         return text_of(self.members.get("type"))
 
     @property
+    def thinks(self) -> bool:
+        return self.type == "reasoning"
+
+    @property
     def call_id(self) -> str:
         return text_of(self.members.get("call_id"))
 
@@ -148,6 +153,7 @@ class ResponsesRound(Round):
     def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(request, names, reply)
         self._stored = stores(request.members)
+        self._aloud = request.gets_reasoning_back
         self._known: dict[int | str | None, OutputItem] = {}  # by index, and by each id
         self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
@@ -159,8 +165,12 @@ class ResponsesRound(Round):
         return [item for item in calls if item.call_id not in results]
 
     @property
+    def leaves_thinking(self) -> bool:
+        return any(one.shown for item in self.ours for one in item.before)
+
+    @property
     def empty(self) -> bool:
-        others = [item for item in self.blocks if not item.ours and item.type != "reasoning"]
+        others = [item for item in self.blocks if not item.ours and not item.thinks]
         return not any(item.type != "message" or spoken([item.final])[0].strip() for item in others if item.final)
 
     def read(self, event: ItemEvent) -> list[Part]:
@@ -205,7 +215,7 @@ class ResponsesRound(Round):
 
     def _begin(self, raw: Raw) -> OutputItem:
         self.blocks.append(item := OutputItem(raw))
-        if item.type == "reasoning":
+        if item.thinks:
             self._reasoning.append(item)
         else:
             item.before, self._reasoning = self._reasoning, []
@@ -245,10 +255,13 @@ class ResponsesRound(Round):
             return
         single = item.type == "function_call" and not text_of(item.members.get(NAMESPACE))
         item.ours = self.names.recognised(name) if single else ""
-        if self.names and (item.type == "reasoning" or (item.type == "message" and self._holds_text)):
+        if item.thinks and self._aloud and self.thinks_aloud:
+            self.decide(item, shown=True)
+        if self.names and (item.thinks or (item.type == "message" and self._holds_text)):
             return
         for one in (*item.before, item):
-            self.decide(one, shown=not item.ours)
+            if one.shown is None:
+                self.decide(one, shown=not item.ours)
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         left = [item for item in self.blocks if item.ours and item not in answered]

@@ -211,6 +211,13 @@ class ResponsesRoundRequest(RoundRequest):
     listed = ""
     forms = (("text", "format"),)
 
+    @property
+    def gets_reasoning_back(self) -> bool:
+        """Whether the client sends reasoning back as items, and not by their ids alone (the AI SDK, if upstream stores
+        replies). By an id we could not tell it from reasoning that upstream would take."""
+        sent = bytes(self.members.get("input", b""))
+        return not stores(self.members) or (b'"reasoning"' in sent and b'"item_reference"' not in sent)
+
     @staticmethod
     def tool(definition: bytes) -> bytes:
         """Schemas are strict here unless they say otherwise."""

@@ -38,7 +38,7 @@ from tests.dialects.chat.turns import (
     usage,
     whole,
 )
-from tests.dialects.turning import feed, run
+from tests.dialects.turning import feed, receive, run
 
 SHOW_USAGE = {"include_usage": True}
 
@@ -393,12 +393,21 @@ SIGNED: dict[str, tuple[list[Json], Json]] = {
 
 
 @pytest.mark.parametrize(("deltas", "kept"), SIGNED.values(), ids=SIGNED.keys())
-def test_signed_reasoning_is_kept_and_not_shown_of_hidden_rounds(deltas: list[Json], kept: Json) -> None:
+def test_signed_reasoning_is_shown_in_blocks_and_goes_back_with_its_round(deltas: list[Json], kept: Json) -> None:
+    """What is one value is not shown of a hidden round, and no blocks are shown behind a call of ours."""
     thinking = [chunk(delta) for delta in deltas]
-    out, requests = run(ChatTurn(asked()), stream(ROLE, *thinking, SILENT), ANSWER)
+    more = stream(ROLE, *thinking, chunk({"content": "It is 42."}), chunk({}, "stop"), DONE)
+    turn = ChatTurn(asked())
+    out, requests = run(turn, stream(ROLE, *thinking, SILENT), more)
     message = requests[1]["messages"][1]
     assert {key: message[key] for key in kept} == kept
-    assert b'"S"' not in out
+    assert out.count(b'"S"') == more.count(b'"S"')
+    assert turn.hidden
+    instead = turn.hidden.instead
+    last = folded(out)["message"] if instead is None else json.loads(instead)[0]
+    assert {key: last[key] for key in kept} == kept
+    assert turn.hidden.before[0].count(b'"S"') == json.dumps(kept).count('"S"')
+    out, _ = run(ChatTurn(asked()), stream(ROLE, *thinking, SILENT), ANSWER)
     assert folded(out)["message"].get("reasoning") == kept.get("reasoning")
     for visible in (
         stream(ROLE, *thinking, chunk({"content": "x"}), chunk({}, "stop"), DONE),
@@ -411,6 +420,20 @@ def test_signed_reasoning_is_kept_and_not_shown_of_hidden_rounds(deltas: list[Js
         assert folded(out)["message"][signed] == flat
     out, _ = run(ChatTurn(asked(injected=False)), stream(ROLE, *thinking, DONE))
     assert out == stream(ROLE, *thinking, DONE)
+
+
+@pytest.mark.parametrize(("deltas", "kept"), SIGNED.values(), ids=SIGNED.keys())
+def test_blocks_of_reasoning_are_shown_as_they_come(deltas: list[Json], kept: Json) -> None:
+    """Until one of our tools is called. A value that signs all of it waits for the round's end."""
+    turn = ChatTurn(asked())
+    turn.request()
+    shown = [receive(turn, stream(one)) for one in (ROLE, *map(chunk, deltas))][1:]
+    assert all(shown) is (deltas != [GEMINI])
+    turn = ChatTurn(asked())
+    turn.request()
+    receive(turn, SILENT)
+    shown = [receive(turn, stream(chunk(delta))) for delta in deltas]
+    assert not any(b'"S"' in one for one in shown)
 
 
 def test_thinking_that_is_part_of_the_content_is_kept() -> None:

@@ -409,19 +409,20 @@ def _called(one: Block, fetch: str) -> tuple[str, str]:
 APIS: dict[str, Api] = {"chat": Chat(), "messages": Messages(), "responses": Responses()}
 
 
-def expected(api: Api, rounds: Sequence[Round], *, json_mode: bool = False) -> list[Block]:
+def expected(api: Api, rounds: Sequence[Round], *, json_mode: bool = False, aloud: bool = False) -> list[Block]:
     """What the client should see: everything in its order, but our calls; of hidden rounds no JSON, and nothing that
-    belongs to what it does not see."""
+    belongs to what it does not see, but for thinking that comes before any call of ours (`aloud`)."""
     shown: list[Block] = []
     texts: dict[str, list[str]] = {"think": [], "text": []}
     for number, said in enumerate(rounds):
         goes_on = number < last_round(rounds)
         kept: list[Block] = []
         visible = not goes_on  # whether what directly follows is seen
-        for one in reversed(said.blocks):
+        for place, one in reversed([*enumerate(said.blocks)]):
             if one.kind != "think" or not isinstance(api, Responses):
                 visible = one.kind != "ours" and not (goes_on and json_mode and one.kind == "text")
-            kept += [one] if visible else []
+            live = aloud and not number and one.kind == "think" and all(b.kind != "ours" for b in said.blocks[:place])
+            kept += [one] if visible or live else []
         shown += kept[::-1]
         for kind in texts:
             said_so = "".join(one.text for one in kept[::-1] if one.kind == kind)

@@ -72,15 +72,25 @@ def replies(api: Api, rounds: Sequence[Round]) -> list[Json]:
     return [api.reply(said, number) for number, said in enumerate(rounds[: last_round(rounds) + 1], 1)]
 
 
+ALOUD: Json = {
+    "input": [
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "id": "rs_0", "summary": []},
+        {"type": "message", "id": "msg_0", "role": "assistant", "content": []},
+        {"role": "user", "content": "And now?"},
+    ]
+}
+"""The client sends reasoning back, so that it may see what belongs to a hidden call."""
+
 BARE = ("few words", "ids alone", "new ids", "no ends", "no types")
 """Ways of Responses from which the SDK makes no reply."""
 
 
-def check(api: Api, rounds: Sequence[Round], ways: Encodings, *, json_mode: bool) -> None:
+def check(api: Api, rounds: Sequence[Round], ways: Encodings, *, json_mode: bool, aloud: bool = False) -> None:
     """What the client gets, whole and streamed in these ways, is what it should get, and goes back as it was."""
     said = replies(api, rounds)
-    members = api.json_mode if json_mode else {}
-    wanted = expected(api, rounds, json_mode=json_mode)
+    members = (api.json_mode if json_mode else {}) | (ALOUD if aloud else {})
+    wanted = expected(api, rounds, json_mode=json_mode, aloud=aloud)
 
     def fits(made: Json, out: bytes) -> None:
         assert api.blocks(made) == wanted
@@ -109,6 +119,10 @@ def _decoded(hidden: Hidden | None) -> Any:
     return before, hidden.instead and json.loads(hidden.instead), after
 
 
+def _thinks(said: Round) -> bool:
+    return any(one.kind == "think" for one in said.blocks)
+
+
 def differs(api: Api, rounds: Sequence[Round]) -> bool:
     """Whether the client gets something else of this in JSON mode."""
     return expected(api, rounds, json_mode=True) != expected(api, rounds, json_mode=False)
@@ -122,6 +136,13 @@ CASES = [
     if name != "chat" or not any(one.kind == "server" for said in SHAPES[shape] for one in said.blocks)
     if not json_mode or differs(APIS[name], SHAPES[shape])
 ]
+
+
+@pytest.mark.parametrize("shape", [shape for shape, rounds in SHAPES.items() if any(map(_thinks, rounds))])
+def test_reasoning_before_any_call_of_ours_is_shown(shape: str) -> None:
+    """In the shapes in which that belongs to a hidden call, too: it goes back once, before that call."""
+    api = APIS["responses"]
+    check(api, SHAPES[shape], {"own": api.encodings["own"]}, json_mode=False, aloud=True)
 
 
 @pytest.mark.parametrize(("name", "shape", "json_mode"), CASES)

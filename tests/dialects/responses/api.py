@@ -100,6 +100,7 @@ class ResponsesApi(ScriptedApi):
         self._items: dict[str, Json] = {}
         self._before: dict[str, str] = {}  # item → the reasoning directly before it
         self._after: dict[str, str] = {}  # reasoning → the item directly after it
+        self._behind: dict[str, Json] = {}  # encrypted reasoning → the item directly after it
         self._histories: dict[str, list[Json]] = {}
         self.kept: dict[str, Json] = {}
         """The replies that are stored, by their ids."""
@@ -200,11 +201,17 @@ class ResponsesApi(ScriptedApi):
             raise Refused(f"No tool output found for function call {min(called)}.", "input")
 
     def _check_reasoning(self, items: Sequence[Json]) -> None:
+        encrypted = [item["encrypted_content"] for item in items if item.get("encrypted_content")]
+        if len(encrypted) > len({*encrypted}):
+            raise Refused("Duplicate item found. Remove duplicate items from your input and try again.", "input")
         for place, item in enumerate(items):
-            following = items[place + 1].get("id") if place + 1 < len(items) else None
+            behind = items[place + 1] if place + 1 < len(items) else {}
+            following = behind.get("id")
             wanted = self._after.get(item.get("id", ""))
-            if wanted is not None and following != wanted:
-                said = f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
+            other = self._behind.get(item.get("encrypted_content") or "")
+            lost = other is not None and any(behind.get(key) != other.get(key) for key in ("type", "call_id"))
+            if lost or (wanted is not None and following != wanted):
+                said = f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item."
                 raise Refused(said, "input")
             preceding = items[place - 1].get("id") if place else None
             needed = self._before.get(item.get("id", ""))
@@ -243,6 +250,9 @@ class ResponsesApi(ScriptedApi):
             "usage": self._usage(history, items),
             "metadata": {},
         }
+        for one, two in itertools.pairwise(items):
+            if one.get("encrypted_content"):
+                self._behind[one["encrypted_content"]] = two
         if body.get("store", True):
             self._histories[response["id"]] = [*history, *items]
             self.kept[response["id"]] = response

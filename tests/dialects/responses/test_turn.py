@@ -69,6 +69,56 @@ def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
     assert shown_until(raw, raw.index(b"output_text.done")).count(b"output_text.delta") >= 1
 
 
+@pytest.mark.parametrize(
+    ("members", "live"),
+    [
+        ({"store": False}, True),
+        ({}, False),
+        ({"input": [reasoning("Hm."), say("Hello."), {"role": "user", "content": "hi"}]}, True),
+        ({"input": [{"type": "item_reference", "id": "rs_1"}, {"role": "user", "content": '"reasoning"'}]}, False),
+    ],
+    ids=["it is not stored", "its client is not known", "its client sends it back", "its client sends references"],
+)
+def test_reasoning_is_shown_as_it_comes_where_its_client_sends_it_back(members: Json, live: bool) -> None:
+    """With `encrypted_content`, too. Behind a call of ours it waits for the item after it."""
+    thought = {**reasoning("I look around."), "encrypted_content": "gAAA"}
+    raw = stream(response(thought, call("grep", {"pattern": "x"}), thought, say("So."), tools=[]))
+    one = turn(**members)
+    one.request()
+    sent = raw.split(b"\n\n")
+    shown = [receive(one, event + b"\n\n") for event in sent]
+    first, second = (at for at, event in enumerate(sent) if b"item.done" in event and b"gAAA" in event)
+    assert any(b"reasoning_summary_text.delta" in event for event in shown[:first]) is live
+    assert (b"gAAA" in shown[first]) is live
+    assert not any(b"gAAA" in event for event in shown[first + 1 : second + 1])
+
+
+THINKS = [{**reasoning("a"), "encrypted_content": "A"}, {**reasoning("b"), "encrypted_content": "B"}]
+
+
+def test_reasoning_leaves_with_the_hidden_call_behind_it() -> None:
+    """Where there is no room to put the round back, and the client has seen the reasoning."""
+    one = turn(store=False)
+    grep = call("grep", {"pattern": "x"})
+    out, _ = run(one, stream(response(THINKS[0], grep)), stream(response(THINKS[1], say("So."), number=2)))
+    seen = accumulated(out)["output"]
+    assert [item.get("encrypted_content") for item in seen] == ["A", "B", None]
+    assert one.hidden is not None
+    sent = b",".join(json.dumps(item).encode() for item in seen)
+    assert json.loads(RESPONSES.alone([one.hidden], sent) or b"") == seen[1:]
+    assert RESPONSES.alone([one.hidden], b",".join(json.dumps(item).encode() for item in seen[1:])) is None
+
+
+def test_reasoning_that_has_lost_the_call_behind_it_is_left_out_after_a_refusal() -> None:
+    said = "Item 'rs_1' of type 'reasoning' was provided without its required following item."
+    refused = json.dumps({"error": {"message": said, "type": "invalid_request_error", "param": "input"}}).encode()
+    assert RESPONSES.complaint(400, refused) is Addition.THINKING
+    user, reference = {"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_2"}
+    body = {"model": "m", "input": [user, {**THINKS[0], "id": "rs_1"}, {**say("So."), "id": "msg_1"}, reference]}
+    made = json.loads(RESPONSES.forgiving(json.dumps(body).encode(), [])[0])
+    assert made == {**body, "input": [user, say("So."), reference]}
+
+
 @pytest.mark.parametrize("shared", ["index and id", "id", "done twice"])
 def test_items_are_told_apart_whatever_they_share(shared: str) -> None:
     """The call is ours, and it stands open beside a message."""
