@@ -97,6 +97,25 @@ def reports_error(texts: Sequence[str]) -> bool:
     return bool(texts) and _error.match(texts[0]) is not None
 
 
+_missing = re.compile(
+    r"no such file|not found|(?:does not|doesn't) exist|(?:can|could) ?not (?:find|open|read)|enoent"
+    r"|outside|not allowed|denied|not (?:with)?in the (?:workspace|project)|invalid path",
+    re.IGNORECASE,
+)
+"""How tools say that a path is nothing to them: shells and ripgrep, Node, Claude Code, opencode, Cline,
+and the MCP server for files, which names the folders that are allowed."""
+
+MISSING_CHARS = 2_000
+"""The most characters of a result that only says so."""
+
+
+def misses_file(texts: Sequence[str]) -> bool:
+    """Whether the result of a call with a path, which has these texts, says that nothing is there."""
+    if sum(map(len, texts)) > MISSING_CHARS:
+        return False
+    return reports_error(texts) or any(_missing.search(text) for text in texts)
+
+
 # -- the user's own words ----------------------------------------------------------------------------------------------
 
 BEGINNINGS = (

@@ -31,6 +31,7 @@ from proxy.plan.plan import (
 from proxy.plan.preview import names_in
 from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
+from proxy.plan.texts import misses_file
 from proxy.plan.turn import Addition, Hidden, Request
 from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.requests.cache import MessageCache
@@ -40,6 +41,9 @@ from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
 """Returns, by `Planned.point_digests`, at which requests upstream's cache had expired, and after how many seconds."""
+
+MISREAD = "\n\n[{path} is no file of this tool's: {read_file} reads it, and {grep} searches it.]"
+"""The line behind such a result."""
 
 OUR_TOOLS_TOKENS = 350
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
@@ -78,6 +82,27 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         if Irregular.SEALED not in self.history.irregular:
             return ""
         return next((message.sealed for message in self.history.messages if message.sealed), "")
+
+    @cached_property
+    def misread(self) -> Mapping[int, str]:
+        """The results of the client's own tools that say nothing is there because the model gave them
+        a reference of ours: by their indexes, the name that it gave."""
+        if not self.quoted or self.policy.tools.inject is Inject.NEVER:
+            return {}
+        found = dict[int, str]()
+        given = dict[str, str]()
+        for index, message in enumerate(self.history.messages):
+            raw = self.transcript.raws[index]
+            if message.role is Role.ASSISTANT and names_in(bytes(raw), ""):
+                for call in self.dialect.said(raw)[1]:
+                    names = names_in(call.arguments.encode("utf-8", "replace"), "")
+                    given[call.id] = min(names, default="")
+            name = given.get(message.answers) if message.role is Role.TOOL else None
+            if not name or message.sealed or any(piece.media for piece in message.pieces):
+                continue
+            if misses_file([text for _, text in self.dialect.texts(raw)]):
+                found[index] = name
+        return found
 
     @property
     def point_digests(self) -> list[bytes]:
@@ -334,6 +359,7 @@ class Rendered(msgspec.Struct, frozen=True):
         sent = sent_rounds(planned, plan, rounds)
         previews = reader.previews(dialect, transcript, planned.reading.shape)
         altered = render.altered(dialect, transcript, plan, previews, boundary, planned.request)
+        altered = corrected(planned, altered, start)
         entries = render.render(dialect, transcript, altered, shown=shown, rounds=sent)
         altered |= {at: hidden.instead for at, hidden in sent.items() if hidden.instead is not None and at >= start}
         asked = planned.summary_asked
@@ -419,6 +445,22 @@ class Rendered(msgspec.Struct, frozen=True):
     def compacted(self) -> int:
         """Return how many entries are sent with previews."""
         return len(self.plan.moves.keys() - set(self._replaced()))
+
+
+def corrected(planned: Planned, altered: Mapping[int, Entry], start: int) -> dict[int, Entry]:
+    """Return the altered entries with those behind which a line says which tool of ours reads the
+    reference that the model gave to another one. What has moved says so itself."""
+    found = dict(altered)
+    grep, read_file = planned.names
+    for index, name in planned.misread.items():
+        if index < start or index in altered:
+            continue
+        raw = planned.transcript.raws[index]
+        part, text = planned.dialect.texts(raw)[-1]
+        path = f"{planned.policy.offload.store_dir}/{name}"
+        line = MISREAD.format(path=path, read_file=read_file, grep=grep)
+        found[index] = planned.dialect.replace(raw, {part: text + line})
+    return found
 
 
 def sent_rounds(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> dict[int, Hidden]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
@@ -201,6 +202,55 @@ async def test_a_member_that_nobody_knows_is_named_and_the_policy_can_call_it_ha
     _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
     moved = json.loads(world.sent[-1])["messages"][-1]
     assert outcome.compacted == 1 and moved["timestamp"] == 1 and "/context_store/" in moved["content"]
+
+
+ASKED_ELSEWHERE = {
+    "Claude Code": "<tool_use_error>File does not exist.</tool_use_error>",
+    "a shell": "cat: PATH: No such file or directory",
+    "opencode": "Error: File not found: PATH",
+    "Node": "ENOENT: no such file or directory, open 'PATH'",
+    "MCP's server for files": "Access denied - path outside allowed directories: PATH not in /home",
+}
+
+
+@pytest.mark.parametrize("said", ASKED_ELSEWHERE.values(), ids=ASKED_ELSEWHERE.keys())
+async def test_a_reference_that_another_tool_was_asked_for_leads_to_ours(world: World, said: str) -> None:
+    await world.ask(LONG, ScriptedReply(HELLO))
+    [path] = re.findall(rb"/context_store/[\w.-]+?\.txt", world.sent[0])
+    body = json.loads(LONG)
+    asked = called("Read", json.dumps({"file_path": path.decode()}), id="r")
+    body["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "r", "content": said.replace("PATH", path.decode())},
+    ]
+    await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
+    last = json.loads(world.sent[1])["messages"][-1]["content"]
+    line = f"[{path.decode()} is no file of this tool's: read_file reads it, and grep searches it.]"
+    assert last == f"{body['messages'][-1]['content']}\n\n{line}"
+    body["messages"] += [{"role": "assistant", "content": "Hm."}, {"role": "user", "content": "And?"}]
+    await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
+    assert json.loads(world.sent[2])["messages"][4]["content"] == last, "each later turn repeats it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        ({"file_path": "/src/main.py"}, "File does not exist."),
+        ({"file_path": "PATH"}, "1: the text of a file"),
+        ({"file_path": "PATH"}, "not found " * 500),
+    ],
+)
+async def test_no_other_result_gets_a_line(world: World, arguments: dict[str, str], result: str) -> None:
+    await world.ask(LONG, ScriptedReply(HELLO))
+    [path] = re.findall(rb"/context_store/[\w.-]+?\.txt", world.sent[0])
+    body = json.loads(LONG)
+    asked = called("Read", json.dumps(arguments).replace("PATH", path.decode()), id="r")
+    body["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "r", "content": result},
+    ]
+    await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
+    assert b"is no file of this tool's" not in world.sent[1]
 
 
 # -- what a request comes to ------------------------------------------------------------------------------------------
