@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -132,8 +131,6 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
         (["check", "tests/policies"], "tests/policies: expected at least one policy"),
         (["store", "ls", "../x"], "offload-proxy: '../x': expected a namespace"),
         (["store", "ls", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
-        (["store", "cat", "x"], "offload-proxy: not a key of the form NAMESPACE/KIND/NAME"),
-        (["store", "grep", "("], "offload-proxy: missing )"),
         (["store", "gc", "--older-than", "soon"], "offload-proxy: expected a duration such as 30d"),
         (["store", "gc", "--policies", "nowhere"], "offload-proxy: nowhere: expected a directory of policies"),
         (["store", "forget", "a/b"], "offload-proxy: 'a/b': expected a namespace, as `store ls` lists them"),
@@ -355,44 +352,6 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(
     assert not folder.exists()
 
 
-def test_cat_writes_the_bytes(store: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert main(["store", "cat", "--store", str(store), "default-anonymous/original/b.txt"]) == 0
-    assert capfdbinary.readouterr().out == b"nothing\x1b[31m error \xff\n"
-
-
-def test_grep_shows_lines_and_nothing_that_moves_a_terminal(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "grep", "--store", str(store), "error"]) == 0
-    lines = sorted(capsys.readouterr().out.splitlines())
-    assert lines == [
-        "default-0123456789abcdef/original/a.txt:2:an Error here",
-        f"default-0123456789abcdef/round/r1:1:…{'x' * 150}error{'y' * 345}…",
-        "default-anonymous/original/b.txt:1:nothing\ufffd[31m error \ufffd",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "prefix", "numbers", "code"),
-    [
-        ("^", "default-0123456789abcdef/original", [1, 2, 3], 0),
-        ("line|last", "default-0", [1, 3], 0),
-        ("^$", "default-anonymous", [], 1),
-        ("first.*error", "", [], 1),
-        ("error", "gone-", [], 1),
-    ],
-)
-def test_grep_by_prefix(
-    store: Path, capsys: pytest.CaptureFixture[str], pattern: str, prefix: str, numbers: Iterable[int], code: int
-) -> None:
-    assert main(["store", "grep", "--store", str(store), pattern, prefix]) == code
-    assert [int(line.split(":")[1]) for line in capsys.readouterr().out.splitlines()] == numbers
-
-
-def test_grep_refuses_what_would_take_too_long(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (store / "default-anonymous" / "original" / "long.txt").write_bytes(b"x" * 200_000)
-    assert main(["store", "grep", "--store", str(store), ".{1000}$"]) == 2
-    assert "the pattern is too large for a line of 200000 bytes" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "said", "left"),
     [
@@ -442,7 +401,7 @@ async def _put(url: str, left: dict[str, float | None]) -> None:
 
 def test_a_store_that_fails_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["store", "cat", "--store", str(tmp_path / "file"), "a/b/c"]) == 1
+    assert main(["store", "ls", "--store", str(tmp_path / "file")]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("offload-proxy: the store's folder failed: ")

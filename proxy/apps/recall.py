@@ -1,6 +1,7 @@
 """`recall` and `mcp`: thin clients of the running proxy's operations, with the caller's own key.
 
-Without a key, `recall` shows what this user's runs of `offload-proxy run` moved, for which it starts a proxy.
+Without a key, `recall` shows what this user's runs of `offload-proxy run` moved, for which it starts a proxy. With a
+namespace, it calls the operations itself, over the store.
 """
 
 from __future__ import annotations
@@ -11,20 +12,31 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
-from proxy import rawjson
+from proxy import policies, rawjson
+from proxy.apps.offline import opened
+from proxy.apps.operations import look
+from proxy.apps.operations.call import CallerFiles
 from proxy.apps.operations.schema import Envelope
 from proxy.apps.run import archive
 from proxy.errors import ProxyError, UserMistake
+from proxy.policies.tenants import Tenant, policy_of
+from proxy.policy import Policy
 from proxy.settings import Settings
+from proxy.stores import is_part
+from proxy.stores.guarded import Guarded
 from proxy.terminal import harmless
+from proxy.threads import WorkPool
 from proxy.upstream.client import certificates
 from proxy.upstream.routes import Routes, origin_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Ask = Callable[[bytes, bytes], Coroutine[Any, Any, Envelope]]
 
@@ -78,24 +90,71 @@ def _caller(settings: Settings, url: str | None, key: str) -> Ask:
     return call
 
 
+class StoreCall:
+    """A look into one namespace of the store, by whoever may open that."""
+
+    def __init__(self, tenant: Tenant, shelf: CallerFiles) -> None:
+        self.tenant = tenant
+        self.shelf = shelf
+
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(work, *args, **kwargs)
+
+    async def search(self, work: Callable[[], None]) -> None:
+        await asyncio.to_thread(work)
+
+    async def written(self) -> bool:
+        return False
+
+
+def _owner(settings: Settings, namespace: str) -> Ask:
+    """Return what calls operations for this namespace over the store. Raises UserMistake; calls raise ProxyError."""
+    if not is_part(namespace):
+        raise UserMistake(f"--namespace {namespace!r}: expected a namespace, as `store ls` lists them")
+    loaded = policies.load(settings.policies, settings.environment)
+    tenant = Tenant(policy_of(namespace, loaded) or Policy(), namespace, listed=True)
+
+    def warn(kind: str, text: str) -> None:
+        sys.stderr.write(f"offload-proxy: {harmless(text)}\n")
+
+    async def call(path: bytes, given: bytes) -> Envelope:
+        async with opened(settings) as store:
+            visit = Guarded(store, warn=warn).visit(SECONDS)
+            threads = WorkPool("recall")
+            try:
+                shelf = CallerFiles(visit, namespace, tenant.policy, threads)
+                reply = await look(path, StoreCall(tenant, shelf), given)
+            finally:
+                threads.close()
+        return msgspec.json.decode(reply, type=Envelope)
+
+    return call
+
+
 def recall(settings: Settings, chosen: Namespace) -> int:
     """Write sessions, one session's texts, matching lines, or a whole text. Returns the exit code: 1 if nothing is
     there. Raises UserMistake and ProxyError."""
     path, session, pattern = chosen.path, chosen.session, chosen.grep
     if path and (session or pattern):
         raise UserMistake("give a PATH, or --session and --grep")
+    if chosen.namespace and chosen.url:
+        raise UserMistake("give --url for a running proxy, or --namespace for the store itself")
     given: dict[str, object] = {"session": session} if session else {}
     if path:
-        operation, given = b"/recall_read", {"path": path, "characters": WHOLE}
+        operation, given = b"/read_file", {"absolute_path": path, "characters": WHOLE}
     elif pattern:
-        operation, given = b"/recall_search", {"pattern": pattern, "limit": 1_000, **given}
+        operation, given = b"/grep", {"pattern": pattern, "archive": True, "limit": 1_000, **given}
     else:
         operation, given = b"/recall_sessions", {"limit": 200, **given}
     with ExitStack() as held:
-        url, key = chosen.url, _key(settings)
-        if url is None and not key:
-            url, key = held.enter_context(archive(settings))
-        reply = asyncio.run(_caller(settings, url, key)(operation, rawjson.encode(given)))
+        if chosen.namespace:
+            ask = _owner(settings, chosen.namespace)
+        else:
+            url, key = chosen.url, _key(settings)
+            if url is None and not key:
+                url, key = held.enter_context(archive(settings))
+            ask = _caller(settings, url, key)
+        reply = asyncio.run(ask(operation, rawjson.encode(given)))
     if not reply.success:
         raise ProxyError(reply.answer)
     text = reply.answer if path and not sys.stdout.isatty() else harmless(reply.answer)

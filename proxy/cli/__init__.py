@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         _add(commands, name, command)
-    about = Command("", "list, read, search and clean up the store")
+    about = Command("", "list and clean up the store")
     actions = _add(commands, "store", about).add_subparsers(required=True, metavar="ACTION")
     for name, command in _ACTIONS.items():
         _add(actions, name, command._replace(arguments=(*command.arguments, *_OF_STORE)))
@@ -135,6 +135,11 @@ def _add(
 
 _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
 
+_OF_STORE: Sequence[Argument] = (
+    ("--store", "URL", "URL or directory of the store; also OFFLOAD_STORE"),
+    ("--policies", "DIR", "policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES"),
+)
+
 _COMMANDS: Mapping[str, Command] = {
     "run": Command(
         "proxy.apps.run:run",
@@ -183,6 +188,8 @@ _COMMANDS: Mapping[str, Command] = {
             ("--session", "ID", "only this session; the beginning of its id is enough"),
             ("--grep", "PATTERN", "the lines that match (RE2, ignoring case)"),
             _URL,
+            ("--namespace", "NAMESPACE", "without a proxy and a key: this caller's, out of the store itself"),
+            *_OF_STORE,
         ),
     ),
     "mcp": Command(
@@ -197,11 +204,6 @@ _COMMANDS: Mapping[str, Command] = {
     ),
 }
 
-_OF_STORE: Sequence[Argument] = (
-    ("--store", "URL", "URL or directory of the store; also OFFLOAD_STORE"),
-    ("--policies", "DIR", "policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES"),
-)
-
 _ACTIONS: Mapping[str, Command] = {
     "ls": Command(
         "proxy.cli.store:ls",
@@ -212,16 +214,6 @@ _ACTIONS: Mapping[str, Command] = {
         "proxy.cli.store:namespace",
         "say which namespace the caller has whose key is on standard input",
         (("--identity", "VALUE", "the value of the `identity` by which the key's policy knows the caller"),),
-    ),
-    "cat": Command(
-        "proxy.cli.store:cat",
-        "write one record to standard output, byte for byte",
-        (("key", "KEY", "NAMESPACE/KIND/NAME"),),
-    ),
-    "grep": Command(
-        "proxy.cli.store:grep",
-        "search records (RE2, case-insensitive); exits with 1 if nothing matches",
-        (("pattern", "PATTERN", "what to look for"), ("prefix?", "PREFIX", "only keys with this prefix")),
     ),
     "gc": Command(
         "proxy.cli.store:gc",
@@ -266,8 +258,11 @@ FILE is what you have: sessions of Claude Code, Codex or opencode; logs and expo
 Helicone or OpenTelemetry; request bodies as JSONL or JSON, also gzipped; a HAR; a directory of those, such as a capture
 of `serve --capture`; or - for standard input. Nothing is sent or stored, and credentials are not looked at.
 """,
-    "recall": "The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a\n"
-    "key, it shows what your runs of `offload-proxy run` moved.",
+    "recall": """\
+The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a key, it shows what
+your runs of `offload-proxy run` moved. Who can open the store needs neither a key nor a proxy: `--namespace`, as
+`store ls` or `store namespace` names it, with --store.
+""",
     "mcp": "The key is in OFFLOAD_API_KEY. It needs a running proxy at --url.",
     "store": """\
 examples:

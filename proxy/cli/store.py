@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import sys
 import time
@@ -13,27 +12,17 @@ from collections.abc import Callable, Coroutine
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
-from proxy import policies, regex
+from proxy import policies
 from proxy.apps import capture
 from proxy.apps.dashboard import fleet
 from proxy.apps.dashboard.rows import Rows
+from proxy.apps.offline import opened, retention_of
 from proxy.apps.operations.call import name_of
 from proxy.errors import DashboardFault, UserMistake
-from proxy.policies.tenants import described, identify, namespace_as, retention
+from proxy.policies.tenants import described, identify, namespace_as
 from proxy.settings import Settings
-from proxy.stores import (
-    Entry,
-    Retention,
-    Store,
-    checked,
-    expires_by_itself,
-    folder_of,
-    is_part,
-    namespace_of,
-    open_store,
-)
+from proxy.stores import Entry, Store, is_part, namespace_of
 from proxy.terminal import duration, harmless, in_units, several, table
-from proxy.tools.search import TooSlow, in_data
 
 SETTLED = 2.0
 """Seconds until `forget` looks a second time for what a proxy was still writing."""
@@ -42,28 +31,13 @@ T = TypeVar("T")
 
 
 def _run(settings: Settings, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
-    """Return what `work` does with the store. Raises StoreFault and UserMistake.
-
-    Redis knows a record's remaining time to live; its age follows from its tenant's retention.
-    """
-    folder = folder_of(settings.store)
-    if folder is not None and not os.path.lexists(folder):
-        raise UserMistake(f"there is no folder {folder}; `serve` makes it, or name another with --store")
-    kept_for = _retention(settings) if expires_by_itself(settings.store) else lambda namespace: None
+    """Return what `work` does with the store. Raises StoreFault and UserMistake."""
 
     async def run() -> T:
-        store = open_store(settings.store, kept_for)
-        try:
+        async with opened(settings) as store:
             return await work(store)
-        finally:
-            await store.close()
 
     return asyncio.run(run())
-
-
-def _retention(settings: Settings) -> Retention:
-    loaded = policies.load(settings.policies, settings.environment)
-    return lambda namespace: retention(namespace, loaded)
 
 
 async def _found(store: Store, prefix: str) -> list[Entry]:
@@ -110,42 +84,10 @@ def ls(settings: Settings, chosen: Namespace) -> int:
     return 0
 
 
-def cat(settings: Settings, chosen: Namespace) -> int:
-    """Write one record's bytes. Exits with 1 if there is none."""
-    key = _taken(checked, chosen.key)
-    value = _run(settings, lambda store: store.get(key))
-    if value is None:
-        sys.stderr.write(f"offload-proxy: no record {key}\n")
-        return 1
-    sys.stdout.buffer.write(value)
-    return 0
-
-
-def grep(settings: Settings, chosen: Namespace) -> int:
-    """Write `KEY:LINE:TEXT` for each matching line. Exits with 1 if none matches, like grep."""
-    find = _taken(regex.compile, chosen.pattern)
-    if chosen.prefix:
-        _check_namespace(chosen.prefix.partition("/")[0])
-
-    async def search(store: Store) -> int:
-        code = 1
-        for entry in await _found(store, chosen.prefix or ""):
-            text = (await store.get(entry.key) or b"").decode("utf-8", "replace")
-            for match in in_data(entry.key, text.encode(), find):
-                code = 0
-                sys.stdout.write(f"{entry.key}:{match.line}:{harmless(match.text)}\n")
-        return code
-
-    try:
-        return _run(settings, search)
-    except TooSlow as error:
-        raise UserMistake(str(error)) from error
-
-
 def gc(settings: Settings, chosen: Namespace) -> int:
     """Delete records older than `--older-than`, or else older than their tenant's retention."""
     age = None if chosen.older_than is None else _taken(policies.duration, chosen.older_than)
-    kept_for = _retention(settings) if chosen.older_than is None else lambda namespace: age
+    kept_for = retention_of(settings) if chosen.older_than is None else lambda namespace: age
 
     async def delete_old(store: Store) -> tuple[int, list[Entry]]:
         now, entries = time.time(), await _found(store, "")

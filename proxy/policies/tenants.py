@@ -168,10 +168,16 @@ def tenant_of(namespace: str) -> str:
     return CALLER.sub("", namespace)
 
 
+def policy_of(namespace: str, policies: Policies) -> Policy | None:
+    """Return the policy of a namespace's tenant, or None if it is gone."""
+    owners = {namespace, tenant_of(namespace)}
+    return next((policy for policy in policies.all() if policy.tenant in owners), None)
+
+
 def retention(namespace: str, policies: Policies) -> float | None:
     """Return for how many seconds to keep a namespace's records. None means for ever, also if its policy is gone."""
-    owners = {namespace, tenant_of(namespace)}
-    return next((policy.retention for policy in policies.all() if policy.tenant in owners), None)
+    policy = policy_of(namespace, policies)
+    return policy.retention if policy else None
 
 
 def allowed(path: bytes, policy: Policy, method: str) -> bool:

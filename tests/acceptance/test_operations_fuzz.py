@@ -95,7 +95,13 @@ questions = some.fixed_dictionaries(
     },
 )
 spans = some.fixed_dictionaries(
-    {}, optional={"offset": some.integers(-3, 2**65), "limit": some.none() | some.integers(-3, 2**65)}
+    {},
+    optional={
+        "offset": some.integers(-3, 2**65),
+        "limit": some.none() | some.integers(-3, 2**65),
+        "column": some.integers(-3, 2**65),
+        "characters": some.none() | some.integers(900, 2_000),
+    },
 )
 reads = spans.map(lambda span: {**span, "absolute_path": f"{STORE}/none.txt"})
 sessions = some.none() | some.sampled_from(["0", "f" * 16, "F", "*", ""])
@@ -103,20 +109,16 @@ RIGHT = {
     "/context_offload": offloads,
     "/context_compact": offloads,
     "/context_compress": offloads,
-    "/grep": questions,
+    "/grep": questions | some.builds(lambda asked, session: {**asked, "session": session}, questions, sessions),
     "/read_file": reads,
     "/recall_sessions": some.fixed_dictionaries({}, optional={"session": sessions, "limit": some.integers(0, 201)}),
-    "/recall_search": some.builds(lambda asked, session: {**asked, "session": session}, questions, sessions),
-    "/recall_read": some.builds(
-        lambda span, path: {**span, "path": path}, spans, some.sampled_from(["x", "..", STORE])
-    ),
     "/v1/compress": some.fixed_dictionaries({"messages": histories}, optional={"model": some.just(MODEL)}),
 }
 PARAMETERS = [
     "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
     "all_token_threshold", "max_tool_message_tokens", "group_token_threshold", "keep_recent_count", "keep_recent",
     "store_dir", "storage_path", "chat_id", "preview_char_length", "compress_system_message", "model", "pattern",
-    "path", "glob", "limit", "file_path", "absolute_path", "offset",
+    "path", "glob", "limit", "file_path", "absolute_path", "offset", "column", "characters", "archive", "session",
 ]  # fmt: skip
 values = anything | some.lists(said | orphans | anything, max_size=3)
 spoils = some.dictionaries(some.sampled_from(PARAMETERS), values, max_size=2)

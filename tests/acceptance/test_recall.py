@@ -1,4 +1,4 @@
-"""People look into what their conversations moved: `/recall_…`, `offload-proxy recall` and the MCP server."""
+"""People look into what their conversations moved: `/recall_sessions`, `/grep` and `/read_file`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ Json = dict[str, Any]
 NOBODYS = "/context_store/0.log.aaaaaaaaaaaaaaaa.txt"
 
 
+ASKS: dict[str, tuple[str, Json]] = {
+    "sessions": ("/recall_sessions", {}),
+    "search": ("/grep", {"archive": True}),
+    "read": ("/read_file", {}),
+}
+
+
 def posted(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> httpx.Response:
-    return proxy.post(f"/recall_{what}", given, key)
+    path, more = ASKS[what]
+    return proxy.post(path, {**more, **given}, key)
 
 
 def recall(proxy: Proxy, what: str, key: str = "alice", **given: Any) -> Json:
@@ -49,9 +57,39 @@ def test_a_session_lists_its_texts_and_their_calls(kept: Kept) -> None:
 def test_a_search_names_file_call_session_and_line(kept: Kept) -> None:
     found = recall(kept.proxy, "search", pattern="VAULT opens")
     [match] = found["metadata"]["matches"]
-    assert match == {"path": kept.reference, "session": kept.session, "line": 60, "text": FACT}
-    assert f"{kept.reference} (result of look /logs/0.log; session {kept.session}" in found["answer"]
-    assert found["answer"].startswith('1 match for "VAULT opens" in ')
+    shown = {"path": kept.reference, "session": kept.session, "line": 61, "column": FACT.index("vault"), "text": FACT}
+    assert match == shown
+    name = kept.reference.rpartition("/")[2]
+    assert f"File: {name} (result of look /logs/0.log; session {kept.session}" in found["answer"]
+    assert found["answer"].startswith('Found 1 matches for pattern "VAULT opens" in ')
+    assert f"\nL61: {FACT}\n---" in found["answer"]
+    opened = recall(kept.proxy, "read", absolute_path=match, offset=match["line"] - 1, limit=1)
+    assert opened["answer"].rstrip() == FACT
+
+
+def test_a_search_without_the_archive_is_one_of_the_callers_files(kept: Kept) -> None:
+    reply = kept.proxy.post("/grep", {"pattern": "vault"}, "alice")
+    assert reply.json()["metadata"]["matches"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"glob": "0.log.*"}, True),
+        ({"glob": "*.json"}, False),
+        ({"path": "/context_store"}, True),
+        ({"path": "./"}, True),
+        ({"archive": False}, True),  # a session is one of the archive
+    ],
+)
+def test_a_search_can_be_narrowed(kept: Kept, given: Json, found: bool) -> None:
+    asked = {"pattern": "vault", "session": kept.session, **given}
+    assert bool(recall(kept.proxy, "search", **asked)["metadata"]["matches"]) == found
+
+
+def test_a_search_elsewhere_says_where_the_texts_are(kept: Kept) -> None:
+    reply = posted(kept.proxy, "search", pattern="vault", path="/elsewhere")
+    assert reply.status_code == 404 and "is in '/context_store'" in reply.json()["answer"]
 
 
 def test_a_search_stays_in_its_session(kept: Kept) -> None:
@@ -69,13 +107,13 @@ def test_a_search_ends_at_its_limit_and_says_so(kept: Kept) -> None:
 def test_a_text_is_read_by_its_reference_or_name(kept: Kept, form: str) -> None:
     name = kept.reference.rpartition("/")[2]
     path = form.format(kept.reference, name, name.removesuffix(".txt"))
-    assert recall(kept.proxy, "read", path=path)["answer"] == dict(LOGS)["/logs/0.log"]
+    assert recall(kept.proxy, "read", absolute_path=path)["answer"] == dict(LOGS)["/logs/0.log"]
 
 
 def test_a_page_says_how_to_go_on(kept: Kept) -> None:
-    page = recall(kept.proxy, "read", path=kept.reference, characters=1_000)["answer"]
-    assert len(page) <= 1_000 and 'continue with recall_read(path="' in page
-    assert recall(kept.proxy, "read", path=kept.reference, offset=60, limit=1)["answer"].startswith(FACT)
+    page = recall(kept.proxy, "read", absolute_path=kept.reference, characters=1_000)["answer"]
+    assert len(page) <= 1_000 and 'continue with read_file(absolute_path="' in page
+    assert recall(kept.proxy, "read", absolute_path=kept.reference, offset=60, limit=1)["answer"].startswith(FACT)
 
 
 def test_another_key_sees_nothing(kept: Kept) -> None:
@@ -83,7 +121,7 @@ def test_another_key_sees_nothing(kept: Kept) -> None:
     key = "alice2"
     assert recall(kept.proxy, "sessions", key)["metadata"]["sessions"] == []
     assert not recall(kept.proxy, "search", key, pattern="vault")["metadata"]["matches"]
-    said = [posted(kept.proxy, "read", key, path=path) for path in (kept.reference, NOBODYS)]
+    said = [posted(kept.proxy, "read", key, absolute_path=path) for path in (kept.reference, NOBODYS)]
     assert [reply.status_code for reply in said] == [404, 404]
     assert said[0].text.replace(kept.reference, "PATH") == said[1].text.replace(NOBODYS, "PATH")
     said = [posted(kept.proxy, "sessions", key, session=session) for session in (kept.session, "0" * 16)]
@@ -92,7 +130,7 @@ def test_another_key_sees_nothing(kept: Kept) -> None:
 
 def test_without_a_key_nothing_is_told(kept: Kept) -> None:
     for what in ("sessions", "search", "read"):
-        reply = posted(kept.proxy, what, key="", pattern="vault", path=kept.reference)
+        reply = posted(kept.proxy, what, key="", pattern="vault", absolute_path=kept.reference)
         assert reply.status_code == 401 and FACT not in reply.text
 
 
@@ -108,8 +146,10 @@ def test_strangers_who_share_a_namespace_recall_nothing(tmp_path: Path) -> None:
                 ask(proxy, "chat", LOGS, "And?", key)
             wait_until(lambda: len(list(tmp_path.rglob("*/sessions/*"))) >= 2)
             assert recall(proxy, "sessions")["metadata"]["sessions"]
-            for what, given in (("sessions", {}), ("search", {"pattern": "vault"}), ("read", {"path": NOBODYS})):
+            for what, given in (("sessions", {}), ("search", {"pattern": "vault"})):
                 assert posted(proxy, what, "mallory", **given).status_code == 401
+            [text, *_] = [path.name for path in tmp_path.rglob("*/originals/*")]
+            assert posted(proxy, "read", "mallory", absolute_path=text).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["responses", "messages"])
@@ -174,11 +214,11 @@ def test_a_text_of_which_only_the_name_was_written_is_not_there(tmp_path: Path) 
         reference = first_conversation(proxy, "chat", model)
         [record] = tmp_path.rglob(f"*/originals/{reference.rpartition('/')[2]}")
         record.write_bytes(b"")
-        assert posted(proxy, "read", path=reference).status_code == 404
+        assert posted(proxy, "read", absolute_path=reference).status_code == 404
         assert recall(proxy, "search", pattern="vault")["metadata"]["matches"] == []
 
 
 def test_an_index_names_only_texts_that_are_there(kept: Kept) -> None:
     """It is written after them."""
     found = recall(kept.proxy, "sessions", session=kept.session)["metadata"]["texts"]
-    assert all(json.dumps(recall(kept.proxy, "read", path=text["path"])["answer"]) for text in found)
+    assert all(json.dumps(recall(kept.proxy, "read", absolute_path=text["path"])["answer"]) for text in found)

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.acceptance.test_archive import FACT, LOGS, Kept, kept
 from tests.acceptance.test_recall import NOBODYS
@@ -60,25 +61,38 @@ async def test_a_client_finds_and_reads_what_was_moved(kept: Kept, connect: Conn
     async with connect(kept.proxy, "alice") as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         sessions = said(await client.call_tool("recall_sessions", {}))
-        found = said(await client.call_tool("recall_search", {"pattern": "vault"}))
-        text = await client.call_tool("recall_read", {"path": kept.reference})
-    assert set(tools) == {"recall_sessions", "recall_search", "recall_read"}
-    assert tools["recall_search"].input_schema["required"] == ["pattern"]
-    assert "Look into the logs." in sessions and FACT in found and kept.reference in found
+        found = said(await client.call_tool("grep", {"pattern": "vault"}))
+        text = await client.call_tool("read_file", {"absolute_path": kept.reference})
+    assert set(tools) == {"recall_sessions", "grep", "read_file"}
+    assert tools["grep"].input_schema["required"] == ["pattern"]
+    for tool in tools.values():
+        Draft202012Validator.check_schema(tool.input_schema)
+    Draft202012Validator(tools["read_file"].input_schema).validate({"absolute_path": {"path": kept.reference}})
+    assert "Look into the logs." in sessions and FACT in found and kept.reference.rpartition("/")[2] in found
     assert said(text) == dict(LOGS)["/logs/0.log"] and not text.is_error
+
+
+async def test_what_a_model_sends_counts_before_our_defaults(kept: Kept) -> None:
+    async with over_http(kept.proxy, "alice") as client:
+        files = await client.call_tool("grep", {"pattern": "vault", "archive": False})
+        everything = said(await client.call_tool("grep", {"pattern": "nothing happened", "limit": None}))
+        page = said(await client.call_tool("read_file", {"absolute_path": kept.reference, "characters": 1_000}))
+    assert "No matches found" in said(files)
+    assert everything.count("nothing happened") <= 52 and "there are more" in everything, "50 by default"
+    assert len(page) <= 1_000 and "continue with read_file(" in page
 
 
 async def test_another_key_gets_the_words_for_what_never_existed(kept: Kept) -> None:
     async with over_http(kept.proxy, "mallory") as client:
-        answers = [await client.call_tool("recall_read", {"path": path}) for path in (kept.reference, NOBODYS)]
-        found = said(await client.call_tool("recall_search", {"pattern": "vault"}))
+        answers = [await client.call_tool("read_file", {"absolute_path": path}) for path in (kept.reference, NOBODYS)]
+        found = said(await client.call_tool("grep", {"pattern": "vault"}))
     assert all(answer.is_error for answer in answers) and FACT not in found
     assert said(answers[0]).replace(kept.reference, "PATH") == said(answers[1]).replace(NOBODYS, "PATH")
 
 
 async def test_a_wrong_call_is_an_error_that_the_model_can_read(kept: Kept) -> None:
     async with over_http(kept.proxy, "alice") as client:
-        wrong = await client.call_tool("recall_search", {"pattern": "("})
+        wrong = await client.call_tool("grep", {"pattern": "("})
         unknown = await client.call_tool("store_forget", {})
     assert wrong.is_error and "`$.pattern` cannot be used" in said(wrong)
     assert unknown.is_error and "store_forget" in said(unknown)
@@ -87,7 +101,7 @@ async def test_a_wrong_call_is_an_error_that_the_model_can_read(kept: Kept) -> N
 async def test_many_clients_at_once(kept: Kept) -> None:
     async def found(key: str) -> str:
         async with over_http(kept.proxy, key) as client:
-            return said(await client.call_tool("recall_search", {"pattern": "vault"}))
+            return said(await client.call_tool("grep", {"pattern": "vault"}))
 
     answers = await asyncio.gather(*(found(key) for key in ("alice", "mallory") * 4))
     assert [FACT in answer for answer in answers] == [True, False] * 4
@@ -115,8 +129,8 @@ def test_what_is_no_message_is_refused(kept: Kept, method: str, key: str, body: 
 async def test_each_call_is_logged_as_its_operation(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with over_http(kept.proxy, "alice") as client:
-        await client.call_tool("recall_search", {"pattern": "secret words"})
-    await until(lambda: "path='/recall_search'" in str([vars(one) for one in caplog.records]))
+        await client.call_tool("grep", {"pattern": "secret words"})
+    await until(lambda: "path='/grep'" in str([vars(one) for one in caplog.records]))
     assert not [one for one in caplog.records if one.name.startswith("proxy") and "secret words" in str(vars(one))]
     assert kept.proxy.metric("requests_total", 'kind="operation"')
 

@@ -1,4 +1,4 @@
-"""`offload-proxy recall`: a thin client of the running proxy."""
+"""`offload-proxy recall`: a thin client of the running proxy, or a look into the store without one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_lists_sessions_and_their_texts(kept: Kept, run: Run) -> None:
 
 def test_it_searches_and_exits_like_grep(kept: Kept, run: Run) -> None:
     code, out, _ = run("--grep", "vault")
-    assert code == 0 and FACT in out and kept.reference in out
+    assert code == 0 and FACT in out and kept.reference.rpartition("/")[2] in out
     assert run("--grep", "vault", "--session", "0" * 16)[0] == run("--grep", "no such words")[0] == 1
 
 
@@ -50,6 +50,60 @@ def test_it_writes_a_text_as_it_is(kept: Kept, run: Run) -> None:
 def test_the_key_may_come_on_standard_input(kept: Kept, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("alice\n"))
     assert FACT in run("--grep", "vault", key="")[1]
+
+
+# -- without a proxy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def look(kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command over the store, and returns its exit code, output and errors."""
+    monkeypatch.delenv("OFFLOAD_API_KEY", raising=False)
+
+    def look(*arguments: str, namespace: str = "") -> tuple[int, str, str]:
+        [owner] = {path.parent.parent.name for path in kept.proxy.store.rglob("*/sessions/*")}
+        store = str(kept.proxy.store)
+        code = main(["recall", "--namespace", namespace or owner, "--store", store, *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return look
+
+
+def test_who_can_open_the_store_needs_no_proxy_and_no_key(kept: Kept, look: Run) -> None:
+    code, out, _ = look()
+    assert code == 0 and "Look into the logs." in out and kept.session in out
+    assert f"{kept.reference}: result of look /logs/0.log" in look("--session", kept.session[:5])[1]
+    code, out, _ = look("--grep", "vault")
+    assert code == 0 and FACT in out
+    assert look("--grep", "no such words")[0] == 1
+    assert look(kept.reference) == (0, dict(LOGS)["/logs/0.log"], "")
+
+
+def test_a_look_into_the_store_stays_in_its_namespace(kept: Kept, look: Run) -> None:
+    other = "default-0123456789abcdef"
+    assert look("--grep", "vault", namespace=other)[0] == 1
+    code, out, errors = look(kept.reference, namespace=other)
+    assert (code, out) == (1, "") and "There is no file" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "namespace", "code", "words"),
+    [
+        ((), "../x", 2, "expected a namespace"),
+        (("--grep", "("), "", 1, "`$.pattern` cannot be used"),
+        (("--url", "http://127.0.0.1:9"), "", 2, "give --url for a running proxy, or --namespace"),
+        (("--store", "/nowhere/at/all"), "", 2, "there is no folder"),
+    ],
+)
+def test_what_goes_wrong_in_the_store_is_told(
+    look: Run, arguments: tuple[str, ...], namespace: str, code: int, words: str
+) -> None:
+    done, out, errors = look(*arguments, namespace=namespace)
+    assert (done, out) == (code, "") and words in errors
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.apps.operations import compress, offload, schema, search
-from proxy.apps.operations.call import CallerFiles, OperationCall, refusal
+from proxy.apps.operations.call import CallerFiles, Looking, OperationCall, refusal
 from proxy.dialects.chat import CHAT
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
 from proxy.policies.tenants import Tenant
@@ -42,25 +42,31 @@ MCP = b"/_offload/mcp"
 """The path of the MCP server."""
 
 
-Run = Callable[[OperationCall, Any], Awaitable[bytes]]
+Run = Callable[[Any, Any], Awaitable[bytes]]
+"""Takes an OperationCall, or anything that is Looking where the operation only looks, and the parameters."""
 
 PATHS: Mapping[bytes, tuple[str, Run, Sequence[type[msgspec.Struct]]]] = {
     b"/context_offload": ("Move old content out of a conversation", offload.offload, [schema.OffloadParameters]),
     b"/context_compact": ("The same in compact mode", offload.offload, [schema.CompactParameters]),
     b"/context_compress":
         ("The same in compress mode; keeps 5 messages by default", offload.offload, [schema.CompressParameters]),
-    b"/grep": ("Search files: a regular expression below a directory, or a text in one file",
+    b"/grep": ("Search files or what conversations moved for a regular expression, or one file for a text",
                search.grep, [schema.Find, schema.Search]),
-    b"/read_file": ("Read a file, or some of its lines", search.read_file, [schema.ReadFile]),
+    b"/read_file": ("Read a file or a moved text, or some of its lines", search.read_file, [schema.ReadFile]),
     b"/recall_sessions":
         ("List your conversations that moved something", search.recall_sessions, [schema.RecallSessions]),
-    b"/recall_search": ("Search what your conversations moved", search.recall_search, [schema.RecallSearch]),
-    b"/recall_read": ("Read what one of your conversations moved", search.recall_read, [schema.RecallRead]),
     b"/v1/compress": ("The messages as the proxy would send them, in Headroom's shape of reply",
                       compress.compress, [schema.CompressMessages]),
 }  # fmt: skip
 """What each path does, in a few words and in code, and the parameters that it takes. Of two kinds, calls with a
 `file_path` are of the first."""
+
+
+async def look(path: bytes, call: Looking, body: bytes) -> bytes:
+    """Return the reply of an operation that only looks into files, without a server. Raises ProxyError."""
+    _, run, kinds = PATHS[path]
+    given, _ = schema.body(body)
+    return await run(call, schema.taken(given, kinds[-1]))
 
 
 def check_caller(tenant: Tenant) -> None:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -45,6 +45,9 @@ KEY_BYTES = 255
 
 FIRST = "_"
 """Begins every part: a key's part must not begin with a dot, but a name may."""
+
+WRITING = 10.0
+"""Most seconds that a call waits for files of its caller that are being written."""
 
 AT_ONCE = 16
 """The most files that one call writes concurrently."""
@@ -225,6 +228,22 @@ def _failed(task: str) -> StoreFault:
 # -- the call and its reply --
 
 
+class Looking(Protocol):
+    """Whoever looks into a caller's files: a call of an operation, or a command that reads the store itself."""
+
+    tenant: Tenant
+    shelf: CallerFiles
+
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` in a thread when it is this caller's turn, and return its result."""
+
+    async def search(self, work: Callable[[], None]) -> None:
+        """The same for work that goes on from what this call has begun."""
+
+    async def written(self) -> bool:
+        """Wait for texts of this caller that are being written. Returns whether there were any."""
+
+
 @dataclass
 class OperationCall:
     """Everything that an operation needs to do its work."""
@@ -241,6 +260,12 @@ class OperationCall:
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a thread when it is this caller's turn, and return its result."""
         return await self.services.threads.run(self.tenant.namespace, lambda: work(*args, **kwargs))
+
+    async def search(self, work: Callable[[], None]) -> None:
+        await self.services.threads.run(self.tenant.namespace, work, begun=True)
+
+    async def written(self) -> bool:
+        return await self.services.background.ended(f"{self.tenant.namespace}/", WRITING)
 
 
 def envelope(

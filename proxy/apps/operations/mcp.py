@@ -1,4 +1,4 @@
-"""The MCP server: one tool for each operation of `recall`, over HTTP on the proxy and over stdio from the command line.
+"""The MCP server: three operations as tools, over HTTP on the proxy and over stdio from the command line.
 
 Needs `offload-proxy[mcp]`. Each call of a tool is a call of its operation, with the same caller, bounds and log line.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
+from msgspec import Meta
 
 from proxy import __version__
 from proxy.apps.operations import schema
@@ -34,11 +35,34 @@ INSTRUCTIONS = """\
 What was moved out of this user's earlier conversations with a model, such as long results of tools. Search it before
 you repeat work, and read it where a text names a path such as /context_store/billing.log.2e7dc01b9a01f2d4.txt."""
 
-TOOLS: Mapping[str, type[msgspec.Struct]] = {
-    "recall_sessions": schema.RecallSessions,
-    "recall_search": schema.RecallSearch,
-    "recall_read": schema.RecallRead,
+
+class Grep(schema.Search, frozen=True, kw_only=True):
+    """Lines of this user's moved texts that match a regular expression (RE2, ignoring case), the newest conversation's
+    first. L1 is a text's first line, which is offset 0 of read_file."""
+
+    archive: bool = True
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="matches at most")] = 50
+
+
+class Read(schema.ReadFile, frozen=True, kw_only=True):
+    """A moved text of this user, or as much of it as fits; then a last line in brackets says how to go on."""
+
+    characters: Annotated[int, Meta(ge=1_000, le=16 << 20, description="most characters of the answer")] = 40_000
+
+
+TOOLS: Mapping[str, tuple[type[msgspec.Struct], Mapping[str, Any]]] = {
+    "recall_sessions": (schema.RecallSessions, {}),
+    "grep": (Grep, {"archive": True, "limit": 50}),
+    "read_file": (Read, {"characters": 40_000}),
 }
+"""The operations that are tools, with what each takes, and what it gets where a model sends nothing else."""
+
+
+def _schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments, which has its own definitions."""
+    [_], components = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    own = components.pop(kind.__name__)
+    return {**own, "$defs": components} if components else own
 
 
 def server(ask: Ask) -> Server[Any]:
@@ -49,18 +73,19 @@ def server(ask: Ask) -> Server[Any]:
 
     async def list_tools(context: Any, asked: Any) -> ListToolsResult:
         reads = ToolAnnotations(read_only_hint=True)
-        _, schemas = msgspec.json.schema_components(TOOLS.values())
         tools = [
-            Tool(name=name, description=kind.__doc__, input_schema=schemas[kind.__name__], annotations=reads)
-            for name, kind in TOOLS.items()
+            Tool(name=name, description=kind.__doc__, input_schema=_schema_of(kind), annotations=reads)
+            for name, (kind, _) in TOOLS.items()
         ]
         return ListToolsResult(tools=tools)
 
     async def call_tool(context: Any, asked: Any) -> CallToolResult:
         if asked.name not in TOOLS:
             return said(f"There is no tool {asked.name!r}", failed=True)
+        _, defaults = TOOLS[asked.name]
+        sent = {name: value for name, value in (asked.arguments or {}).items() if value is not None}
         try:
-            reply = await ask(b"/%b" % asked.name.encode(), msgspec.json.encode(asked.arguments or {}))
+            reply = await ask(b"/%b" % asked.name.encode(), msgspec.json.encode({**defaults, **sent}))
         except ProxyError as error:
             return said(error.message, failed=True)
         return said(reply.answer, failed=not reply.success)

@@ -166,8 +166,12 @@ class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
         return Mode(self.context_manage_mode)
 
 
+Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}(?!\n)$", description="a session's id, or its beginning")]
+
+
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines, counted from 1, that match a regular expression (RE2, ignoring case) in the files below a directory."""
+    """Lines, counted from 1, that match a regular expression (RE2, ignoring case) in the files below a directory, or in
+    what conversations moved."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
     path: Annotated[Path | None, Meta(description="directory; null: all of your files")] = None
@@ -176,6 +180,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="which files to search; a glob with a slash is matched against the path below the directory"),
     ] = None
     limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most; null: no limit")] = None
+    archive: Annotated[
+        bool, Meta(description="search what your conversations moved, the newest first, and not your files")
+    ] = False
+    session: Annotated[Session | None, Meta(description="only what this conversation moved")] = None
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,18 +201,20 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's content, or some lines of it."""
+    """A file's content, or some lines of it. Files are the caller's, and the texts that its conversations moved."""
 
     absolute_path: Annotated[Path | Match, Meta(description="the file, by its path or by a match in it")]
     offset: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="first line, from 0")] = None
     limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")] = None
+    column: Annotated[int, Meta(ge=0, description="first character of that line, from 0")] = 0
+    characters: Annotated[
+        Annotated[int, Meta(ge=1_000, le=16 << 20)] | None,
+        Meta(description="most characters of the answer, whose last line in brackets says how to go on; null: all"),
+    ] = None
 
     @property
     def file(self) -> str:
         return _path(self.absolute_path)
-
-
-Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}(?!\n)$", description="a session's id, or its beginning")]
 
 
 class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,24 +222,6 @@ class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):
 
     session: Session | None = None
     limit: Annotated[int, Meta(ge=1, le=200, description="sessions at most")] = 20
-
-
-class RecallSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of this user's moved texts that match a regular expression (RE2, ignoring case), newest session first."""
-
-    pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
-    session: Session | None = None
-    limit: Annotated[int, Meta(ge=1, le=1_000, description="matches at most")] = 50
-
-
-class RecallRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A moved text of this user, or as much of it as fits; then a last line in brackets says how to go on."""
-
-    path: Annotated[Path, Meta(description="such as /context_store/billing.log.2e7dc01b9a01f2d4.txt")]
-    offset: Annotated[int, Meta(ge=0, description="first line, from 0")] = 0
-    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="number of lines; null: all")] = None
-    column: Annotated[int, Meta(ge=0, description="first character of that line, from 0")] = 0
-    characters: Annotated[int, Meta(ge=1_000, le=16 << 20, description="most characters of the answer")] = 40_000
 
 
 class CompressMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,7 +261,7 @@ class Envelope(msgspec.Struct):
 
 PARAMETERS = frozenset(ALIASES).union(
     field.name
-    for kind in (OffloadParameters, Search, Find, ReadFile, RecallSessions, RecallSearch, RecallRead)
+    for kind in (OffloadParameters, Search, Find, ReadFile, RecallSessions)
     for field in msgspec.structs.fields(kind)
 )
 """All that any operation knows."""

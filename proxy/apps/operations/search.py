@@ -1,8 +1,7 @@
 """Finds and shows lines of a caller's texts, in threads, a few files at a time.
 
-`/grep` and `/read_file` look into the caller's own files. `/recall_sessions`, `/recall_search` and `/recall_read` look
-into what its conversations moved: they open what `/read_file` opens, the records of the caller's own key, and nothing
-else. `archive` says what is listed.
+`/grep` searches the caller's files, or what its conversations moved, which `/recall_sessions` lists. `/read_file` opens
+both. All of these are records of the caller's own key. `proxy.requests.archive` says what is listed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import msgspec
 from msgspec.structs import asdict
 
 from proxy import rawjson, regex
-from proxy.apps.operations.call import CallerFiles, File, OperationCall, canonical, envelope, joined
-from proxy.apps.operations.schema import Find, ReadFile, RecallRead, RecallSearch, RecallSessions, Search
+from proxy.apps.operations.call import File, Looking, canonical, envelope, joined
+from proxy.apps.operations.schema import Find, ReadFile, RecallSessions, Search
 from proxy.errors import ClientFault, NotThere, Unauthorized
 from proxy.plan.preview import line_count, unescaped
 from proxy.regex import Budget
@@ -35,9 +34,6 @@ SECONDS = 10.0
 
 BATCH_BYTES, BATCH_FILES = 4 << 20, 200
 """The most bytes and files that are read and searched at a time; a larger file is a batch by itself."""
-
-WRITING = 10.0
-"""Most seconds that a call waits for files of its caller that are being written."""
 
 MATCHES, CHARACTERS = 100_000, 16 << 20
 """The most matches and characters in one answer, whatever the limit."""
@@ -68,24 +64,28 @@ class Found(msgspec.Struct):
 # -- grep --
 
 
-async def grep(call: OperationCall, given: Find | Search) -> bytes:
-    """Return the matching lines of one file or of all files below a path. Raises ProxyError."""
-    if isinstance(given, Search):
-        return await _below(call, given)
+async def grep(call: Looking, given: Find | Search) -> bytes:
+    """Return the matching lines of one file, of all files below a path, or of moved texts. Raises ProxyError."""
+    if isinstance(given, Find):
+        return await _in_file(call, given)
+    if given.archive or given.session:
+        return await _in_archive(call, given)
+    return await _below(call, given)
+
+
+async def _in_file(call: Looking, given: Find) -> bytes:
     find = await _compiled(call, regex.literal, given.pattern)
-    name = canonical(given.file_path)
-    [content] = await call.shelf.read_many([name])
-    if content is None:
-        raise call.shelf.missing(name, given.file_path)
+    path, content = await _settled(call, lambda: _named(call, given.file_path))
     found = Found(min(given.limit or MATCHES, MATCHES))
-    await _search(call, {name: content}, find, found)
-    lines = [f"{given.file_path}:{match.line}:{match.text}" for match in found.matches]
-    answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{given.file_path}"'
-    return await call.read(envelope, answer, (), _metadata(found, [given.file_path] * len(lines)))
+    await _search(call, {path: content}, find, found)
+    lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
+    answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
+    return await call.read(envelope, answer, (), _metadata(found, lambda name: name))
 
 
-async def _below(call: OperationCall, given: Search) -> bytes:
-    directory = canonical(given.path or ".")
+async def _below(call: Looking, given: Search) -> bytes:
+    path = given.path or "."
+    directory = canonical(path)
     find = await _compiled(call, regex.compile, given.pattern)
     files = await call.shelf.below(directory)
     if not files and directory:
@@ -94,34 +94,69 @@ async def _below(call: OperationCall, given: Search) -> bytes:
         wanted = set(await call.read(fitting, given.glob, [file.name for file in files], directory))
         files = [file for file in files if file.name in wanted]
     found = await searched(call, call.shelf.read_many, files, find, given.limit)
-    return await call.read(_shown_below, given, directory, found, [*call.shelf.damaged])
+    damaged = [relative(name, directory) for name in call.shelf.damaged]
+
+    def shown() -> bytes:
+        about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
+        answer = _blocks(found, about, lambda name: relative(name, directory))
+        metadata = _metadata(found, lambda name: joined(path, relative(name, directory)))
+        if damaged:
+            more = f" and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+            answer += f"\nNot searched, because damaged in the store: {', '.join(damaged[:NAMED])}{more}"
+            metadata["damaged"] = [joined(path, name) for name in damaged]
+        return envelope(answer, metadata=metadata)
+
+    return await call.read(shown)
 
 
-def _shown_below(given: Search, directory: str, found: Found, damaged: Sequence[str]) -> bytes:
-    """Show a block for each file, between lines of dashes, and below them what was not searched."""
-    path = given.path or "."
-    about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
-    lines, paths = [f"Found {len(found.matches)} matches for {about}:"], list[str]()
+async def _in_archive(call: Looking, given: Search) -> bytes:
+    archive = _archive(call)
+    if canonical(given.path or ".") not in ("", canonical(_store_dir(call))):
+        raise NotThere(f"What your conversations moved is in {_store_dir(call)!r}, and nothing of it in {given.path!r}")
+    find = await _compiled(call, regex.compile, given.pattern)
+    sessions, more = await archive.sessions(SESSIONS, given.session or "")
+    texts, left_out = newest(sessions, SEARCHED_BYTES)
+    if given.glob:
+        wanted = set(await call.read(fitting, given.glob, [text.name for _, text in texts], ""))
+        texts = [(session, text) for session, text in texts if text.name in wanted]
+    found = await searched(
+        call, archive.read_many, [File(text.name, text.bytes) for _, text in texts], find, given.limit
+    )
+    of = {text.name: (session, text) for session, text in texts}
+    older = more or left_out
+
+    def title(name: str) -> str:
+        session, text = of[name]
+        return f"{name} ({text.about}; session {session.session}, {_date(session.last)})"
+
+    def shown() -> bytes:
+        where = f"{len(of)} texts of your sessions" + ", older ones left out" * older
+        answer = _blocks(found, f'pattern "{given.pattern}" in {where}', title)
+        if found.more:
+            answer += "\n[there are more; send a larger limit or narrow the pattern]"
+        metadata = _metadata(found, lambda name: f"{_store_dir(call)}/{name}")
+        for listed, match in zip(metadata["matches"], found.matches, strict=True):
+            listed["session"] = of[match.path][0].session
+        return envelope(answer, metadata=metadata | {"older": older})
+
+    return await call.read(shown)
+
+
+def _blocks(found: Found, about: str, title: Callable[[str], str]) -> str:
+    """Return a block of lines for each file, under its title, between lines of dashes."""
+    if not found.matches:
+        return f"No matches found for {about}"
+    lines = [f"Found {len(found.matches)} matches for {about}:"]
     for name, group in groupby(found.matches, key=lambda match: match.path):
-        below = relative(name, directory)
-        shown = [f"L{match.line}: {match.text}" for match in group]
-        lines += ["---", f"File: {below}", *shown]
-        paths += [joined(path, below)] * len(shown)
-    answer = "\n".join([*lines, "---"]) if paths else f"No matches found for {about}"
-    metadata = _metadata(found, paths)
-    if damaged:
-        names = [relative(name, directory) for name in damaged]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        answer += f"\nNot searched, because damaged in the store: {', '.join(names[:NAMED])}{more}"
-        metadata["damaged"] = [joined(path, name) for name in names]
-    return envelope(answer, metadata=metadata)
+        lines += ["---", f"File: {title(name)}", *(f"L{match.line}: {match.text}" for match in group)]
+    return "\n".join([*lines, "---"])
 
 
-def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
+def _metadata(found: Found, path: Callable[[str], str]) -> dict[str, Any]:
     """Return the metadata: `column` counts characters from 0; `truncated` means that there are more matches."""
     matches = [
-        {"path": path, "line": match.line, "column": match.column, "text": match.text}
-        for path, match in zip(paths, found.matches, strict=True)
+        {"path": path(match.path), "line": match.line, "column": match.column, "text": match.text}
+        for match in found.matches
     ]
     return {"matches": matches, "truncated": found.more}
 
@@ -129,7 +164,7 @@ def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
 # -- a search --
 
 
-async def _compiled(call: OperationCall, matcher: Callable[[str, Budget], search.Find], pattern: str) -> search.Find:
+async def _compiled(call: Looking, matcher: Callable[[str, Budget], search.Find], pattern: str) -> search.Find:
     """Raises ClientFault."""
     try:
         return await call.read(matcher, pattern, Budget(SECONDS))
@@ -137,9 +172,7 @@ async def _compiled(call: OperationCall, matcher: Callable[[str, Budget], search
         raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
 
 
-async def searched(
-    call: OperationCall, read: ReadMany, files: Sequence[File], find: search.Find, limit: int | None
-) -> Found:
+async def searched(call: Looking, read: ReadMany, files: Sequence[File], find: search.Find, limit: int | None) -> Found:
     """Return the matches in these files, in order. Raises StoreFault and ClientFault."""
     found, start = Found(min(limit or MATCHES, MATCHES)), 0
     while start < len(files) and not found.more:
@@ -156,7 +189,7 @@ async def searched(
     return found
 
 
-async def _search(call: OperationCall, files: Mapping[str, bytes], find: search.Find, found: Found) -> None:
+async def _search(call: Looking, files: Mapping[str, bytes], find: search.Find, found: Found) -> None:
     def work() -> None:
         for name, content in files.items():
             for match in search.matches({name: content.decode("utf-8", "surrogatepass")}, [name], find):
@@ -167,7 +200,7 @@ async def _search(call: OperationCall, files: Mapping[str, bytes], find: search.
                 found.matches.append(match)
 
     try:
-        await call.services.threads.run(call.tenant.namespace, work, begun=True)
+        await call.search(work)
     except TooSlow as error:
         raise ClientFault(f"`$.pattern` cannot be used: {error}") from error
 
@@ -175,47 +208,60 @@ async def _search(call: OperationCall, files: Mapping[str, bytes], find: search.
 # -- read_file --
 
 
-async def read_file(call: OperationCall, given: ReadFile) -> bytes:
-    """Return the lines that the call asks for, none past the end of the file. Raises ProxyError."""
-    path, content = await _settled(call, lambda: _named(call.shelf, given.file))
+async def read_file(call: Looking, given: ReadFile) -> bytes:
+    """Return the lines that the call asks for, none past the end of the file, or as much of them as fits. Raises
+    ProxyError."""
+    path, content = await _settled(call, lambda: _named(call, given.file))
 
     def shown() -> bytes:
         text = content.decode("utf-8", "surrogatepass")
-        span = pages.span(text, given.offset or 0, sys.maxsize if given.limit is None else given.limit)
+        limit = sys.maxsize if given.limit is None else given.limit
+        span = pages.span(text, given.offset or 0, limit, given.column)
+        answer = text[span.start : span.stop] if span else ""
+        if span and given.characters is not None:
+            page = pages.page(text, span, f'read_file(absolute_path="{path}"', given.characters, len)
+            answer = rawjson.encodable(page or "")
         metadata = {"path": path, "size_bytes": len(content), "lines": span.lines if span else line_count(text)}
-        return envelope(text[span.start : span.stop] if span else "", metadata=metadata)
+        return envelope(answer, metadata=metadata)
 
     return await call.read(shown)
 
 
-async def _settled(call: OperationCall, look: Callable[[], Awaitable[T]]) -> T:
+async def _settled(call: Looking, look: Callable[[], Awaitable[T]]) -> T:
     """Return what `look` finds, if need be once the caller's texts are written: the reply that moved one may have ended
     before. Raises NotThere."""
     try:
         return await look()
     except NotThere:
-        if not await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
+        if not await call.written():
             raise
         return await look()
 
 
-async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
-    """Return the path and content of the file with this path, or of the only file whose path ends with it.
+async def _named(call: Looking, path: str) -> tuple[str, bytes]:
+    """Return the path and content of the file with this path, of the only file whose path ends with it, or of the moved
+    text with this name.
 
     Such relative paths come from the `File:` lines of `/grep`. A path may be as Markdown escapes it. Raises NotThere.
     """
-    name = canonical(path)
+    shelf, name = call.shelf, canonical(path)
     content = await shelf.read(name) if name else None
-    if content is None and (plain := unescaped(path)) != path:
-        return await _named(shelf, plain)
-    if content is None and name and name not in shelf.damaged:
+    if content is not None:
+        return path, content
+    plain = unescaped(path)
+    if plain != path:
+        return await _named(call, plain)
+    if name and name not in shelf.damaged:
         ending = [file.name for file in await shelf.below("") if file.name.endswith(f"/{name}")]
         if len(ending) > 1:
             several = ", ".join(ending[:5])
             raise NotThere(f"There is no file {path!r} among your files; there are several that end so: {several}")
         if ending:
-            name = path = ending[0]
-            content = await shelf.read(name)
+            [name] = ending
+            path, content = name, await shelf.read(name)
+        elif (text := name.rpartition("/")[2].removesuffix(".txt") + ".txt") and is_part(text) and _recalls(call):
+            [content] = await shelf.archive.read_many([text])
+            path = f"{_store_dir(call)}/{text}" if content is not None else path
     if content is None:
         raise shelf.missing(name, path)
     return path, content
@@ -224,7 +270,7 @@ async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
 # -- recall --
 
 
-async def recall_sessions(call: OperationCall, given: RecallSessions) -> bytes:
+async def recall_sessions(call: Looking, given: RecallSessions) -> bytes:
     """Return the caller's newest sessions, or what one of them moved. Raises ProxyError."""
     found, more = await _archive(call).sessions(given.limit, given.session or "")
     metadata: dict[str, Any]
@@ -233,7 +279,7 @@ async def recall_sessions(call: OperationCall, given: RecallSessions) -> bytes:
             raise NotThere(f"There is no session {given.session!r} among yours")
         if len(found) > 1:
             raise NotThere(f"{len(found)} of your sessions begin with {given.session!r}; send more of the id")
-        texts = [asdict(text) | {"path": _path(call, text.name)} for text in found[0].texts]
+        texts = [asdict(text) | {"path": f"{_store_dir(call)}/{text.name}"} for text in found[0].texts]
         metadata = {"session": found[0].session, "texts": texts}
         lines = [_line(found[0])]
         for text in texts:
@@ -247,67 +293,19 @@ async def recall_sessions(call: OperationCall, given: RecallSessions) -> bytes:
     return await call.read(envelope, "\n".join(lines), (), metadata)
 
 
-async def recall_search(call: OperationCall, given: RecallSearch) -> bytes:
-    """Return the lines of moved texts that match a pattern, the newest session's first. Raises ProxyError."""
-    archive = _archive(call)
-    sessions, more = await archive.sessions(SESSIONS, given.session or "")
-    wanted, left_out = newest(sessions, SEARCHED_BYTES)
-    files = [File(text.name, text.bytes) for _, text in wanted]
-    of = {text.name: (session, text) for session, text in wanted}
-    find = await _compiled(call, regex.compile, given.pattern)
-    found = await searched(call, archive.read_many, files, find, given.limit)
-    older = more or left_out
-
-    def shown() -> bytes:
-        where = f"{len(of)} texts of your sessions" + ", older ones left out" * older
-        count = "1 match" if len(found.matches) == 1 else f"{len(found.matches)} matches"
-        head = f'{count} for "{given.pattern}" in {where} (lines are counted from 0)'
-        lines, listed = [head + (":" if found.matches else ".")], []
-        for name, group in groupby(found.matches, key=lambda match: match.path):
-            (session, text), path = of[name], _path(call, name)
-            lines += ["---", f"{path} ({text.about}; session {session.session}, {_date(session.last)})"]
-            for match in group:
-                lines.append(f"{match.line - 1}: {match.text}")
-                listed.append({"path": path, "session": session.session, "line": match.line - 1, "text": match.text})
-        if found.more:
-            lines.append("[there are more; send a larger limit or narrow the pattern]")
-        return envelope("\n".join(lines), metadata={"matches": listed, "truncated": found.more, "older": older})
-
-    return await call.read(shown)
-
-
-async def recall_read(call: OperationCall, given: RecallRead) -> bytes:
-    """Return a moved text, or as much of it as was asked for. Raises ProxyError."""
-    archive, name = _archive(call), canonical(unescaped(given.path)).rpartition("/")[2]
-    name = name if name.endswith(".txt") else f"{name}.txt"
-
-    async def kept() -> bytes:
-        [value] = await archive.read_many([name]) if is_part(name) else [None]
-        if value is None:
-            raise NotThere(f"There is no text {given.path!r} among those that are kept of your conversations")
-        return value
-
-    value = await _settled(call, kept)
-
-    def shown() -> bytes:
-        text = value.decode("utf-8", "surrogatepass")
-        span = pages.span(text, given.offset, given.limit or max(len(text), 1), given.column)
-        page = pages.page(text, span, f'recall_read(path="{name}"', given.characters, len) if span else None
-        metadata = {"path": given.path, "size_bytes": len(value), "lines": line_count(text)}
-        return envelope(rawjson.encodable(page or ""), metadata=metadata)
-
-    return await call.read(shown)
-
-
-def _archive(call: OperationCall) -> Archive:
+def _archive(call: Looking) -> Archive:
     """Raises Unauthorized for strangers who share a namespace, as they would read each other's conversations."""
-    if call.tenant.policy.share_namespace and not call.tenant.listed:
+    if not _recalls(call):
         raise Unauthorized("This key is not listed in a policy, and its tenant's callers share one namespace")
     return call.shelf.archive
 
 
-def _path(call: OperationCall, name: str) -> str:
-    return f"{call.tenant.policy.offload.store_dir}/{name}"
+def _recalls(call: Looking) -> bool:
+    return call.tenant.listed or not call.tenant.policy.share_namespace
+
+
+def _store_dir(call: Looking) -> str:
+    return call.tenant.policy.offload.store_dir
 
 
 def _line(session: Session) -> str:

@@ -76,8 +76,8 @@ def test_moved_results_can_be_read_by_their_references(proxy: Proxy) -> None:
     messages = history(8)
     got = asked(proxy, messages)
     [path] = re.findall(r"stored in (\S+\.txt)", got["messages"][2]["content"])
-    for operation, name in (("/read_file", "absolute_path"), ("/recall_read", "path")):
-        reply = proxy.post(operation, {name: path}, "gateway")
+    for named in (path, path.rpartition("/")[2]):
+        reply = proxy.post("/read_file", {"absolute_path": named}, "gateway")
         assert reply.json()["answer"] == messages[2]["content"], reply.text
 
 

@@ -75,10 +75,13 @@ def test_an_unknown_mode_is_named(name: str) -> None:
         (schema.ReadFile, {"file_path": ["x"]}, "$.file_path"),
         *[(schema.ReadFile, {"absolute_path": "x", "offset": value}, "$.offset") for value in (-1, "0")],
         *[(schema.ReadFile, {"absolute_path": "x", "limit": value}, "$.limit") for value in (-1, True)],
-        (schema.RecallRead, {"path": "../x"}, "$.path"),
-        (schema.RecallRead, {"path": "x", "characters": 1}, "$.characters"),
-        (schema.RecallSearch, {}, "pattern"),
-        *[(schema.RecallSearch, {"pattern": "x", "session": value}, "$.session") for value in ("*", "", "a\n", "../x")],
+        *[
+            (schema.ReadFile, {"absolute_path": "x", "characters": value}, "$.characters")
+            for value in (1, 1 << 25, "9")
+        ],
+        *[(schema.ReadFile, {"absolute_path": "x", "column": value}, "$.column") for value in (-1, "0")],
+        *[(schema.Search, {"pattern": "x", "session": value}, "$.session") for value in ("*", "", "a\n", "../x")],
+        (schema.Search, {"pattern": "x", "archive": 1}, "$.archive"),
         (schema.RecallSessions, {"limit": 100_000}, "$.limit"),
         (schema.CompressMessages, {"messages": "x"}, "$.messages"),
     ],
@@ -95,11 +98,11 @@ def test_a_missing_or_wrong_parameter_is_named(kind: Any, body: Any, place: str)
         (schema.OffloadParameters, "keep_recents", "did you mean `keep_recent`?"),
         (schema.CompactParameters, "MaxToolMessageTokens", "did you mean `max_tool_message_tokens`?"),
         (schema.Search, "patern", "did you mean `pattern`?"),
-        (schema.Search, "zzz", "expected one of glob, limit, path, pattern"),
+        (schema.Search, "zzz", "expected one of archive, glob, limit, path, pattern, session"),
         (schema.Find, "regex", "expected one of file_path, limit, pattern"),
         (schema.ReadFile, "absolutepath", "did you mean `absolute_path`?"),
         (schema.ReadFile, "ofset", "did you mean `offset`?"),
-        (schema.ReadFile, "\ud800" * 3, "expected one of absolute_path, file_path, limit, offset"),
+        (schema.ReadFile, "\ud800" * 3, "expected one of absolute_path, characters, column, file_path, limit, offset"),
         (schema.ReadFile, "limit" * 1_000_000, "is not a parameter"),
     ],
 )
@@ -111,7 +114,10 @@ def test_a_parameter_that_no_operation_has_is_named_with_what_was_meant(kind: An
 def test_a_parameter_of_another_operation_is_ignored() -> None:
     """Callers pass one set of parameters to several operations."""
     everything = dict.fromkeys(schema.PARAMETERS, 0)
-    assert taken(schema.Search, {**everything, "pattern": "x", "path": None, "glob": None, "limit": 1}).limit == 1
+    more = {"archive": True, "session": None}
+    assert (
+        taken(schema.Search, {**everything, "pattern": "x", "path": None, "glob": None, "limit": 1, **more}).limit == 1
+    )
 
 
 def test_gateways_may_send_anything_beside_the_messages() -> None:
@@ -138,8 +144,6 @@ NULLED: list[tuple[Any, Json]] = [
     (schema.Find, {"pattern": "x", "file_path": "x"}),
     (schema.ReadFile, {"absolute_path": "x"}),
     (schema.RecallSessions, {}),
-    (schema.RecallSearch, {"pattern": "x"}),
-    (schema.RecallRead, {"path": "x"}),
 ]
 
 
