@@ -45,8 +45,8 @@ Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
 MISREAD = "\n\n[{path} is no file of this tool's: {read_file} reads it, and {grep} searches it.]"
 """The line behind such a result."""
 
-OUR_TOOLS_TOKENS = 350
-"""Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
+OUR_TOOLS_TOKENS = 225
+"""Tokens of the definitions of our two tools, reserved whenever we may have to send them. A test counts them."""
 
 
 class Planned(msgspec.Struct, frozen=True, dict=True):

@@ -33,32 +33,30 @@ LEFT_EMPTY = "Give an empty string, or 0, for what you do not need."
 def definitions(names: Names, store_dir: str, *, others: bool = False, strict: bool = False) -> list[bytes]:
     """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes.
     `others`: a search without a path also goes through what this user's last conversations moved. `strict`: every
-    server that checks schemas strictly takes these, as they have no optional parameter."""
+    server that checks schemas strictly takes these, as they have no optional parameter.
+
+    Every request of an agent has them, so a short run costs what they weigh (`requests.planned.OUR_TOOLS_TOKENS`)."""
     grep, read_file = names
-    everything = "all files, and what this user's last conversations moved" if others else "all files"
-    path = f"A file below {store_dir}, or the path, address or command of the call whose result was moved"
+    everything = "all, and this user's last conversations" if others else "all"
     describe = _strict_definition if strict else _definition
     return [
         describe(
             grep,
-            f"Search the full texts that were moved out of this conversation into files below {store_dir}, line by"
-            f" line, ignoring case. Lines are numbered like {read_file}'s offset.",
+            f"Search the full texts moved from this conversation to {store_dir}, ignoring case.",
             "pattern",
-            pattern=("string", "Regular expression (RE2: no look-around, no back-references)"),
-            path=("string", f"{path} (default: {everything})"),
-            glob=("string", "Only files whose name fits, such as *.txt"),
-            limit=("integer", f"Most matches (default {DEFAULT_MATCHES})"),
+            pattern=("string", "RE2 regex"),
+            path=("string", f"File, or its call's path, URL or command (default: {everything})"),
+            glob=("string", "Such as *.txt"),
+            limit=("integer", f"Matches (default: {DEFAULT_MATCHES})"),
         ),
         describe(
             read_file,
-            f"Read the full text of something that was moved out of this conversation into a file below {store_dir}, or"
-            f" as much as fits; then a last line in brackets says how to go on. These paths are for {grep} and"
-            f" {read_file} only: they mean nothing to the user or to any other tool.",
+            f"Read one of them. Only {grep} and {read_file} know {store_dir}.",
             "path",
-            path=("string", path),
-            offset=("integer", "First line, counted from 0"),
-            limit=("integer", "Number of lines (default: all)"),
-            column=("integer", "First character in that line, counted from 0, if it is very long"),
+            path=("string", f"As for {grep}"),
+            offset=("integer", "First line, from 0"),
+            limit=("integer", "Lines (default: all)"),
+            column=("integer", "First character, in a long line"),
         ),
     ]
 

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from proxy.dialects import DIALECTS
 from proxy.dialects.entries import canonical
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.plan.turn import Hidden
 from proxy.policy import Inject, Policy, Tools
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
+from proxy.tokens import counter
+from proxy.tools.definitions import NAMES, definitions
 from tests.requests.planning import (
     ALWAYS,
     CUT,
@@ -135,3 +138,12 @@ async def test_a_request_that_is_not_changed_is_lowered_only_if_upstream_would_r
     assert await exceeds(9_700, refused=True), "our count may be a little low"
     assert not await exceeds(9_000, refused=True)
     assert not await exceeds(0, refused=True)
+
+
+def test_our_tools_weigh_what_is_reserved_for_them() -> None:
+    """As sent, in the API that takes the most words; every figure of savings rests on this number."""
+    ours = definitions(NAMES, Policy().offload.store_dir)
+    count = counter()
+    sent = [b",".join(map(dialect.requests.tool, ours)).decode() for dialect in DIALECTS]
+    most = max(map(count, sent))
+    assert OUR_TOOLS_TOKENS - 10 < most <= OUR_TOOLS_TOKENS

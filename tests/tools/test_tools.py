@@ -420,10 +420,11 @@ def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
         assert list(tool["parameters"]["properties"]) == properties
         assert {value["type"] for value in tool["parameters"]["properties"].values()} == {"string", "integer"}
     said = b"".join(raw).decode()
-    assert said.count(f"for {names[0]} and {names[1]} only: they mean nothing to the user or to any other tool") == 1
-    assert said.count("the path, address or command of the call whose result was moved") == 2
-    assert said.count("counted from 0") == 2
-    assert f"numbered like {names[1]}'s offset" in said
+    assert f"Only {names[0]} and {names[1]} know {STORE}" in said
+    assert "its call's path, URL or command" in said
+    for tool in map(msgspec.json.decode, raw):
+        hints = [value["description"] for value in tool["parameters"]["properties"].values()]
+        assert all(hints) and len(hints) == 4
 
 
 @pytest.mark.parametrize("text", ["word of text " * 30_000, "ab\n" * 100_000], ids=["one line", "lines"])
