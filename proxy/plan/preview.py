@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.plan.glimpse import beginning, glimpse, opened
+
 Spans = tuple[tuple[int, int], ...]
 
 CHUNK = 1 << 20
@@ -32,10 +34,12 @@ class Shape(msgspec.Struct, frozen=True):
 
     store_dir: str
     preview_chars: int
+    unseen: bool = False  # whether the model has not seen the result yet
 
     def first_preview(self) -> Shape:
         """Return this shape with the larger preview for a result that the model has not seen."""
-        return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
+        chars = max(self.preview_chars, GLIMPSE_CHARS)
+        return msgspec.structs.replace(self, preview_chars=chars, unseen=True)
 
 
 def digest(text: str) -> str:
@@ -71,10 +75,17 @@ def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, ke
     """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
     `origin` says what the text is, such as `result of read_log`. The preview has at least the first `kept` characters,
     and what the user said in these `spans` follows word for word."""
-    size = f"complete, {line_count(text)} lines, {tokens} tokens"
-    reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
-    head = text[: max(shape.preview_chars, kept)]
-    return "\n\n".join([f"{head}{reference}", *(text[start:end] for start, end in spans if end > len(head))])
+    shown = text if kept or spans else opened(text)
+    lines = f"{line_count(text)} lines, " if shown is text else ""  # the file of another text has other lines
+    reference = f"... {MARK}{shape.store_dir}/{name}; complete, {lines}{tokens} tokens; {origin})"
+    if kept or spans:
+        head = text[: max(shape.preview_chars, kept)]
+    elif shape.unseen:
+        head = glimpse(shown, shape.preview_chars)
+    else:
+        head = beginning(shown, shape.preview_chars)
+    words = [text[start:end] for start, end in spans if end > len(head)]
+    return "\n\n".join([f"{head}{reference}", *words])
 
 
 # -- what a moved text is called ---------------------------------------------------------------------------------------
