@@ -128,7 +128,7 @@ def glimpse(text: str, chars: int) -> str:
 
 
 def _definitions(text: str, start: int, chars: int) -> str:
-    """Return lines that define something behind `start`, the outermost first, in their order; empty for what is no code."""
+    """Return as many lines behind `start` that define something as fit, rather outer ones; none if it is no code."""
     found = list(_DEFINITION.finditer(text, 0, min(len(text), SCANNED)))
     if len(found) < DEFINITIONS or len(found) * LINES_A_DEFINITION < text.count("\n", 0, SCANNED):
         return ""

@@ -56,7 +56,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_]+")
 _REFERENCE = re.compile(
     r"\.\.\. "
     + re.escape(preview.MARK)
-    + r"[^\n]+?; complete, [0-9]+ lines, (?P<tokens>[0-9]{1,12}) tokens(?:; [^\n;)]+)?\)\Z"
+    + r"[^\n]+?; complete, (?:[0-9]+ lines, )?(?P<tokens>[0-9]{1,12}) tokens(?:; [^\n;)]+)?\)\Z"
 )
 """The end of a replacement that we made, and how many tokens it stands for."""
 
