@@ -83,13 +83,19 @@ def _note(told: Texts, ready: Rendered) -> None:
     gone = set(render.replaced(transcript, ready.shown.boundary)) if ready.shown else set[int]()
     if ready.shown:
         told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]
-    stay = [index for index in range(len(transcript.raws)) if index not in gone]
-    for index, raw in zip(stay, ready.entries[len(ready.entries) - len(stay) :], strict=True):
-        client = transcript.raws[index]
-        if transcript.messages[index].role is Role.TOOL and bytes(raw) != bytes(client):
-            for (_, text), (_, instead) in zip(CHAT.texts(client), CHAT.texts(raw), strict=True):
-                if text != instead:
-                    told[REFERENCE.findall(instead)[-1]] = [text]
+    results = {_answers(raw): raw for raw in ready.entries if _answers(raw)}
+    for index, client in enumerate(transcript.raws):
+        sent = results.get(_answers(client))
+        if index in gone or transcript.messages[index].role is not Role.TOOL or sent is None:
+            continue
+        for (_, text), (_, instead) in zip(CHAT.texts(client), CHAT.texts(sent), strict=True):
+            if text != instead:
+                told[REFERENCE.findall(instead)[-1]] = [text]
+
+
+def _answers(raw: bytes | msgspec.Raw) -> str:
+    """The id of the call that a result answers. A snapshot may join messages, so places do not tell."""
+    return str(msgspec.json.decode(members(raw).get("tool_call_id", b'""')))
 
 
 def words_of(raw: bytes | msgspec.Raw) -> list[str]:

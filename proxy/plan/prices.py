@@ -95,7 +95,8 @@ PRICE_LISTS = (
             Prices("opus-4.1 opus-4 3-opus", 0.1, 1.25, 15.0),
             Prices("sonnet-5.5", 0.05, 1.25, 2.0),
             Prices("sonnet-5", 0.1, 1.25, 2.0),
-            Prices("sonnet-4.6 sonnet-4.5 sonnet-4 3.7-sonnet 3.5-sonnet", 0.1, 1.25, 3.0),
+            Prices("sonnet-4.5", 0.1, 1.25, 3.0, 200_000),
+            Prices("sonnet-4.6 sonnet-4 3.7-sonnet 3.5-sonnet", 0.1, 1.25, 3.0),
             Prices("haiku-5.5", 0.1, 1.25, 0.1, 100_000, 5.0),
             Prices("haiku-4.5", 0.1, 1.25, 1.0),
             Prices("3.5-haiku", 0.1, 1.25, 0.8),
@@ -109,7 +110,7 @@ PRICE_LISTS = (
         "https://ai.google.dev/gemini-api/docs/pricing, 2026-10",
         Prices("gemini", 0.1, 1.0),
         (
-            Prices("gemini-3.8-flash", 0.1, 1.0, 0.75),
+            Prices("gemini-3.8-flash", 0.1, 1.0, 1.5),  # from January 2027 on; half of that before
             Prices("gemini-3.5-flash", 0.1, 1.0, 1.5),
             Prices("gemini-3-flash", 0.1, 1.0, 0.5),
             Prices("gemini-3-pro gemini-3.1-pro", 0.1, 1.0, 2.0, 200_000),
@@ -124,7 +125,11 @@ PRICE_LISTS = (
         ("grok",),
         "https://docs.x.ai/developers/models, 2026-11",
         Prices("grok", 0.25, 1.0),
-        (Prices("grok-4.5 grok-4.6", 0.25, 1.0, 2.0, 200_000), Prices("grok-4.3", 0.16, 1.0, 1.25, 200_000)),
+        (
+            Prices("grok-4.6", 0.25, 1.0, 2.0, 200_000),
+            Prices("grok-4.5", 0.15, 1.0, 2.0, 200_000),
+            Prices("grok-4.3", 0.16, 1.0, 1.25, 200_000),
+        ),
     ),
     PriceList(
         "DeepSeek",

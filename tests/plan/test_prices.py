@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS, price_of
+from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS, Prices, price_of
 
 OPENAI, GATEWAY = "https://api.openai.com/v1", "http://litellm:4000"
 
@@ -83,3 +86,58 @@ def test_every_row_is_found_by_its_own_names(prices: object) -> None:
 @given(st.text(), st.text())
 def test_any_text_has_prices(address: str, model: str) -> None:
     assert 0 <= price_of(address, model).cached_read <= price_of(address, model).cache_write
+
+
+PROVIDERS = {"OpenAI": "openai", "Anthropic": "anthropic", "Gemini": "google", "xAI": "x-ai", "DeepSeek": "deepseek"}
+
+PRICED_UNLIKE = {
+    "gpt-3.5": "it has no cache, and several prices",
+    "gpt-6.2-sol": "not listed yet",
+    "mythos-5": "not listed",
+    "mythos-5.1": "not listed",
+    "gemini-3-flash": "not listed under this name",
+    "gemini-3-pro": "not listed under this name",
+    "gemini-3.1-pro": "not listed under this name",
+}
+"""Names of rows that the other table does not have, and why ours has them."""
+
+LAST = datetime(9999, 1, 1, tzinfo=UTC)
+"""Prices change on announced dates. We have the last ones, so that no test changes with the date."""
+
+
+def test_the_newest_table_of_others_has_the_same_prices() -> None:
+    """Pydantic's `genai-prices`, which reads the providers' pages, too."""
+    data = pytest.importorskip("genai_prices.data", reason="genai-prices is not installed")
+    theirs = {provider.id: provider for provider in data.providers}
+    differ = dict[str, str]()
+    for prices in PRICE_LISTS:
+        for row in prices.named:
+            for name in row.models.split():
+                found = _found(theirs[PROVIDERS[prices.provider]], name)
+                said = "not listed" if found is None else _difference(row, found)
+                if said:
+                    differ[name] = said
+    assert differ.keys() == PRICED_UNLIKE.keys(), differ
+
+
+def _found(provider: Any, name: str) -> Any:
+    spellings = (name, f"claude-{name}", f"claude-{name}".replace(".", "-"))
+    return next(filter(None, map(provider.find_model, spellings)), None)
+
+
+def _difference(row: Prices, model: Any) -> str:
+    """What the other table says otherwise. Of a tier it names the last token below, and we a round number."""
+    found = model.get_prices(LAST)
+    plain = _usual(found.input_mtok)
+    read = _usual(found.cache_read_mtok or found.input_mtok) / plain
+    write = _usual(found.cache_write_mtok or found.input_mtok) / plain
+    tiers = getattr(found.input_mtok, "tiers", None) or ()
+    long_above = round(tiers[0].start, -3) if tiers else None
+    long_factor = float(tiers[0].price) / plain if tiers else row.long_factor
+    ours = (row.cached_read, row.cache_write, row.input_price or plain, row.long_above, row.long_factor)
+    others = (read, write, plain, long_above, long_factor)
+    return "" if ours == pytest.approx(others, abs=0.004, nan_ok=True) else f"ours {ours}, theirs {others}"
+
+
+def _usual(price: Any) -> float:
+    return float(getattr(price, "base", price))
