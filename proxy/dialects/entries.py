@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
@@ -21,7 +21,7 @@ from proxy.plan.preview import Shape
 from proxy.plan.recognise import mark
 from proxy.plan.summary import Section
 from proxy.plan.texts import Carries, carried, reports_error
-from proxy.rawjson import Members, NotJson, elements_of, object_of, string, text_of
+from proxy.rawjson import Members, NotJson, elements_of, string, text_of
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""
@@ -32,8 +32,12 @@ MESSAGE_TOKENS = 4
 OPAQUE_BYTES = 6
 """Bytes of encrypted text for each token of it: four characters, a third more for base64, and a frame."""
 
-DIRECT = {"type": Raw(b'"direct"')}
-"""The `caller` of a call that no program of upstream's made."""
+DEFAULTS: Mapping[str, Any] = {
+    "caller": {"type": "direct"},  # no program of upstream's made the call (OpenAI, Anthropic)
+    "async": False,  # the client answers the call before it goes on (OpenAI)
+    **dict.fromkeys(("prefix", "partial"), False),  # the reply is complete (Mistral, Moonshot)
+}
+"""Members with what their APIs take for granted. Clients that write all fields of their types send them."""
 
 MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
 """The most characters of a call's arguments, and the most characters in them that may begin a value, for which the
@@ -81,8 +85,8 @@ def unknown(
     harmless: Harmless = (),
 ) -> str:
     """Return the path of a member that `table` does not have for this kind; empty if it has all that
-    are not null: what we do not know may mean anything. `at` is the path of the object. Types,
-    breakpoints and `DIRECT` callers mean the same everywhere."""
+    say something: what we do not know may mean anything. `at` is the path of the object. Types,
+    breakpoints and `DEFAULTS` mean the same everywhere."""
     if kind not in table:
         return f"{at}.type"
     for key, raw in members.items():
@@ -91,7 +95,7 @@ def unknown(
             or key in MARKS
             or rawjson.is_null(raw)
             or (key == "type" and text_of(raw) == kind)
-            or (key == "caller" and object_of(raw) == DIRECT)
+            or (key in DEFAULTS and json.loads(bytes(raw)) == DEFAULTS[key])
         )
         if not usual and f"{at}.{key}" not in harmless:
             return f"{at}.{key}"

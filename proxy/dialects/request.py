@@ -165,6 +165,9 @@ class RoundRequest(ABC):
     forms: ClassVar[tuple[tuple[str, ...], ...]]
     """The paths of members that say in which form the text has to be."""
 
+    updates: ClassVar[bytes] = b""
+    """What an entry contains that changes members of the request from there on; empty if none can."""
+
     no_call: ClassVar[Raw] = Raw(b'"none"')
     """The `tool_choice` with which no tool is called."""
 
@@ -214,8 +217,11 @@ class RoundRequest(ABC):
     @property
     def wants_json(self) -> bool:
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
-        forms = (_within(self.members, path).get("type") for path in self.forms)
-        return any(text_of(form) not in ("", "text") for form in forms)
+        told = [self.members]
+        if self.updates and self.updates in self.own:
+            told += [object_of(Raw(entry)) for entry in self.entries if self.updates in bytes(entry)]
+        found = ([form for members in told if (form := _within(members, path))] for path in self.forms)
+        return any(text_of(forms[-1].get("type")) not in ("", "text") for forms in found if forms)
 
     @property
     def asks_usage(self) -> bool:

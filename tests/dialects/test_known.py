@@ -461,3 +461,25 @@ def test_results_that_a_message_with_other_members_holds_stay_together() -> None
     held = {"role": "user", "content": [RESULT], "odd": 1}
     assert read_with(MESSAGES, held).sealed == "messages[].odd"
     assert read_with(MESSAGES, held, "messages[].odd").sealed.startswith("results")
+
+
+DEFAULTED: list[tuple[str, Json, bool]] = [
+    ("responses", {"async": False}, True),
+    ("responses", {"async": True}, False),
+    ("responses", {"caller": {"type": "direct"}}, True),
+    ("responses", {"caller": {"type": "program", "caller_id": "p"}}, False),
+    ("messages", {"caller": {"type": "direct"}}, True),
+    ("chat", {"prefix": False, "partial": False}, True),
+    ("chat", {"prefix": True}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "members", "said_nothing"), DEFAULTED)
+def test_a_member_with_its_apis_default_says_nothing(name: str, members: Json, said_nothing: bool) -> None:
+    api = APIS[name]
+    called, result = api.step(1, "x" * 400)
+    place = called["content"][0] if name == "messages" else called
+    place |= members
+    body = json.dumps({"model": "m", api.field: [called, result]}).encode()
+    found = history(api.dialect, api.dialect.parse(body).entries, written.SMALL)
+    assert bool(found.irregular) is not said_nothing

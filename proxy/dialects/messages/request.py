@@ -252,6 +252,7 @@ class MessagesRoundRequest(RoundRequest):
     needs_tools = True
     schema = "input_schema"
     forms = (("output_format",), ("output_config", "format"))
+    updates = b'"output_config"'
     assembled = staticmethod(assembled)
     container: Raw = NULL
     """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are

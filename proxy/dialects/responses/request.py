@@ -210,6 +210,7 @@ class ResponsesRoundRequest(RoundRequest):
     limits = LIMITS
     listed = ""
     forms = (("text", "format"),)
+    updates = b'"configuration_update"'
 
     @property
     def gets_reasoning_back(self) -> bool:

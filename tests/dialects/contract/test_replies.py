@@ -185,3 +185,30 @@ def test_the_oracle_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises((AssertionError, IndexError)):
         for seed in range(20):
             play("responses", seed)
+
+
+SCHEMA: Json = {"type": "json_schema", "name": "n", "schema": {}}
+JSON_WANTED: dict[str, tuple[str, Json, Json]] = {
+    "responses": (
+        "input",
+        {"type": "configuration_update", "text": {"format": SCHEMA}},
+        {"type": "configuration_update", "text": {"format": {"type": "text"}}},
+    ),
+    "messages": (
+        "messages",
+        {"role": "system", "content": [], "output_config": {"format": SCHEMA}},
+        {"role": "system", "content": [], "output_config": {"effort": "low"}},
+    ),
+}
+"""Where a history is, an entry from which on the text has to be JSON, and one that may change that."""
+
+
+@pytest.mark.parametrize("name", JSON_WANTED)
+def test_an_entry_of_the_history_can_ask_for_json(name: str) -> None:
+    api, rounds = APIS[name], [Round([text("{}"), ours()]), Round([text("[]")])]
+    field, asks, other = JSON_WANTED[name]
+    for updates in ([], [asks], [asks, other]):
+        turn = api.turn(stream=False, **{field: [{"role": "user", "content": "hi"}, *updates]})
+        out, _ = run(turn, *map(api.whole, replies(api, rounds)))
+        json_mode = bool(updates) and (name == "messages" or other not in updates)
+        assert api.blocks(json.loads(out)) == expected(api, rounds, json_mode=json_mode)
