@@ -221,7 +221,11 @@ class _Request:
         if planned is None:
             obstacle = request.obstacle_beside(policy.upstream.members)
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
-        obstacle = "tool_choice" if planned.whole_for_tool_choice else ""
+        obstacle = ""
+        if planned.whole_for_tool_choice:
+            # The client's replies may hold the thinking of several rounds, which upstream takes only as it was.
+            restores = not prepared.observed and await self._hidden(planned)
+            planned, obstacle = (planned.unmoved(), "") if restores else (planned, "tool_choice")
         remark = self._ladder.remark(policy, request.model)
         return replace(prepared, planned=planned, obstacle=obstacle, remark=remark)
 

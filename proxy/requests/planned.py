@@ -64,6 +64,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     quoted: frozenset[str] = frozenset()
     """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
     role: SnapshotRole = SnapshotRole.AUTO
+    restores: bool = False
+    """Whether nothing moves, and only hidden rounds return to their places."""
     strict: bool = False
     """Whether our tools are strict, because upstream takes no others beside the client's."""
 
@@ -136,7 +138,11 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def may_change(self) -> bool:
         """Whether the request may have to be changed."""
-        return self._changes and not self.whole_for_tool_choice
+        return self.restores or (self._changes and not self.whole_for_tool_choice)
+
+    def unmoved(self) -> Planned:
+        """Return the request with a plan by which only hidden rounds return to their places."""
+        return replace(self, plan=replace(self.plan, moves={}, boundaries=()), restores=True)
 
     @cached_property
     def whole_for_tool_choice(self) -> bool:

@@ -58,6 +58,7 @@ from proxy.requests.windows import Known
 from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, ToolUse
 from proxy.upstream.headers import Header
 
+RESTORED = "Nothing moves, because by its `tool_choice` the model cannot read it back; earlier searches stay in place."
 UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
@@ -215,7 +216,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         words, planned, rendered = list[str](), self.planned, self.rendered
         if planned is not None and not self.reason:
             plan, offload, window = planned.plan, planned.policy.offload, planned.room.window
-            if plan.empty and not self.pointed:
+            if planned.restores:
+                words.append(RESTORED)
+            elif plan.empty and not self.pointed:
                 words.append(waiting(plan, offload))
                 if planned.unknown:
                     words[-1] += f"; {unknown_words(planned.unknown)}"

@@ -28,7 +28,7 @@ from proxy.dialects.render import ActiveSnapshot
 from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.plan.history import beginning
-from proxy.plan.plan import SummaryBoundary, live, moved_pieces
+from proxy.plan.plan import Role, SummaryBoundary, live, moved_pieces
 from proxy.plan.summary import SummaryAnswer, longest_reply
 from proxy.policies.tenants import Tenant
 from proxy.policy import Inject, Wait
@@ -243,7 +243,10 @@ def job_for(
     dialect, transcript, offload = planned.dialect, planned.transcript, planned.policy.offload
     before, replaced = _measured(planned, boundary, shown)
     size, left = offload.compress.snapshot_tokens, planned.reply_left(before)
-    rides = planned.summary_model == planned.request.model and (left is None or left >= 2 * size)
+    last = transcript.messages[boundary.end - 1]
+    paused = last.role is Role.ASSISTANT and last.sealed  # upstream's own tool may still run in it
+    same = planned.summary_model == planned.request.model
+    rides = same and not paused and (left is None or left >= 2 * size)
     most = longest_reply(size) if left is None else min(left, longest_reply(size))
     riding = partial(summary_on_prefix, rendered, boundary, reader, most)
     several, store_dir = len(planned.plan.boundaries) > 1, offload.store_dir

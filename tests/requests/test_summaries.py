@@ -386,6 +386,18 @@ async def test_a_job_rides_where_the_window_has_room_for_its_record(
     assert (made.riding is not None) is rides
 
 
+async def test_a_job_does_not_speak_behind_a_reply_that_may_go_on(world: World) -> None:
+    """Of Messages with the reason `pause_turn`: upstream refuses what the user says behind it."""
+    said = [SYSTEM, USER, *step(1, 680), *step(4, 300), *step(5, 200, 200)]
+    reply = {"role": "assistant", "content": "I search."}
+    for paused in (False, True):
+        history, made = await job(
+            world, [*said, reply | ({"goes_on": True} if paused else {}), *step(2, 680, 200), *step(3, 100), LAST]
+        )
+        assert history.plan.boundaries[-1].end == len(said) + 1
+        assert (made.riding is None) is paused
+
+
 async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces(world: World) -> None:
     results = [SYSTEM, USER, *step(1, 2500, 4000, 50), *step(2, 2500, 3000), *step(3, 9, 20), *step(4, 9, 20), LAST]
     always = policy()
