@@ -43,7 +43,21 @@ async def run(
     settings: Mapping[str, str],
     unreachable: Collection[str] = (),
 ) -> str:
-    """The command's output. It gets nothing of our environment but PATH, and can call nothing but `port`.
+    """The command's output; it has to succeed. For the rest see `ended`."""
+    code, output, errors = await ended(command, port, workspace, settings, unreachable)
+    assert code == 0, f"{errors}\n{output}"
+    return output
+
+
+async def ended(
+    command: Sequence[str | Path],
+    port: int,
+    workspace: Path,
+    settings: Mapping[str, str],
+    unreachable: Collection[str] = (),
+) -> tuple[int | None, str, str]:
+    """The command's exit status, output and errors. It gets nothing of our environment but PATH, and can call nothing
+    but `port`.
 
     It may ask for hosts in `unreachable`, and gets no answer.
     """
@@ -58,8 +72,7 @@ async def run(
             start_new_session=True,
         )
         output, errors = await _finished(process)
-    assert process.returncode == 0, f"{errors}\n{output}"
-    return output
+    return process.returncode, output, errors
 
 
 def _environment(home: Path, port: int, nowhere: str) -> dict[str, str]:
