@@ -247,7 +247,7 @@ No file of yours or of the agent is written. What moves, the log and the dashboa
 """,
     "serve": """\
 examples:
-  offload-proxy serve                                        in front of OpenAI, each caller with its own key
+  offload-proxy serve                                        in front of OpenAI and Anthropic, each caller with its key
   offload-proxy serve --upstream http://127.0.0.1:8080/v1    in front of a local model
 
 Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
