@@ -101,7 +101,12 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where requests go. Times are seconds."""
 
     base_url: Annotated[
-        str, says("an address without endpoint and query, such as https://api.openai.com/v1", pattern=BASE_URL)
+        str,
+        says(
+            "an address without endpoint and query, such as https://api.openai.com/v1; "
+            "a key or password goes into `api_key`, or clients send it",
+            pattern=BASE_URL,
+        ),
     ] = "https://api.openai.com/v1"
     api_key: Annotated[
         # It becomes a header's value: a stray newline from a secrets file would make every request fail.

@@ -40,7 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     policies: Annotated[Path | None, says("a directory of policies, one YAML file for each tenant")] = None
     profile: Annotated[Profile | None, says("careful, balanced or frugal, for the built-in policy")] = None
     store: Annotated[str, says("a URL or a directory for records; else below ~/.local/state")] = "offload-store"
-    upstream: Annotated[Url | None, says(f"{_ADDRESS}, for policies without one; also OPENAI_BASE_URL")] = None
+    upstream: Annotated[
+        Url | None, says(f"{_ADDRESS} without user and password, for policies without one; also OPENAI_BASE_URL")
+    ] = None
     workers: Annotated[int, says("a number of processes from 1 to 256", ge=1, le=256)] = 1
     body_limit: Annotated[
         int, says("a size of at least 1KiB, such as 64MiB, for a chat request's decoded body", ge=1 << 10)

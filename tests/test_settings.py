@@ -139,6 +139,7 @@ def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
         ("dashboard", "", "a file"),
         ("upstream", "localhost:8080", "an address such as https://api.openai.com/v1"),
         ("upstream", "http://x:99999/v1", "an address such as https://api.openai.com/v1"),
+        ("upstream", "http://user:pw@x/v1", "an address such as https://api.openai.com/v1 without user and password"),
     ],
 )
 def test_a_mistake_names_its_flag_or_variable(name: str, text: str, expected: str) -> None:

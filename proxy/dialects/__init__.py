@@ -35,8 +35,10 @@ def owner_of(path: bytes, names: Collection[bytes]) -> Dialect | None:
 
 
 def for_request(method: str, path: bytes) -> Dialect | None:
-    """Return the dialect that serves this method and path, or None for requests that are only relayed."""
-    return next((one for one in DIALECTS if method == "POST" and one.path.fullmatch(path)), None)
+    """Return the dialect that serves this method and path, or None for requests that are only relayed. A slash behind
+    a path changes nothing."""
+    plain = path.removesuffix(b"/")
+    return next((one for one in DIALECTS if method == "POST" and one.path.fullmatch(plain)), None)
 
 
 def model_in(path: bytes) -> str:

@@ -191,9 +191,10 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
         return False
     if policy.upstream.api_key is None:
         return True
-    if method == "POST" and any(paths.fullmatch(path) for paths in (_INFERENCE, _MESSAGES, MESSAGES.vertex)):
+    plain = path.removesuffix(b"/")
+    if method == "POST" and any(paths.fullmatch(plain) for paths in (_INFERENCE, _MESSAGES, MESSAGES.vertex)):
         return True
-    if method in ("GET", "HEAD") and _MODELS.fullmatch(path):
+    if method in ("GET", "HEAD") and _MODELS.fullmatch(plain):
         return True
     spellings = {path.decode("latin-1"), path.removeprefix(b"/v1").decode("latin-1")}
     return any(fnmatchcase(spelling, glob) for spelling in spellings for glob in policy.relay)

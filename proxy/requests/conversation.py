@@ -28,7 +28,7 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.relay import REFUSAL_LIMIT, Refusal, is_stream
 from proxy.requests.rounds import Rounds
 from proxy.upstream.client import UpstreamReply, decoded_reply
-from proxy.upstream.headers import Header, Headers, reply_headers
+from proxy.upstream.headers import DIGESTS, Header, Headers, reply_headers
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ class _Conversation:
             raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
 
     def _reply_headers(self, more: Sequence[Header]) -> Headers:
-        headers = self._headers.without((b"content-length", b"content-encoding"))
+        headers = self._headers.without((b"content-length", b"content-encoding", *DIGESTS))
         return reply_headers(headers, [*self._io.headers(self._turn), *more])
 
 

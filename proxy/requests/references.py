@@ -36,7 +36,7 @@ from proxy.requests.relay import GATHERED, pass_on
 from proxy.requests.rounds import Services
 from proxy.telemetry.outcome import Kind
 from proxy.upstream.client import UpstreamReply
-from proxy.upstream.headers import Header, reply_headers
+from proxy.upstream.headers import DIGESTS, Header, reply_headers
 
 NATIVE = {"responses": ("api.openai.com", "chatgpt.com"), "messages": ("api.anthropic.com",)}
 """The hosts that compact by themselves: developers.openai.com/api/docs/guides/compaction and
@@ -140,7 +140,7 @@ async def _show(client: Exchange, known: Continuation, send: Send) -> None:
             await pass_on(reply, client)
             return
         await relay.body(reply)
-        headers = reply.headers.without((b"content-length", b"content-encoding"))
+        headers = reply.headers.without((b"content-length", b"content-encoding", *DIGESTS))
         length = (b"content-length", b"%d" % len(known.reply))
         await client.start(200, reply_headers(headers, [length]))
         await client.finish(known.reply)

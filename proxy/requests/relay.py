@@ -21,6 +21,7 @@ from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream import codings
 from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded_reply
 from proxy.upstream.headers import (
+    DIGESTS,
     Header,
     Headers,
     location_for,
@@ -39,7 +40,7 @@ ENDING = 4 << 10
 DECODED = 2 << 20
 """The most bytes into which a chunk of a reply is decompressed to see its end. That takes a few milliseconds."""
 
-REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
+REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding", *DIGESTS)
 IDEMPOTENCY_KEY = b"idempotency-key"
 ANOTHER = (*REWRITTEN, IDEMPOTENCY_KEY)
 """Headers that a second body must not have: upstream would take its idempotency key for the first body's."""
@@ -52,6 +53,9 @@ REFUSAL_LIMIT = 128 << 10
 """Most bytes of a refusal, compressed or not, that we read to understand it."""
 _BOUND = b"content-encoding", b"content-length"
 """With one of these headers, a reply takes nothing behind what upstream sent of it."""
+
+_WHOLE = b"json", b"text/html"
+"""Content types of what is no stream. A gateway's page of its own comes with status 200, too."""
 
 _VERTEX = b":rawPredict", b":streamRawPredict"
 """The ends of Vertex's paths, which take no `x-api-key`."""
@@ -275,4 +279,4 @@ async def body(reply: UpstreamReply) -> bytes:
 def is_stream(reply: UpstreamReply, otherwise: bool = False) -> bool:
     """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
     kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
-    return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
+    return b"text/event-stream" in kinds or (otherwise and not any(one in kinds for one in _WHOLE))

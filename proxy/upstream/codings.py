@@ -35,6 +35,11 @@ _STEP_COST = 512
 """Bytes added to the count for each piece, because pieces may be empty and a million of them take a second."""
 
 
+_ZLIB_METHOD = 8
+"""The lower half of the byte with which zlib's format begins (RFC 1950, 2.2). Some servers call deflate what lacks
+that format's head (RFC 9110, 8.4.1.2)."""
+
+
 class _Coding(Protocol):
     """`feed` decodes at most `_PIECE` bytes and yields the result in at least one piece, which may be empty."""
 
@@ -49,9 +54,15 @@ class _Zlib:
     def __init__(self, wbits: int) -> None:
         self._wbits = wbits
         self._inflate = zlib.decompressobj(wbits)
+        self._begun = False
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         at, step = 0, _PIECE
+        if not self._begun and len(data):
+            self._begun = True
+            if self._wbits == zlib.MAX_WBITS and data[0] & 0x0F != _ZLIB_METHOD:
+                self._wbits = -zlib.MAX_WBITS
+                self._inflate = zlib.decompressobj(self._wbits)
         while at < len(data):
             if self._inflate.eof:
                 self._inflate, step = zlib.decompressobj(self._wbits), _SHORT

@@ -48,6 +48,9 @@ class Headers(list[Header]):
         return len(joined.translate(None, _CONTROL)) != len(joined)
 
 
+DIGESTS = (b"content-digest", b"repr-digest", b"digest", b"content-md5")
+"""Headers that are true of one body alone (RFC 9530; RFC 3230 and RFC 1864 before it)."""
+
 # RFC 9110, 7.6.1, and its remark about Proxy-Connection. Proxy-Authenticate and Proxy-Authorization also concern only
 # us and the next hop (11.7).
 _HOP_BY_HOP = frozenset(

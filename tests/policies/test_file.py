@@ -481,6 +481,10 @@ def test_bad_durations(text: str) -> None:
             "upstream: {base_url: api.openai.com}",
             "expected an address without endpoint and query, such as https://api.openai.com/v1",
         ),
+        (
+            "upstream: {base_url: 'https://user:pw@host/v1'}",
+            "such as https://api.openai.com/v1; a key or password goes into `api_key`, or clients send it",
+        ),
         ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
         ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)"),
         ("retention: 30 days", "retention: expected how long records are kept, such as 30d, 12h or 90s"),

@@ -219,6 +219,28 @@ async def test_request_decides_about_streaming_where_the_content_type_does_not(h
     assert await Bench(ScriptedReply(b"<html>", headers=headers), stream=False).run() == b"<html>"
 
 
+PAGE = b"<!DOCTYPE html>\r\n<title>Sign in</title>\n\ndata: none\n<p>Your session has ended"
+
+
+async def test_a_gateways_page_in_the_place_of_a_stream_passes_byte_for_byte() -> None:
+    page = (b"Content-Type", b"text/html; charset=utf-8")
+    for at in range(1, len(PAGE), 7):
+        bench = Bench(ScriptedReply(PAGE[:at], PAGE[at:], headers=[page]))
+        assert await bench.run() == PAGE
+        assert bench.browser.status == 200 and bench.headers()[b"content-type"] == page[1]
+
+
+@pytest.mark.parametrize("name", [b"Content-Digest", b"Repr-Digest", b"Digest", b"Content-MD5"])
+async def test_digests_of_upstreams_body_are_not_those_of_ours(name: bytes) -> None:
+    bench = Bench(
+        ScriptedReply(whole(calls(called("grep")), "tool_calls"), headers=[JSON, (name, b"x")]),
+        ScriptedReply(whole({"content": "It is 42."}), headers=[JSON]),
+        stream=False,
+    )
+    assert text(read(await bench.run())) == "It is 42."
+    assert name.lower() not in bench.headers()
+
+
 async def test_unterminated_last_event_is_terminated() -> None:
     bench = Bench(ScriptedReply(stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")))
     assert await bench.run() == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"))

@@ -204,6 +204,14 @@ async def test_a_member_that_nobody_knows_is_named_and_the_policy_can_call_it_ha
     assert outcome.compacted == 1 and moved["timestamp"] == 1 and "/context_store/" in moved["content"]
 
 
+@pytest.mark.parametrize("name", [b"content-digest", b"repr-digest", b"digest", b"content-md5"])
+async def test_a_digest_of_the_clients_body_goes_up_with_that_body_alone(world: World, name: bytes) -> None:
+    given = [CHUNKED, (name, b"sha-256=:x:")]
+    for body, passes in ((LONG, False), (chat(), True)):
+        await world.ask(body, ScriptedReply(HELLO), headers=given)
+        assert world.upstream.requests[-1].headers.has(name) is passes
+
+
 ASKED_ELSEWHERE = {
     "Claude Code": "<tool_use_error>File does not exist.</tool_use_error>",
     "a shell": "cat: PATH: No such file or directory",

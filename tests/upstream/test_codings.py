@@ -36,6 +36,8 @@ ENCODED: list[tuple[str, bytes]] = [
     ("x-gzip", gzip.compress(TEXT)),
     ("gzip", gzip.compress(TEXT[:70_000]) + gzip.compress(TEXT[70_000:])),
     ("deflate", zlib.compress(TEXT)),
+    ("deflate", zlib.compress(TEXT, wbits=-zlib.MAX_WBITS)),
+    ("deflate", zlib.compress(TEXT, level=0, wbits=-zlib.MAX_WBITS)),
     ("br", brotli.compress(TEXT)),
     ("zstd", zstandard.compress(TEXT)),
     ("identity, GZIP", gzip.compress(TEXT)),
