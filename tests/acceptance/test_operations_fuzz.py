@@ -50,6 +50,12 @@ anything = some.recursive(
 
 # -- what the operations take ------------------------------------------------------------------------------------------
 
+ODD_PATHS = (
+    *("..", "/../etc/passwd", "a/../../x", "~/../../x", "x/..\\..\\y", "/etc/passwd"),
+    *("a\x00b", "a\nb", "\ud800", "x" * 100_000, "a/" * 5_000 + "b", "", " "),
+)
+"""Paths that climb, or that no file system takes."""
+
 texts = some.sampled_from([TEXT, "words " * 200, "brief", ""]) | some.text(max_size=30)
 parts = some.lists(some.fixed_dictionaries({"type": some.just("text"), "text": texts}, optional={"x": anything}))
 contents = texts | parts
@@ -72,8 +78,8 @@ histories = some.builds(
 offloads = some.fixed_dictionaries(
     {
         "messages": histories,
-        "store_dir": some.sampled_from([STORE, "./cache_file/", "~/x", "../../x", "a/../b"]),
-        "max_total_tokens": some.sampled_from([0, 300, 2_000]),
+        "store_dir": some.sampled_from([STORE, "./cache_file/", "~/x", "a/../b", *ODD_PATHS]),
+        "max_total_tokens": some.sampled_from([0, 300, 2_000, 2**64]),
         "max_tool_message_tokens": some.sampled_from([0, 100, 2_000]),
         "model": some.just(MODEL),
     },
@@ -81,15 +87,15 @@ offloads = some.fixed_dictionaries(
         "context_manage_mode": some.sampled_from(["compact", "compress", "auto"]),
         "compact_ratio_threshold": some.floats(0, 1),
         "group_token_threshold": some.none() | some.integers(0, 3_000),
-        "keep_recent_count": some.none() | some.integers(0, 8),
+        "keep_recent_count": some.none() | some.integers(0, 8) | some.just(2**64),
         "chat_id": some.none() | some.sampled_from(["one", "../../x", "", "\x00"]),
-        "preview_char_length": some.integers(0, 3_000),
+        "preview_char_length": some.integers(0, 3_000) | some.just(10**30),
     },
 )
 questions = some.fixed_dictionaries(
     {"pattern": some.text(max_size=12) | some.sampled_from(["result", "(a+)+$", "[", "."])},
     optional={
-        "path": some.sampled_from([STORE, "/", "..", "x"]),
+        "path": some.sampled_from([STORE, "/", "x", *ODD_PATHS]),
         "glob": some.text(max_size=6) | some.sampled_from(["*.txt", "[!", "**/*"]),
         "limit": some.none() | some.integers(-3, 2**65),
     },
@@ -103,7 +109,11 @@ spans = some.fixed_dictionaries(
         "characters": some.none() | some.integers(900, 2_000),
     },
 )
-reads = spans.map(lambda span: {**span, "absolute_path": f"{STORE}/none.txt"})
+reads = some.builds(
+    lambda span, path: {**span, "absolute_path": path},
+    spans,
+    some.sampled_from([f"{STORE}/none.txt", {"path": f"{STORE}/none.txt"}, *ODD_PATHS]),
+)
 sessions = some.none() | some.sampled_from(["0", "f" * 16, "F", "*", ""])
 RIGHT = {
     "/context_offload": offloads,
@@ -129,6 +139,19 @@ def requests(path: str) -> some.SearchStrategy[tuple[str, Any]]:
     spoiled = some.builds(lambda body, changes: {**body, **changes}, RIGHT[path], spoils)
     return some.tuples(some.just(path), RIGHT[path] | spoiled | spoils | anything)
 
+
+NONE = (b"", b"[]", b"\xff\xfe", b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"{")
+"""Bodies that are no JSON object."""
+
+FIRST: list[tuple[str, Any]] = [
+    *((path, body) for path in RIGHT for body in NONE),
+    *(
+        (path, {"messages": HISTORY, "store_dir": STORE, "model": MODEL, **wrong})
+        for path in ("/context_offload", "/context_compact", "/context_compress")
+        for wrong in ({"keep_recent": "5"}, {"store_dir": "../x"}, {"messages": [*HISTORY, None]}, {"keep": 1})
+    ),
+]
+"""What every run tries."""
 
 # -- what is said of them ----------------------------------------------------------------------------------------------
 
@@ -162,11 +185,10 @@ def test_every_operation_is_described(caller: Caller) -> None:
 
 
 def test_random_bodies_are_answered_as_described(caller: Caller) -> None:
-    @settings(FUZZ, max_examples=2 * settings.default.max_examples)
-    @given(some.sampled_from(sorted(RIGHT)).flatmap(requests))
-    def fuzz(asked: tuple[str, Any]) -> None:
+    def answered(asked: tuple[str, Any]) -> int:
         path, body = asked
-        response = caller.http.post(path, content=json.dumps(body).encode())
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response = caller.http.post(path, content=content)
         assert response.status_code in (200, 400, 404), response.text
         reply = response.json()
         GIVES[path][response.status_code].validate(reply)
@@ -175,7 +197,14 @@ def test_random_bodies_are_answered_as_described(caller: Caller) -> None:
         sent = body.get("messages") if isinstance(body, dict) else None
         if path.startswith("/context_") and response.status_code != 200 and isinstance(sent, list):
             assert reply["messages"] == sent
+        return response.status_code
 
+    @settings(FUZZ, max_examples=2 * settings.default.max_examples)
+    @given(some.sampled_from(sorted(RIGHT)).flatmap(requests))
+    def fuzz(asked: tuple[str, Any]) -> None:
+        answered(asked)
+
+    assert {answered(one) for one in FIRST} == {400}
     fuzz()
     assert strays(caller.proxy) == []
 

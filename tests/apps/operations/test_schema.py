@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -29,86 +30,129 @@ def refused(kind: type[msgspec.Struct], body: Any) -> str:
     return error.value.message
 
 
-WRONG: list[tuple[str, list[Any]]] = [
-    ("max_total_tokens", ["many", -1, 1.5]),
-    ("max_tool_message_tokens", [[], -5]),
-    ("group_token_threshold", ["0", -1]),
-    ("keep_recent_count", [-1, {}]),
-    ("keep_recent", ["5"]),
-    ("compact_ratio_threshold", ["high", -0.1]),
-    ("preview_char_length", [-1]),
-    ("compress_system_message", ["yes", 1]),
-    ("chat_id", [7]),
-    ("model", [["m"]]),
-    ("store_dir", [3, "", "..", "a/../../x", "a\x00b", "\ud800", "x" * 100_000]),
-    ("messages", [3, "x", {"role": "user"}, True, []]),
+# -- wrong parameters: the only table of them --------------------------------------------------------------------------
+
+Kind = type[msgspec.Struct]
+RIGHT: dict[Kind, Json] = {
+    **dict.fromkeys(OFFLOADS, BODY),
+    schema.Search: {"pattern": "x"},
+    schema.Find: {"pattern": "x", "file_path": "x"},
+    schema.ReadFile: {"absolute_path": "x"},
+    schema.RecallSessions: {},
+    schema.CompressMessages: {"messages": HISTORY},
+}
+OFFLOAD, SEARCH, FIND, READ = (schema.OffloadParameters,), (schema.Search,), (schema.Find,), (schema.ReadFile,)
+PATHS = (3, "", "..", "/../etc/passwd", "a/../../x", "a\x00b", "a\nb", "\ud800", "x" * 100_000)
+SEARCHED = (3, "..", "a/../../x", "a\x00b", "\ud800", "x" * 100_000)
+
+
+def wrong(kinds: Sequence[Kind], name: str, *values: Any) -> list[tuple[Kind, Json, str]]:
+    """Rows in which this parameter has one of these values, and is named."""
+    return [(kind, {name: value}, f"$.{name}") for kind in kinds for value in values]
+
+
+def missing(kinds: Sequence[Kind], name: str) -> list[tuple[Kind, Json, str]]:
+    """Rows in which it is left out, and named."""
+    return [(kind, {name: None}, f"missing required field `{name}`") for kind in kinds]
+
+
+def message(place: str, *messages: Any) -> list[tuple[Kind, Json, str]]:
+    """Rows in which a history's second message is one of these, and its place is named."""
+    return [
+        (kind, {"messages": [*HISTORY, one, *HISTORY]}, f"$.messages[1]{place}")
+        for kind in (schema.OffloadParameters, schema.CompressMessages)
+        for one in messages
+    ]
+
+
+def unknown(kinds: Sequence[Kind], name: str, cure: str) -> list[tuple[Kind, Json, str]]:
+    """Rows with a parameter that no operation has, and what was meant."""
+    return [(kind, {name: 1}, cure) for kind in kinds]
+
+
+WRONG: list[tuple[Kind, Json, str]] = [
+    *missing(OFFLOADS, "messages"),
+    *missing(OFFLOADS, "store_dir"),
+    *wrong(OFFLOADS, "messages", 3, "x", {"role": "user"}, True, []),
+    *wrong(OFFLOADS, "store_dir", *PATHS),
+    *wrong(OFFLOADS, "storage_path", *PATHS),
+    *wrong(OFFLOADS, "max_total_tokens", "many", -1, 1.5),
+    *wrong(OFFLOADS, "all_token_threshold", "many", -1, 1.5),
+    *wrong(OFFLOADS, "max_tool_message_tokens", [], -5),
+    *wrong(OFFLOADS, "group_token_threshold", "0", -1),
+    *wrong(OFFLOADS, "keep_recent_count", -1, {}),
+    *wrong(OFFLOADS, "keep_recent", "5"),
+    *wrong(OFFLOADS, "compact_ratio_threshold", "high", -0.1),
+    *wrong(OFFLOADS, "preview_char_length", -1),
+    *wrong(OFFLOADS, "compress_system_message", "yes", 1),
+    *wrong(OFFLOADS, "chat_id", 7),
+    *wrong(OFFLOADS, "model", ["m"], ""),
+    *wrong(OFFLOAD, "context_manage_mode", "", "Auto", "off", "summarise", 3, ["auto"]),
+    *wrong(OFFLOAD, "working_summary_mode", "", "Auto", 3),
+    *unknown(OFFLOAD, "max_total_token", "did you mean `max_total_tokens`?"),
+    *unknown(OFFLOAD, "contextmode", "did you mean `context_manage_mode`?"),
+    *unknown(OFFLOADS, "keep_recents", "did you mean `keep_recent`?"),
+    *unknown(OFFLOADS, "MaxToolMessageTokens", "did you mean `max_tool_message_tokens`?"),
+    *message(".role", {"role": 5, "content": "x"}, {"role": "wizard", "content": "x"}),
+    *message(".content", *({"role": role, "content": {"text": "x"}} for role in ("user", "assistant", "system"))),
+    *message(".content", {"role": "user", "content": 7}, {"role": "tool", "content": 7}),
+    *message(".content[0]", {"role": "user", "content": ["x"]}),
+    *message(".content[0].text", {"role": "user", "content": [{"type": "text", "text": 1}]}),
+    *message(".tool_calls", {"role": "assistant", "tool_calls": "x"}),
+    *message(".tool_calls[0]", *({"role": "assistant", "tool_calls": [one]} for one in (3, {"id": 3, "function": {}}))),
+    *message(".tool_call_id", {"role": "tool", "tool_call_id": 9, "content": "x"}),
+    *message("", {"content": "x"}, "Go on.", None, []),
+    *missing((*SEARCH, *FIND), "pattern"),
+    *wrong((*SEARCH, *FIND), "pattern", 3, "", "x" * 1_001),
+    *wrong(SEARCH, "path", "", *SEARCHED),
+    *wrong(SEARCH, "glob", [], "", 3),
+    *wrong((*SEARCH, *FIND), "limit", "5", -1, 0, 1.5, True),
+    *wrong(SEARCH, "session", "*", "", "a\n", "../x"),
+    *wrong(SEARCH, "archive", 1, "yes"),
+    *unknown(SEARCH, "patern", "did you mean `pattern`?"),
+    *unknown(SEARCH, "zzz", "expected one of archive, glob, limit, path, pattern, session"),
+    *missing(FIND, "file_path"),
+    *wrong(FIND, "file_path", "", *SEARCHED),
+    *unknown(FIND, "regex", "expected one of file_path, limit, pattern"),
+    *missing(READ, "absolute_path"),
+    *wrong(READ, "absolute_path", "", *SEARCHED, {}, {"path": 3}, {"path": "../x"}, {"path": None}),
+    *wrong(READ, "file_path", "", *SEARCHED, ["x"], {}, {"path": "../x"}),
+    *wrong(READ, "offset", -1, "0"),
+    *wrong(READ, "limit", -1, True),
+    *wrong(READ, "column", -1, "0"),
+    *wrong(READ, "characters", 1, 1 << 25, "9"),
+    *unknown(READ, "absolutepath", "did you mean `absolute_path`?"),
+    *unknown(READ, "ofset", "did you mean `offset`?"),
+    *unknown(READ, "\ud800" * 3, "expected one of absolute_path, characters, column, file_path, limit, offset"),
+    *unknown(READ, "limit" * 1_000_000, "is not a parameter"),
+    *wrong((schema.RecallSessions,), "limit", 0, 201, "5"),
+    *wrong((schema.RecallSessions,), "session", "*", "F", 3),
+    *missing((schema.CompressMessages,), "messages"),
+    *wrong((schema.CompressMessages,), "messages", "x", []),
+    *wrong((schema.CompressMessages,), "model", 3),
+]
+"""What is sent in place of what is right, and what the answer names."""
+
+
+@pytest.mark.parametrize(("kind", "given", "named"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_parameter_is_named(kind: Kind, given: Json, named: str) -> None:
+    said = refused(kind, {**RIGHT[kind], **given})
+    assert named in said
+    assert len(said) < 400
+
+
+HUGE: list[tuple[Kind, str]] = [
+    *[(kind, name) for kind in OFFLOADS for name in ("max_total_tokens", "keep_recent_count", "preview_char_length")],
+    *[(schema.OffloadParameters, name) for name in ("max_tool_message_tokens", "group_token_threshold")],
+    *[(kind, "limit") for kind in (schema.Search, schema.Find, schema.ReadFile)],
+    *[(schema.ReadFile, name) for name in ("offset", "column")],
 ]
 
 
-@pytest.mark.parametrize(("name", "values"), WRONG)
-@pytest.mark.parametrize("kind", OFFLOADS)
-def test_a_wrong_parameter_of_an_offload_is_named(kind: Any, name: str, values: list[Any]) -> None:
-    for value in values:
-        assert f"$.{name}" in refused(kind, {**BODY, name: value})
-
-
-@pytest.mark.parametrize("name", ["context_manage_mode", "working_summary_mode"])
-def test_an_unknown_mode_is_named(name: str) -> None:
-    for mode in ("", "Auto", "off", "summarise", 3, ["auto"]):
-        assert f"$.{name}" in refused(schema.OffloadParameters, {**BODY, name: mode})
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "place"),
-    [
-        *[(kind, {"store_dir": "/s"}, "messages") for kind in OFFLOADS],
-        *[(kind, {"messages": HISTORY}, "store_dir") for kind in OFFLOADS],
-        (schema.Search, {}, "pattern"),
-        *[(schema.Search, {"pattern": value}, "$.pattern") for value in (3, "")],
-        (schema.Search, {"pattern": "x", "path": 3}, "$.path"),
-        (schema.Search, {"pattern": "x", "glob": []}, "$.glob"),
-        *[(schema.Search, {"pattern": "x", "limit": value}, "$.limit") for value in ("5", -1, 1.5)],
-        (schema.Find, {"pattern": "x", "file_path": 3}, "$.file_path"),
-        (schema.Find, {"pattern": "x", "file_path": "x", "limit": -1}, "$.limit"),
-        (schema.ReadFile, {}, "absolute_path"),
-        (schema.ReadFile, {"absolute_path": 3}, "$.absolute_path"),
-        (schema.ReadFile, {"file_path": ["x"]}, "$.file_path"),
-        *[(schema.ReadFile, {"absolute_path": "x", "offset": value}, "$.offset") for value in (-1, "0")],
-        *[(schema.ReadFile, {"absolute_path": "x", "limit": value}, "$.limit") for value in (-1, True)],
-        *[
-            (schema.ReadFile, {"absolute_path": "x", "characters": value}, "$.characters")
-            for value in (1, 1 << 25, "9")
-        ],
-        *[(schema.ReadFile, {"absolute_path": "x", "column": value}, "$.column") for value in (-1, "0")],
-        *[(schema.Search, {"pattern": "x", "session": value}, "$.session") for value in ("*", "", "a\n", "../x")],
-        (schema.Search, {"pattern": "x", "archive": 1}, "$.archive"),
-        (schema.RecallSessions, {"limit": 100_000}, "$.limit"),
-        (schema.CompressMessages, {"messages": "x"}, "$.messages"),
-    ],
-)
-def test_a_missing_or_wrong_parameter_is_named(kind: Any, body: Any, place: str) -> None:
-    assert place in refused(kind, body)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "cure"),
-    [
-        (schema.OffloadParameters, "max_total_token", "did you mean `max_total_tokens`?"),
-        (schema.OffloadParameters, "contextmode", "did you mean `context_manage_mode`?"),
-        (schema.OffloadParameters, "keep_recents", "did you mean `keep_recent`?"),
-        (schema.CompactParameters, "MaxToolMessageTokens", "did you mean `max_tool_message_tokens`?"),
-        (schema.Search, "patern", "did you mean `pattern`?"),
-        (schema.Search, "zzz", "expected one of archive, glob, limit, path, pattern, session"),
-        (schema.Find, "regex", "expected one of file_path, limit, pattern"),
-        (schema.ReadFile, "absolutepath", "did you mean `absolute_path`?"),
-        (schema.ReadFile, "ofset", "did you mean `offset`?"),
-        (schema.ReadFile, "\ud800" * 3, "expected one of absolute_path, characters, column, file_path, limit, offset"),
-        (schema.ReadFile, "limit" * 1_000_000, "is not a parameter"),
-    ],
-)
-def test_a_parameter_that_no_operation_has_is_named_with_what_was_meant(kind: Any, name: str, cure: str) -> None:
-    said = refused(kind, {**BODY, "pattern": "x", "absolute_path": "x", "file_path": "x", name: 1})
-    assert cure in said and len(said) < 400
+@pytest.mark.parametrize(("kind", "name"), HUGE)
+def test_a_number_may_be_huge(kind: Kind, name: str) -> None:
+    for number in (2**63 - 1, 2**64, 10**30):
+        assert getattr(taken(kind, {**RIGHT[kind], name: number}), name) == number
 
 
 def test_a_parameter_of_another_operation_is_ignored() -> None:
@@ -134,20 +178,9 @@ def test_a_tools_result_may_be_an_object(role: str, content: Json) -> None:
 def test_a_file_can_be_named_by_a_match_in_it(name: str) -> None:
     match = {"path": "/s/a.txt", "line": 3, "column": 0, "text": "x"}
     assert taken(schema.ReadFile, {name: match}).file == "/s/a.txt"
-    for wrong in ({}, {"path": 3}, {"path": "../x"}, {"path": None}):
-        assert f"$.{name}" in refused(schema.ReadFile, {name: wrong})
 
 
-NULLED: list[tuple[Any, Json]] = [
-    *((kind, BODY) for kind in OFFLOADS),
-    (schema.Search, {"pattern": "x"}),
-    (schema.Find, {"pattern": "x", "file_path": "x"}),
-    (schema.ReadFile, {"absolute_path": "x"}),
-    (schema.RecallSessions, {}),
-]
-
-
-@pytest.mark.parametrize(("kind", "body"), NULLED)
+@pytest.mark.parametrize(("kind", "body"), RIGHT.items())
 def test_null_is_as_if_it_were_left_out(kind: Any, body: Json) -> None:
     """Models give every parameter of a tool, and many clients write every member of a struct."""
     names = [field.name for field in msgspec.structs.fields(kind)]
@@ -155,31 +188,6 @@ def test_null_is_as_if_it_were_left_out(kind: Any, body: Json) -> None:
     assert taken(kind, nulls | body) == taken(kind, body)
     for name in body:
         assert "missing" in refused(kind, {**nulls, **body, name: None})
-
-
-@pytest.mark.parametrize(
-    ("message", "place"),
-    [
-        ({"role": 5, "content": "x"}, ".role"),
-        ({"content": "x"}, ""),
-        ({"role": "wizard", "content": "x"}, ".role"),
-        ({"role": "user", "content": 7}, ".content"),
-        *(({"role": role, "content": {"text": "x"}}, ".content") for role in ("user", "assistant", "system")),
-        ({"role": "tool", "content": 7}, ".content"),
-        ({"role": "user", "content": ["x"]}, ".content[0]"),
-        ({"role": "user", "content": [{"type": "text", "text": 1}]}, ".content[0].text"),
-        ({"role": "assistant", "tool_calls": "x"}, ".tool_calls"),
-        ({"role": "assistant", "tool_calls": [3]}, ".tool_calls[0]"),
-        ({"role": "assistant", "tool_calls": [{"id": 3, "function": {}}]}, ".tool_calls[0]"),
-        ({"role": "tool", "tool_call_id": 9, "content": "x"}, ".tool_call_id"),
-        ("Go on.", ""),
-        (None, ""),
-        ([], ""),
-    ],
-)
-def test_a_wrong_message_is_named(message: Any, place: str) -> None:
-    body = {**BODY, "messages": [*HISTORY, message, *HISTORY]}
-    assert f"$.messages[1]{place}" in refused(schema.OffloadParameters, body)
 
 
 @pytest.mark.parametrize(
