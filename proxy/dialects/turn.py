@@ -104,9 +104,14 @@ class Turn(ABC):
         self._round = self.rounds_as(self._request, names, self._shown)
         if self._bare:
             return self._request.own
-        if not self.rounds:
+        if not (self.rounds or self._before):
             return self._request.first()
         return self._request.later([*self._request.entries, *self._before], last=self._last, bare=self._pressed)
+
+    def resume(self, before: Sequence[bytes]) -> None:
+        """Begin behind these hidden rounds, with which the same request was refused."""
+        self._require(State.READY)
+        self._before = list(before)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; returns the bytes for the client. Raises Broken."""
@@ -247,6 +252,16 @@ class Turn(ABC):
     def continuation(self) -> Continuation | None:
         """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep the history."""
         return None
+
+    @property
+    def before(self) -> Sequence[bytes]:
+        """The hidden rounds so far behind which the model was asked."""
+        return self._before
+
+    @property
+    def credit(self) -> str:
+        """Upstream's token for the request if the model refused it; empty if it gave none."""
+        return ""
 
     @property
     def hides(self) -> bool:

@@ -68,6 +68,14 @@ class Continuation(msgspec.Struct, frozen=True):
     reply: bytes = b""
 
 
+class Declined(msgspec.Struct, frozen=True):
+    """A request that the `model` refused after the hidden rounds `before`. Upstream gave a token with which another
+    model takes it for less, if not a byte of it is different."""
+
+    model: str
+    before: tuple[bytes, ...]
+
+
 class Hidden(msgspec.Struct, frozen=True):
     """What a reply hid from the client, to be put back into the client's next request. `before` goes in front of the
     reply that the client saw, and `after` directly follows it. `instead` replaces the reply where the model wrote
@@ -265,6 +273,8 @@ class Request(msgspec.Struct, frozen=True):
     unsent: bool = False
     """Whether upstream keeps this beginning of a conversation, so that its client may never send it again."""
     continues: str = ""  # the id of an earlier reply, if upstream keeps the history and the request goes on from there
+    credit: str = ""
+    """Upstream's token for a request that it refused, if this one is the same for another model."""
 
     def obstacle_beside(self, known: Collection[str]) -> str:
         """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""

@@ -26,7 +26,7 @@ from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
-from proxy.plan.turn import Addition, Form, Hidden, Reason, Request, Unplannable, Verdict
+from proxy.plan.turn import Addition, Declined, Form, Hidden, Reason, Request, Unplannable, Verdict
 from proxy.policies.tenants import Tenant, identified
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, references
@@ -161,10 +161,12 @@ class _Request:
             return Prepared(body, tenant, unplanned=error.reason)
         if not request.model:
             request = replace(request, model=model_in(client.path))
+        request, declined = await self._repeated(request)
         chosen, header = tenant.policy.for_model(request.model), client.our_header
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        prepared = Prepared(body, tenant, request, request.body if wish or restored else None, wish=wish)
+        sent = request.body if wish or restored else None
+        prepared = Prepared(body, tenant, request, sent, wish=wish, declined=declined)
         if chosen.offload.mode is Mode.OFF:
             prepared = replace(prepared, unplanned=Reason.OFF)
         elif b"off" in header:
@@ -175,6 +177,12 @@ class _Request:
             self._services.known.list_models(tenant, client.headers)
         going_on = await self._records.continuation(request.continues) if request.continues else None
         return replace(prepared, continued=self._dialect.continued(request, going_on)) if going_on else prepared
+
+    async def _repeated(self, request: Request) -> tuple[Request, Declined | None]:
+        """Return a request that repeats one for another model as one for the first model, so that it is
+        planned and sent as that one was, and what is known of that."""
+        declined = await self._records.declined(request.credit) if request.credit else None
+        return (replace(request, model=declined.model) if declined else request), declined
 
     def _identify(self, request: Request) -> Tenant:
         """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind:
@@ -253,6 +261,8 @@ class _Request:
             rendered = await self._rendered(prepared, planned)
             if rendered.changed:
                 turn = await self._run(partial(rendered.turn, Addition.USAGE not in without), size)
+                if prepared.declined is not None:
+                    turn.resume(prepared.declined.before)
                 return replace(prepared, planned=planned, rendered=rendered, turn=turn, uses=[])
         left = planned.reply_left(planned.history.tokens)
         if left is None or prepared.continued is not None or planned.reply_limit(planned.history.tokens) is None:

@@ -41,6 +41,7 @@ from proxy.plan.forecast import (
 from proxy.plan.turn import (
     FORGIVING,
     Addition,
+    Declined,
     Form,
     Reason,
     Request,
@@ -73,6 +74,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """What the body says."""
     continued: bytes | None = None
     """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
+    declined: Declined | None = None
+    """The request that this one repeats for another model: it is planned and sent as that one was."""
     wish: Wish | None = None
     """What compaction the client asks for, as long as the proxy may serve it."""
     observed: bool = False

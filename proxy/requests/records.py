@@ -28,7 +28,7 @@ from proxy.plan import compacting
 from proxy.plan.history import extend
 from proxy.plan.preview import CHUNK, digest_in
 from proxy.plan.recognise import Reply, Visible, contains, resembles
-from proxy.plan.turn import Continuation, Hidden
+from proxy.plan.turn import Continuation, Declined, Hidden
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
@@ -92,6 +92,11 @@ class _Continued(msgspec.Struct, frozen=True):
     reply: Raw
 
 
+class _Declined(msgspec.Struct, frozen=True):
+    model: str
+    before: list[Raw]
+
+
 class _Compaction(msgspec.Struct, frozen=True):
     text: str
 
@@ -106,6 +111,7 @@ KINDS: Mapping[type[msgspec.Struct], str] = {
     _Paused: "pauses",
     _Round: "rounds",
     _Continued: "continuations",
+    _Declined: "credits",
 }
 
 
@@ -268,7 +274,17 @@ class Records:
             if there == record:
                 return
 
-    # -- continuations and originals --
+    # -- continuations, refusals and originals --
+
+    async def declined(self, credit: str) -> Declined | None:
+        """Return the request that was refused with this token; None if we did not change it."""
+        [record] = await self.read(_Declined, [_continuation(credit)])
+        return None if record is None else Declined(record.model, tuple(map(bytes, record.before)))
+
+    async def keep_declined(self, credit: str, declined: Declined) -> None:
+        """Store a request that was refused with a token."""
+        record = _Declined(declined.model, [*map(Raw, declined.before)])
+        await self._put(_continuation(credit), record)
 
     async def continuation(self, shown: str) -> Continuation | None:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""

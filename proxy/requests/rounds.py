@@ -25,7 +25,7 @@ from proxy.dialects.turn import Turn
 from proxy.plan.plan import ToolCall
 from proxy.plan.preview import names_in, unescaped
 from proxy.plan.recognise import Visible
-from proxy.plan.turn import Unplannable, Verdict
+from proxy.plan.turn import Declined, Unplannable, Verdict
 from proxy.policy import ArchiveUse
 from proxy.rawjson import NotJson
 from proxy.regex import Budget
@@ -155,6 +155,8 @@ class Rounds:
             await self._records.keep_continuation(continuation)
         planned, hidden = self._planned, turn.hidden
         dialect, model = planned.dialect, planned.request.model
+        if turn.credit:
+            await self._records.keep_declined(turn.credit, Declined(model, tuple(turn.before)))
 
         def coming() -> tuple[Visible, set[bytes]]:
             reply = planned.coming(*turn.visible)

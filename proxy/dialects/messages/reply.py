@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.messages.blocks import THINKING, call_of, result, spoken
-from proxy.dialects.messages.request import MessagesRoundRequest
+from proxy.dialects.messages.request import CREDIT, MessagesRoundRequest
 from proxy.dialects.reply import (
     ORDINARY,
     Block,
@@ -142,6 +142,8 @@ class MessagesRound(Round):
     blocks: list[ReplyBlock]
     container: Raw = NULL
     """Where upstream's own tools run."""
+    credit = ""
+    """Upstream's token for the request if the model refused it."""
     _fallback = 0  # the place of the last block behind which another model goes on
 
     def __init__(self, request: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
@@ -169,6 +171,7 @@ class MessagesRound(Round):
             return self.fail(event, size)
         if event.type == CLOSING:
             ended = object_of(head.delta)
+            self.credit = text_of(object_of(ended.get("stop_details")).get(CREDIT))
             self.finish = text_of(ended.get("stop_reason")) or self.finish
             if not rawjson.is_null(ended.get("container")):
                 self.container = ended["container"]
@@ -223,6 +226,7 @@ class MessageReply(ClientReply):
 
     def go_on(self, ending: MessagesRound) -> None:
         super().go_on(ending)
+        self._request.credited = False
         if not rawjson.is_null(ending.container):
             self._request.container = self._container = ending.container
 
@@ -345,6 +349,10 @@ class MessagesTurn(Turn):
     def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
         members = on_one_line(said)
         return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
+
+    @property
+    def credit(self) -> str:
+        return self._round.credit if isinstance(self._round, MessagesRound) else ""
 
     def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
         return data if parsed.type == "error" else None

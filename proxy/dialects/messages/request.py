@@ -37,6 +37,9 @@ REMINDERS = ("<system-reminder>", "<total_tokens>", "<environment_details>")
 """How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them, unless
 one quotes the user."""
 
+CREDIT = "fallback_credit_token"
+"""What upstream gives with some refusals, and takes back with the same request for another model (anthropic 2.14)."""
+
 THINKING_EDITS = "clear_thinking_"
 """How the names of edits begin by which upstream clears thinking of earlier turns. A date follows."""
 
@@ -90,7 +93,9 @@ def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
     old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request."""
     clears = len(elements_of(edits_in(members))) > len(thinking_edits(members))
     entries = list(_entries(members.get("messages", NULL)))
-    return entries, "context_management" if clears else "", {"preamble": members.get("system", NULL)}
+    credit = text_of(members.get(CREDIT))
+    more = {"preamble": members.get("system", NULL), "credit": credit}
+    return entries, "context_management" if clears else "", more
 
 
 def edits_in(members: Members) -> Raw | None:
@@ -257,6 +262,8 @@ class MessagesRoundRequest(RoundRequest):
     container: Raw = NULL
     """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are
     there, and upstream refuses to continue code without it."""
+    credited = True
+    """Whether this may still be the request that upstream gave a token for, and no round behind it."""
 
     @staticmethod
     def tool(definition: bytes) -> bytes:
@@ -266,6 +273,8 @@ class MessagesRoundRequest(RoundRequest):
 
     def _members(self, entries: Sequence[Entry], ours: Sequence[bytes]) -> Members:
         made, id = super()._members(entries, ours), object_of(self.container).get("id", NULL)
+        if not self.credited:
+            made.pop(CREDIT, None)
         if not rawjson.is_null(id):
             asked = object_of(self.members.get("container"))
             made["container"] = Raw(rawjson.encode(asked | {"id": id})) if asked else id

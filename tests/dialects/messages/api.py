@@ -343,14 +343,15 @@ def _tokens_of(body: Json) -> int:
 def events_of(message: Json, split: int = 8) -> Iterator[Json]:
     """The events of a streamed message."""
     begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
-    if "container" in message:  # known only at the end
-        begun["container"] = None
+    for late in ("container", "stop_details"):  # known only at the end
+        begun |= {late: None} if late in message else {}
     yield {"type": "message_start", "message": begun}
     for index, block in enumerate(message["content"]):
         yield from _block_events(index, block, split)
         if index == 0:
             yield {"type": "ping"}
-    ended = {key: message[key] for key in ("stop_reason", "stop_sequence", "container") if key in message}
+    told = ("stop_reason", "stop_sequence", "stop_details", "container")
+    ended = {key: message[key] for key in told if key in message}
     yield {"type": "message_delta", "delta": ended, "usage": message["usage"]}
     yield {"type": "message_stop"}
 
