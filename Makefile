@@ -2,6 +2,7 @@
 # make test        all tests but the sweeps over many recorded runs and those of real clients
 # make test-fast   pure code and units: no server processes
 # make test-sweeps only those sweeps; make test-all has both
+# make test-parts  tests of the core with each part of proxy/apps left out alone, and real clients without any
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
 # make bench-model how well a small model reads moved results back, on a server here (fetches 1.1 GB; hours)
 # make test-suites the SDKs' own tests and those of HTTP caches, directly and through the proxy (minutes)
@@ -27,6 +28,10 @@ LOWEST := tests/test_rawjson.py tests/test_tokens.py tests/test_regex.py tests/p
 	tests/stores/test_objects.py tests/stores/test_redis.py tests/telemetry/test_metrics.py tests/telemetry/test_otel.py \
 	tests/upstream tests/server tests/acceptance/test_openai_client.py
 
+# What runs with each part left out: the server, and chats in all APIs.
+CORE := tests/server $(addprefix tests/acceptance/test_,archive.py compacting.py messages_api.py openai_client.py \
+	openai_responses.py relay.py thresholds.py)
+
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -49,7 +54,7 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-servers test-fast test-all test-sweeps test-lowest test-clients test-suites lint types bench-smoke bench-model bench-competitors clients suites servers lock lock-clients lock-competitors dist clean
+.PHONY: demo test test-servers test-fast test-all test-sweeps test-parts test-lowest test-clients test-suites lint types bench-smoke bench-model bench-competitors clients suites servers lock lock-clients lock-competitors dist clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -77,6 +82,12 @@ test-servers: servers
 
 test-sweeps: $(STAMP)
 	$(PY) -m pytest -m "sweep and not clients" $(PARALLEL)
+
+test-parts: $(STAMP) .clients/openai_python/.installed .clients/anthropic_python/.installed
+	set -e; parts=$$($(PY) -c "from proxy.apps.parts import PARTS; print(*PARTS)"); for part in $$parts; do \
+		echo "without $$part"; WITHOUT_PARTS="$$part" $(PY) -m pytest -m "not sweep and not clients" $(PARALLEL) $(CORE); done; \
+		WITHOUT_PARTS="$$parts" $(PY) -m pytest -m clients -k "openai_python or anthropic_streamed" $(AGAIN) \
+		tests/clients/test_agents.py
 
 test-lowest: .lowest/.installed
 	.lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)

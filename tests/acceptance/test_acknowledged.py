@@ -25,9 +25,9 @@ from proxy.stores import guarded
 from proxy.stores.guarded import Guarded, Visit
 from proxy.stores.local import Folder
 from proxy.threads import Background
-from tests.acceptance.operations import Caller, page, step, user
 from tests.acceptance.test_archive import FACT, LOGS, body
 from tests.acceptance.test_compaction import TRIGGER, Upstream, ask, history
+from tests.apps.operations.served import Caller, page, step, user
 from tests.clock import PATIENCE, wait_until
 from tests.dialects.responses.api import call, reasoning, say
 from tests.fake_upstream import StrictUpstream

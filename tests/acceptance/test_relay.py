@@ -250,7 +250,7 @@ async def test_a_redirect_of_upstreams_to_itself_leads_through_us(shared: Shared
         await peer.send(head % (status, location))
 
     method = "GET" if path.endswith("models") else "POST"
-    question = f"{method} {path} HTTP/1.1\r\nHost: p\r\nContent-Length: 0\r\n\r\n"
+    question = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
     async with shared.relay(redirecting) as link:
         reply = await ask(link.port, question.encode())
     assert reply.status == status and reply.get(b"location") == [f"{path}/?x=1".encode()]
@@ -534,8 +534,6 @@ async def test_paths_of_the_proxy_are_never_relayed(shared: Shared) -> None:
         for target, status in (
             ("/health", 200),
             ("/_offload/x", 404),
-            ("/_offload", 307),  # to the dashboard, with a slash at the end
-            ("/openapi.json", 200),
             ("/_offload/chat/completions", 404),
         ):
             reply = await link.ask(get(target))

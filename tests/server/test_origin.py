@@ -229,6 +229,5 @@ def test_only_a_preflight_of_an_api_is_answered(upstream: StrictUpstream, serve:
     proxy = serve({"default": {"upstream": {"base_url": upstream.url}}})
     assert preflight(proxy, "/v1/models", host="evil.example").status_code == 403
     assert preflight(proxy, "/_offload/api/requests").status_code == 403
-    assert preflight(proxy, "/grep").status_code == 401
     plain = httpx.options(proxy.root + "/v1/models", trust_env=False, verify=PLAIN)
     assert plain.status_code == 405 and len(upstream.requests) == 1

@@ -130,6 +130,8 @@ def test_the_proxys_address_leads_a_browser_to_the_pages(proxy: Proxy) -> None:
     reply = httpx.get(proxy.root, headers={"accept": "text/html,*/*"}, verify=PLAIN)
     assert (reply.status_code, reply.headers["location"]) == (307, "/_offload/")
     assert httpx.get(proxy.root, verify=PLAIN).status_code == 404, "what upstream says"
+    bare = httpx.get(f"{proxy.root}/_offload", verify=PLAIN)
+    assert bare.status_code == 307 and bare.headers["location"].endswith("/_offload/")
 
 
 def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.operations import (
+from tests.apps.operations.served import (
     MODEL,
     STORE,
     WRITTEN,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.operations import (
+from tests.apps.operations.served import (
     MODEL,
     ORIGINALS,
     STORE,

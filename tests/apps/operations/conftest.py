@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.acceptance.operations import Caller, World, operated
+from tests.apps.operations.served import Caller, World, operated
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.test_cli import run
 
 session = Lazy("proxy.apps.demo.session")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]
 
 

@@ -16,7 +16,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.acceptance.test_archive import FACT, LOGS, Kept, kept
-from tests.acceptance.test_recall import NOBODYS
+from tests.apps.operations.test_recall import NOBODYS
 from tests.clock import PATIENCE, until
 from tests.serving import Proxy
 

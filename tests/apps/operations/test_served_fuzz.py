@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
 from proxy.apps.operations import PATHS, description
-from tests.acceptance.operations import (
+from tests.apps.operations.served import (
     MODEL,
     STORE,
     Caller,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.apps.operations.call import canonical, key_part
-from tests.acceptance.operations import (
+from tests.apps.operations.served import (
     MODEL,
     REFERENCE,
     STORE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.operations import ALL, MODEL, STORE, Caller, enveloped, operated, page, step, user
+from tests.apps.operations.served import ALL, MODEL, STORE, Caller, enveloped, operated, page, step, user
 
 Json = dict[str, Any]
 

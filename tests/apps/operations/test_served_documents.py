@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests import documents
-from tests.acceptance.operations import MODEL, Caller, operated, page, research, step, user
+from tests.apps.operations.served import MODEL, Caller, operated, page, research, step, user
 from tests.documents import Block
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import transcripts
-from tests.acceptance.operations import (
+from tests.apps.operations.served import (
     MODEL,
     STORE,
     WRITTEN,

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.operations import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
 from tests.acceptance.test_openai_client import TOOL, history
+from tests.apps.operations.served import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import Proxy, tight
+from tests.serving import PLAIN, Proxy, tight
 
 Json = dict[str, Any]
 
@@ -228,6 +228,9 @@ def test_file_operations_without_a_key_are_401(world: World, path: str) -> None:
     envelope = response.json()
     assert set(envelope) == {"success", "answer", "messages", "metadata"}
     assert envelope["success"] is False and "key" in envelope["answer"]
+    preflight = {"origin": "http://localhost:3000", "access-control-request-method": "POST"}
+    asked = httpx.options(world.proxy.root + path, headers=preflight, trust_env=False, verify=PLAIN)
+    assert asked.status_code == 401, "no page may ask for a file"
     assert envelope["messages"] == [], "the body was not read"
 
 
