@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.requests.exchange import RAW, Exchange
+from proxy.requests.exchange import RAW, Account, Exchange
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -19,15 +19,15 @@ class ScriptedInflow:
         self.target = target
         self.fault: ProxyError | None = None
         self.watching: list[Callable[[], object]] = []
-        self.charged = ""
+        self.admitted: list[Account] = []
         self.held = 0
 
     def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
         self.watching.append(left)
         return lambda: self.watching.remove(left) if left in self.watching else None
 
-    def charge(self, tenant: str) -> None:
-        self.charged = tenant
+    def admit(self, accounts: Sequence[Account]) -> None:
+        self.admitted += accounts
 
     def hold(self, size: int) -> None:
         self.held += size

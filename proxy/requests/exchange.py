@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -20,9 +20,22 @@ from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 from proxy.upstream.headers import Header, Headers
 
 
+class Account(NamedTuple):
+    """What is counted together: of a tenant, of one caller, or of several."""
+
+    name: str
+    whose: str
+    """What errors call its requests."""
+    places: int
+    """Most requests at once."""
+    part: int = 0
+    """Its bodies may take the bytes of all bodies, divided by this; 0: they are not counted here."""
+
+
 class Incoming(Protocol):
-    """What our server tells of a request beyond ASGI. `charge` names the body's tenant, and raises Overloaded if the
-    tenant's bodies take too much, and so does `hold` if there is no room for what was made from the body."""
+    """What our server tells of a request beyond ASGI. `admit` says to which accounts it belongs. It raises Overloaded
+    if one of them has too many requests or its bodies take too much, and so does `hold` if there is no room for what
+    was made from the body."""
 
     target: bytes
     """The request target as written; ASGI loses the host that it may name."""
@@ -32,7 +45,7 @@ class Incoming(Protocol):
     def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
         """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
 
-    def charge(self, tenant: str) -> None: ...
+    def admit(self, accounts: Sequence[Account]) -> None: ...
 
     def hold(self, size: int) -> None: ...
 
@@ -111,7 +124,7 @@ class Exchange:
         self.encoded = b"content-encoding" in fields
         """Whether the body has a content coding."""
         self._send = send
-        self.charge, self.hold = self._inflow.charge, self._inflow.hold
+        self.admit, self.hold = self._inflow.admit, self._inflow.hold
 
     def unheard(self) -> Exchange:
         """Return the same request, already sent once, with a reply that goes nowhere."""

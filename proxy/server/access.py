@@ -14,17 +14,19 @@ import asyncio
 import hmac
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from operator import itemgetter
 from typing import Any, Protocol
 
 from starlette.requests import Request
 
 from proxy.errors import Forbidden, ForeignSite, Overloaded, ProxyError, UpstreamFault
+from proxy.lru import Lru
 from proxy.plan.prices import is_loopback
+from proxy.policies.tenants import Tenant
 from proxy.policy import Policy
-from proxy.requests.exchange import FORWARDED, RAW
+from proxy.requests.exchange import FORWARDED, RAW, Account
 from proxy.settings import Settings
 from proxy.stores.guarded import Guarded
 from proxy.upstream.client import UpstreamClient, models
@@ -60,6 +62,22 @@ TENANTS_SHARE = 2
 
 CONNECTIONS_SHARE = 0.75
 """Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""
+
+KNOWN_SHARE, NEW_SHARE = 2, 4
+"""One caller of `default.yaml` may take its tenant's share divided by the first number, or by the second one until
+upstream has accepted something of it."""
+
+LEAST_PLACES = 4
+"""Places that no share goes below, unless the tenant itself has fewer."""
+
+UPLOADS_SHARE = 4
+"""A tenant's uploads under way may take its places divided by this."""
+
+MOST_CALLERS = 20_000
+"""Callers that upstream has accepted something of, and that are remembered."""
+
+SLOW_SECONDS = 1.0
+"""Seconds after which a body that is not whole gives up its place to a request that has none."""
 
 COME_BACK = 1
 """`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
@@ -189,27 +207,44 @@ async def deep_health(
 # -- bounds --
 
 
-class TenantPlaces:
-    """How many requests and uploads of each tenant are under way in this process."""
+class Shares:
+    """How much of this process each caller may take. Nobody but upstream knows the keys of `default.yaml`'s callers, so
+    one that upstream has accepted nothing of has a small share, and so have all of these together."""
 
     def __init__(self) -> None:
-        self._taken: Counter[tuple[str, str]] = Counter()
+        self._accepted: Lru[str, bool] = Lru(MOST_CALLERS, MOST_CALLERS)
 
-    @contextmanager
-    def held(self, policy: Policy, **shares: int) -> Iterator[None]:
-        """Hold a place among the tenant's `requests` or `uploads`, of which there are so many. Raises Overloaded if all
-        are taken."""
-        places = [(policy.tenant, kind) for kind in shares]
-        for place in places:
-            most = shares[place[1]]
-            if self._taken[place] >= most:
-                text = f"More than {most} {place[1]} at once (from `limits.concurrent_requests`); try again"
-                raise Overloaded(text, retry_after=COME_BACK)
-        self._taken.update(places)
-        try:
-            yield
-        finally:
-            self._taken.subtract(places)
+    def accept(self, tenant: Tenant) -> None:
+        """Note that upstream has accepted a request of this caller."""
+        if not tenant.listed:
+            self._accepted.put(tenant.namespace, True, 1)
+
+    def accounts(self, tenant: Tenant) -> list[Account]:
+        """Return the accounts of a caller's requests."""
+        most = tenant.policy.limits.concurrent_requests
+        found = [Account(tenant.name, "this tenant's requests", most, TENANTS_SHARE)]
+        if tenant.listed:
+            return found
+        known = self._accepted.get(tenant.namespace) is not None
+        own = KNOWN_SHARE if known else NEW_SHARE
+        part = TENANTS_SHARE * own
+        found.append(Account(f"{tenant.namespace}/one", "one caller's requests", _share(most, own), part))
+        if not known:
+            whose = "all requests of callers that upstream has accepted none of"
+            found.append(Account(f"{tenant.name}/new", whose, _share(most, 2), TENANTS_SHARE * 2))
+        return found
+
+    @staticmethod
+    def uploads(tenant: Tenant) -> list[Account]:
+        """Return the account of uploads, which are forwarded while they arrive: slow senders cannot shut out the
+        tenant's other requests."""
+        most = max(1, tenant.policy.limits.concurrent_requests // UPLOADS_SHARE)
+        return [Account(f"{tenant.name}/uploads", "this tenant's uploads", most)]
+
+
+def _share(most: int, part: int) -> int:
+    """Return a caller's places: some at least, however few its tenant has."""
+    return max(min(most, LEAST_PLACES), most // part)
 
 
 class Waiting(Protocol):
@@ -217,6 +252,7 @@ class Waiting(Protocol):
 
     def expire(self) -> None: ...
     def refuse(self, error: ProxyError) -> None: ...
+    def evict(self, error: ProxyError) -> None: ...
     def unfinished(self) -> Inflow | None: ...
     def idle(self) -> bool: ...
 
@@ -234,7 +270,9 @@ class Bounds:
         self.held = 0
         """Bytes of all bodies, including those whose tenant is not known yet."""
         self._of: Counter[str] = Counter()
-        """Bytes held for each tenant."""
+        """Bytes held for each account."""
+        self._places: Counter[str] = Counter()
+        """Requests under way of each account."""
         self._connections = 0
         self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
@@ -255,10 +293,11 @@ class Bounds:
 
         loop.call_later(self._sweep_seconds, sweep)
 
-    def opened(self) -> None:
-        """Count a new connection. If there are too many, close the one that has been idle for longest.
+    def opened(self, newcomer: Waiting) -> None:
+        """Count a new connection. If there are too many, close the one that has been idle for longest, or else refuse
+        the body that has been arriving for longest, or else the newcomer.
 
-        Otherwise, clients that open connections and send nothing could keep everybody else out.
+        Otherwise, clients that open connections and send little could keep everybody else out.
         """
         self._connections += 1
         if not 0 <= self._most_connections < self._connections:
@@ -266,36 +305,85 @@ class Bounds:
         if oldest := next((connection for connection in self.deadlines if connection.idle()), None):
             del self.deadlines[oldest]
             oldest.expire()
+            return
+        most = int(self._most_connections)
+        text = f"More than {most} connections at once (three quarters of the file descriptors, `ulimit -n`); try again"
+        self.warn("connections", text)
+        (self._longest_arriving() or newcomer).evict(Overloaded(text, retry_after=COME_BACK))
+
+    def _longest_arriving(self) -> Waiting | None:
+        """Return the connection whose body has been arriving for longest."""
+        found = [(body.began, connection) for connection in self.deadlines if (body := connection.unfinished())]
+        return min(found, key=itemgetter(0))[1] if found else None
+
+    def _slow(self, account: str) -> Waiting | None:
+        """Return the connection of this account whose body has been arriving for longest, if that is not forwarded and
+        slow."""
+        assert self._loop is not None
+        latest = self._loop.time() - SLOW_SECONDS
+        bodies = [(connection, body) for connection in self.deadlines if (body := connection.unfinished())]
+        waiting = [
+            (body.began, connection) for connection, body in bodies if account in body.names and not body.forwarded
+        ]
+        found = min(waiting, key=itemgetter(0), default=None)
+        return found[1] if found and found[0] < latest else None
 
     def closed(self) -> None:
         self._connections -= 1
 
-    def charge(self, tenant: str, size: int) -> None:
-        """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
-        share = self.limit // TENANTS_SHARE
-        if self._of[tenant] + size > share:
-            self._make_room(tenant)
-            if self._of[tenant] + size > share:
-                raise _full(share, "this tenant's requests")
-        self._of[tenant] += size
+    def enter(self, account: Account) -> None:
+        """Take a place, if need be that of the body that has been arriving for longest. Raises Overloaded if there is
+        no slow one."""
+        if self._places[account.name] >= account.places:
+            text = f"{account.whose} are more than {account.places} at once (from `limits.concurrent_requests`)"
+            error = Overloaded(f"{text[0].upper()}{text[1:]}; try again", retry_after=COME_BACK)
+            slow = self._slow(account.name)
+            if slow is None:
+                raise error
+            slow.refuse(error)
+        self._places[account.name] += 1
 
-    def hold(self, tenant: str | None, size: int) -> None:
+    def leave(self, account: Account) -> None:
+        self._places[account.name] -= 1
+        if not self._places[account.name]:
+            del self._places[account.name]
+
+    def charge(self, account: Account, size: int, own: int = 0) -> None:
+        """Charge bytes to an account, of a request that has charged `own` bytes already. Raises Overloaded if they
+        exceed its share. One request at a time has room in each, so that a caller can show upstream what it has."""
+        if not account.part:
+            return
+        share, name = self.limit // account.part, account.name
+        alone = account.part > TENANTS_SHARE
+
+        def exceeds() -> bool:
+            return self._of[name] + size > share and not (alone and self._of[name] == own)
+
+        if exceeds():
+            self._make_room(name)
+            if exceeds():
+                raise _full(share, account.whose)
+        self._of[name] += size
+
+    def discharge(self, account: Account, size: int) -> None:
+        if account.part:
+            self._of[account.name] -= size
+            if not self._of[account.name]:
+                del self._of[account.name]
+
+    def hold(self, size: int) -> None:
         """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""
         if self.held + size > self.limit:
             self._make_room(None)
             if self.held + size > self.limit:
                 raise _full(self.limit, "all requests")
-        if tenant is not None:
-            self.charge(tenant, size)
         self.held += size
 
-    def release(self, tenant: str | None, size: int) -> None:
+    def release(self, size: int) -> None:
         self.held -= size
-        if tenant is not None:
-            self._of[tenant] -= size
 
-    def _make_room(self, tenant: str | None) -> None:
-        """Give up a tenant's bodies, or everybody's, that have been arriving for longer than a body may pause.
+    def _make_room(self, account: str | None) -> None:
+        """Give up an account's bodies, or everybody's, that have been arriving for longer than a body may pause.
 
         Otherwise, clients that send a byte now and then and never finish could shut everybody else out.
         """
@@ -303,7 +391,7 @@ class Bounds:
         latest = self._loop.time() - self.body_seconds
         for connection in tuple(self.deadlines):
             body = connection.unfinished()
-            if body and body.began < latest and tenant in (None, body.tenant):
+            if body and body.began < latest and account in (None, *body.names):
                 body.let_go()
                 text = f"The body was not whole within {self.body_seconds:g} seconds, and others need its room; "
                 connection.refuse(Overloaded(f"{text}try again", retry_after=COME_BACK))
@@ -341,24 +429,55 @@ class Inflow:
     def __init__(self, bounds: Bounds, presence: Presence | None = None, target: bytes = b"") -> None:
         self.target = target
         self.fault: ProxyError | None = None
-        self.tenant: str | None = None
         self.began = asyncio.get_running_loop().time()
         self.watch = (presence or Presence()).watch
         self._bounds = bounds
+        self._accounts: list[Account] = []
         self._held = 0
 
-    def charge(self, tenant: str) -> None:
-        self._bounds.charge(tenant, self._held)
-        self.tenant = tenant
+    @property
+    def names(self) -> list[str]:
+        """The names of its accounts."""
+        return [account.name for account in self._accounts]
+
+    @property
+    def forwarded(self) -> bool:
+        """Whether the body goes upstream while it arrives."""
+        return any(not account.part for account in self._accounts)
+
+    def admit(self, accounts: Sequence[Account]) -> None:
+        for account in accounts:
+            self._bounds.enter(account)
+            try:
+                self._bounds.charge(account, self._held)
+            except Overloaded:
+                self._bounds.leave(account)
+                raise
+            self._accounts.append(account)
 
     def hold(self, size: int) -> None:
-        self._bounds.hold(self.tenant, size)
+        self._bounds.hold(size)
+        charged: list[Account] = []
+        try:
+            for account in self._accounts:
+                self._bounds.charge(account, size, self._held)
+                charged.append(account)
+        except Overloaded:
+            for account in charged:
+                self._bounds.discharge(account, size)
+            self._bounds.release(size)
+            raise
         self._held += size
 
     def release(self, size: int) -> None:
         size = min(size, self._held)
         self._held -= size
-        self._bounds.release(self.tenant, size)
+        self._bounds.release(size)
+        for account in self._accounts:
+            self._bounds.discharge(account, size)
 
     def let_go(self) -> None:
         self.release(self._held)
+        accounts, self._accounts = self._accounts, []
+        for account in accounts:
+            self._bounds.leave(account)

@@ -24,7 +24,7 @@ from proxy.plan.prices import is_loopback
 from proxy.policies.tenants import Tenant, allowed, identified, identify
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.relay import GATHERED
-from proxy.server.access import COME_BACK, TenantPlaces, permission
+from proxy.server.access import COME_BACK, Shares, permission
 from proxy.server.monitor import Monitor
 from proxy.server.parts import Door, Handler
 from proxy.server.process import MakePart, Process
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 _RESERVED = b"/_offload/"
 """Paths below this are never upstream's."""
-
-UPLOADS_SHARE = 4
-"""A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
 
 
 class App:
@@ -50,7 +47,7 @@ class App:
         self.process = Process(settings, (Monitor, *parts))
         self._on_loopback = is_loopback(settings.host)
         self._body_limit = settings.body_limit
-        self._places = TenantPlaces()
+        self._shares = Shares()
         self._serving: set[asyncio.Task[Any]] = set()
         routes = [page for part in self.process.parts for page in part.pages]
         self._fixed = {_RESERVED[:-1], *(route.path.encode() for route in routes)}
@@ -133,16 +130,14 @@ class App:
                 return
             tenant = self._tenant(client, door)
             handler = self._handler(client, tenant, dialect, door)
-            client.charge(tenant.name)
+            client.admit(self._shares.accounts(tenant))
             with self.process.metrics.in_flight():
                 whole = await client.gather(GATHERED if handler is relay else self._body_limit)
-                most = tenant.policy.limits.concurrent_requests
-                shares = {"requests": most}
                 if handler is relay and not whole:
-                    # They are forwarded while they arrive: slow senders cannot shut out the tenant's other requests.
-                    shares["uploads"] = max(1, most // UPLOADS_SHARE)
-                with self._places.held(tenant.policy, **shares):
-                    await handler(client, tenant)
+                    client.admit(self._shares.uploads(tenant))
+                await handler(client, tenant)
+            if client.sent is not None and client.status == 200:
+                self._shares.accept(tenant)
         except (ProxyError, ClientGone) as error:
             fault = Fault.CLIENT_GONE
             if isinstance(error, ProxyError):

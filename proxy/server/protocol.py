@@ -92,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", _Gentle(transport, self)))
         self.bounds.run(self.loop)
-        self.bounds.opened()
+        self.bounds.opened(self)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -239,6 +239,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.app = refusal  # of a request that is never read in full: we make one in its place
         self._feed_anew(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
         self._reading = DEAF
+
+    def evict(self, error: ProxyError) -> None:
+        """Refuse what is being read, and close the connection at once behind that: its place is needed."""
+        self.refuse(error)
+        self._lingers = True
+        self._expect()
 
     # The parser's callbacks
 

@@ -37,6 +37,11 @@ from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 from proxy.threads import SWITCH_SECONDS
 
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -133,12 +138,22 @@ def _worker(settings: Settings, parts: Sequence[MakePart]) -> ASGIApp:
 
 
 def _prepare(settings: Settings) -> None:
+    _raise_descriptors()
     sys.setswitchinterval(SWITCH_SECONDS)
     logs.configure(settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at INFO, it logs only that it starts and stops
     if hasattr(signal, "SIGHUP"):
         # Ignored until the application handles it: by default it would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _raise_descriptors() -> None:
+    """Allow as many file descriptors as this process may: shells and systemd allow 1,024, for programs that use
+    `select`."""
+    if resource is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(OSError, ValueError):  # macOS names no limit and has one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def config(settings: Settings, app: object) -> uvicorn.Config:

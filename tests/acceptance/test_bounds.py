@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import resource
 import socket
@@ -28,6 +29,7 @@ from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, 
 Json = dict[str, Any]
 KNOWN = "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"
 """SHA-256 of "client"."""
+MANY, MANYS = hashlib.sha256(b"many").hexdigest(), b"Authorization: Bearer many"
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer client\r\n\r\n"
@@ -312,18 +314,35 @@ async def test_a_slow_upstream_is_not_a_slow_client() -> None:
 
 
 @pytest.mark.parametrize("target", [b"/v1/embeddings", b"/v1/chat/completions"])
-async def test_unfinished_requests_do_not_count_against_the_limit(target: bytes) -> None:
+async def test_slow_bodies_give_up_their_places(target: bytes) -> None:
     """As many as there are places, with keys that nobody knows; half of them would be uploads."""
-    async with relay() as (_, proxy), AsyncExitStack() as held:
+    clock = Clock(goes=True)
+    async with relay(clock=clock) as (_, proxy), AsyncExitStack() as held:
         for number in range(256):
             size = 100 if number % 2 else GATHERED + 100
             _, writer = await held.enter_async_context(connection(proxy.port))
             writer.write(post(b"{", b"Authorization: Bearer %d" % number, target=target, size=size))
         await heard(proxy.port)
+        clock.move(2)
         replies = [
             await ask(proxy.port, post(b"{}", b"Authorization: Bearer honest", target=target)) for _ in range(20)
         ]
     assert [reply.status for reply in replies] == [200] * 20
+
+
+async def test_a_request_counts_from_its_head_on() -> None:
+    """One caller's, too: it has a part of the places of `default.yaml`."""
+    async with relay() as (_, proxy), AsyncExitStack() as held:
+        for _ in range(64):
+            _, writer = await held.enter_async_context(connection(proxy.port))
+            writer.write(post(b"{", b"Authorization: Bearer one", size=100))
+        await heard(proxy.port)
+        async with connection(proxy.port) as (reader, writer):
+            writer.write(post(b"{", b"Authorization: Bearer one", size=100))
+            reply = await refused(reader)
+        assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
+        assert b"One caller's requests are more than 64 at once" in reply.body
+        assert (await ask(proxy.port, post(b"{}", b"Authorization: Bearer other"))).status == 200
 
 
 async def test_uploads_take_a_share_of_the_places() -> None:
@@ -342,45 +361,60 @@ async def test_uploads_take_a_share_of_the_places() -> None:
 async def test_the_bytes_of_all_bodies_are_bounded_per_tenant() -> None:
     """Half of all for a tenant, and all the rest is the others'. What is refused can be sent again."""
     async with upstream(replying(OK)) as wire:
-        policy: Json = {"upstream": {"base_url": wire.url + "/v1"}}
+        policy: Json = {"upstream": {"base_url": wire.url + "/v1"}, "api_keys": [{"sha256": MANY}]}
         other = {**policy, "tenant": "other", "api_keys": [{"sha256": KNOWN}]}
-        with served({"default": policy, "other": other}, buffered_limit=2_000_000) as proxy:
+        with served({"many": policy, "other": other}, buffered_limit=2_000_000) as proxy:
             async with AsyncExitStack() as held:
                 held_writers = []
                 for _ in range(9):
                     _, writer = await held.enter_async_context(connection(proxy.port))
-                    writer.write(post(bytes(100_000), size=200_000))
+                    writer.write(post(bytes(100_000), MANYS, size=200_000))
                     held_writers.append(writer)
                 await heard(proxy.port)
                 async with connection(proxy.port) as (reader, writer):
-                    writer.write(post(bytes(300_000)))
+                    writer.write(post(bytes(300_000), MANYS))
                     reply = await soon(read_message(reader))
                 assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
                 assert b"1000000 bytes" in reply.body and b"--buffered-limit" in reply.body
-                assert (await ask(proxy.port, post(b"{}"))).status == 200
+                assert (await ask(proxy.port, post(b"{}", MANYS))).status == 200
                 again = post(bytes(300_000), b"Authorization: Bearer client")
                 assert (await ask(proxy.port, again)).body == b"ok"
             await heard(proxy.port)
-            assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
+            assert (await ask(proxy.port, post(bytes(300_000), MANYS))).body == b"ok"
             for _ in range(10):
-                assert (await ask(proxy.port, post(bytes(900_000)))).body == b"ok"
+                assert (await ask(proxy.port, post(bytes(900_000), MANYS))).body == b"ok"
+
+
+async def test_one_unknown_caller_has_a_small_share_of_the_bytes() -> None:
+    """Of two million, an eighth. One body at a time may be larger, so that upstream can accept it."""
+    async with relay(buffered_limit=2_000_000) as (_, proxy), AsyncExitStack() as held:
+        one = b"Authorization: Bearer one"
+        _, writer = await held.enter_async_context(connection(proxy.port))
+        writer.write(post(bytes(300_000), one, size=300_001))
+        await heard(proxy.port)
+        async with connection(proxy.port) as (reader, other):
+            other.write(post(bytes(2_000), one))
+            reply = await soon(read_message(reader))
+        assert reply.status == 503
+        assert b"one caller's requests" in reply.body and b"250000 bytes" in reply.body
+        assert (await ask(proxy.port, post(bytes(100_000), b"Authorization: Bearer other"))).status == 200
 
 
 async def test_an_endless_sender_makes_room_for_others() -> None:
     """At a byte now and then they are never silent for too long, and would hold all bytes for good."""
     clock = Clock(goes=True)
     limits = {"buffered_limit": 2_000_000, "body_timeout": 60}
-    async with relay(clock=clock, **limits) as (_, proxy), AsyncExitStack() as held:
+    async with relay({"api_keys": [{"sha256": MANY}]}, clock=clock, **limits) as (_, proxy), AsyncExitStack() as held:
         ends = [await held.enter_async_context(connection(proxy.port)) for _ in range(10)]
         for _, writer in ends:
-            writer.write(post(bytes(99_990), size=200_000))
+            writer.write(post(bytes(99_990), MANYS, size=200_000))
         for _ in range(4):
             await heard(proxy.port)
             clock.move(20)
             for _, writer in ends:
                 writer.write(b"x")
         await heard(proxy.port)
-        assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
+        assert (await ask(proxy.port, post(bytes(300_000), MANYS))).body == b"ok"
         for reader, _ in ends:
             assert (await soon(read_message(reader))).status == 503
             assert await soon(reader.read()) == b""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
-from proxy.requests.exchange import WRITTEN, ClientGone
+from proxy.requests.exchange import WRITTEN, Account, ClientGone
 from proxy.telemetry.outcome import Kind
 from tests.asgi import ScriptedClient
 from tests.clock import turns
@@ -84,9 +84,9 @@ async def test_the_end_of_a_request_lets_go_of_its_body() -> None:
     exchange = ScriptedClient(b"abc")
     client = exchange.client()
     client.hold(5)
-    client.charge("acme")
+    client.admit([Account("acme", "this tenant's", 1)])
     client.close()
-    assert (exchange.inflow.held, exchange.inflow.charged) == (0, "acme")
+    assert (exchange.inflow.held, [one.name for one in exchange.inflow.admitted]) == (0, ["acme"])
     assert "extensions" not in exchange.scope
 
 

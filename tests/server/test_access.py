@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from proxy.errors import ProxyError
+from proxy.policies.tenants import Tenant
+from proxy.policy import Limits, Policy
 from proxy.server import access
-from proxy.server.access import Bounds
+from proxy.server.access import Bounds, Shares
 from proxy.settings import Settings
 
 
 class Connection:
     """One that is idle or not, and knows whether it was closed."""
 
-    def __init__(self, *, busy: bool = False) -> None:
+    def __init__(self, *, busy: bool = False, began: float | None = None) -> None:
         self.busy = busy
-        self.expired = 0
+        self.body: Any = None if began is None else SimpleNamespace(began=began)
+        self.expired = self.evicted = 0
 
     def expire(self) -> None:
         self.expired += 1
 
-    def unfinished(self) -> None:
-        return None
+    def evict(self, error: ProxyError) -> None:
+        assert "ulimit -n" in error.message
+        self.evicted += 1
+
+    def refuse(self, error: ProxyError) -> None:
+        raise AssertionError
+
+    def unfinished(self) -> Any:
+        return self.body
 
     def idle(self) -> bool:
         return not self.busy
@@ -33,11 +47,39 @@ def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest
     account = Bounds(Settings(), lambda *_: None)
     opened = [Connection(busy=True), Connection(), Connection(), Connection()]
     for number, connection in enumerate(opened):
-        account.opened()
+        account.opened(connection)
         account.deadlines[connection] = number
     assert [connection.expired for connection in opened] == [0, 1, 0, 0]
     assert opened[1] not in account.deadlines
     account.closed()
     account.closed()
-    account.opened()
+    account.opened(Connection())
     assert [connection.expired for connection in opened] == [0, 1, 0, 0]
+
+
+def test_the_longest_body_makes_room_and_else_the_newcomer_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    if access.resource is None:
+        pytest.skip("there is no limit here")
+    monkeypatch.setattr(access.resource, "getrlimit", lambda _: (4, 4))
+    account = Bounds(Settings(), lambda *_: None)
+    opened = [Connection(busy=True), Connection(busy=True, began=2), Connection(busy=True, began=1)]
+    for number, connection in enumerate(opened):
+        account.opened(connection)
+        account.deadlines[connection] = number
+    account.opened(newcomer := Connection())
+    assert [connection.evicted for connection in (*opened, newcomer)] == [0, 0, 1, 0]
+    for connection in opened:
+        connection.body = None
+    account.opened(newcomer)
+    assert [connection.evicted for connection in (*opened, newcomer)] == [0, 0, 1, 1]
+
+
+def test_a_caller_that_upstream_knows_has_more_room() -> None:
+    tenant = Tenant(Policy(tenant="default"), "default-1")
+    shares = Shares()
+    assert [one.places for one in shares.accounts(tenant)] == [256, 64, 128]
+    shares.accept(tenant)
+    assert [one.places for one in shares.accounts(tenant)] == [256, 128]
+    assert [one.places for one in shares.accounts(Tenant(Policy(tenant="acme"), "acme", listed=True))] == [256]
+    few = Tenant(Policy(tenant="default", limits=Limits(concurrent_requests=3)), "default-2")
+    assert [one.places for one in shares.accounts(few)] == [3, 3, 3]
