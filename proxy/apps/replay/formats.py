@@ -17,24 +17,29 @@ import msgspec
 
 from proxy import rawjson
 from proxy.apps.replay.sessions import (
+    BARE,
     CHAT,
     MESSAGES,
     Exported,
     Json,
     RecordedSession,
+    bare,
     call,
     claude_code,
     codex,
     inside,
     loaded,
     opencode,
+    opencode_export,
     opencode_older,
+    unread,
     usage_of,
 )
 from proxy.dialects import for_request
 from proxy.dialects.usage import Reported, reported
 
 HAR, ADDRESSED = "HAR entry", "request with its address"
+LIST = "list of messages"
 
 # -- requests with their address: batches, captures and HAR ------------------------------------------------------------
 
@@ -282,11 +287,30 @@ def _has(*names: str, one_of: tuple[str, ...] = ()) -> Callable[[Json], bool]:
     return lambda record: record.keys() >= set(names) and (not one_of or not record.keys().isdisjoint(one_of))
 
 
+def _exports_opencode(record: Json) -> bool:
+    """Whether this is what `opencode export` writes (anomalyco/opencode#25688)."""
+    messages = record.get("messages")
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return isinstance(record.get("info"), dict) and inside(first, "info", "role") is not None
+
+
+def _kimi(record: Json) -> bool:
+    """Whether this is a line of Kimi Code's `wire.jsonl`, or of the older `context.jsonl`."""
+    kind = str(record.get("type"))
+    said = kind == "metadata" and "protocol_version" in record
+    return said or kind.startswith("context.") or record.get("role") in ("_checkpoint", "_usage")
+
+
 FORMATS = (
     Format(HAR, lambda record: inside(record, "request", "url") is not None, har),
     Format("Claude Code's session", _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")), claude_code),
     Format("Codex's session", _has("timestamp", "type", "payload"), codex),
     Format("opencode's session", _has("session", "message", "parts"), opencode),
+    Format("opencode's export", _exports_opencode, opencode_export),
+    Format(LIST, _has(BARE), bare),
+    Format("Gemini CLI's session", _has("sessionId", "projectHash"), unread),
+    Format("Gemini CLI's session", lambda record: record.get("type") == "gemini", unread),
+    Format("Kimi Code's session", _kimi, unread),
     Format("opencode's older storage", _has("sessionID", "id", one_of=("role", "messageID")), opencode_older),
     Format("Anthropic's batch", _has("custom_id", "params"), BATCH.read),
     Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), LITELLM.read),
@@ -303,7 +327,7 @@ FORMATS = (
 )
 """In the order in which they are tried. A record of none of them is a request's body."""
 
-SESSIONS = frozenset(one.name for one in FORMATS if one.read in (claude_code, codex, opencode))
+SESSIONS = frozenset(one.name for one in FORMATS if one.read in (claude_code, codex, opencode, opencode_export))
 """Those whose records are put together to what was sent."""
 
 LISTS = ("data", "observations", "runs", "spans", "entries", "requests", "conversations")

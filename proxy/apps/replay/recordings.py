@@ -25,8 +25,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.apps.replay.formats import ADDRESSED, FORMATS, LISTS, SESSIONS, addressed
-from proxy.apps.replay.sessions import Exported, Json, RecordedSession, is_reply
+from proxy.apps.replay.formats import ADDRESSED, FORMATS, LIST, LISTS, SESSIONS, addressed
+from proxy.apps.replay.sessions import BARE, Exported, Json, RecordedSession, is_message, is_reply
 from proxy.dialects import DIALECTS, Dialect, for_body
 from proxy.dialects.usage import Reported
 from proxy.errors import UserMistake
@@ -193,7 +193,7 @@ class Recordings:
             yield RecordedRequest(None, reason=export.why, source=source)
             return
         found = _parsed(export.body, export, source)
-        if source == BODY and not _has_history(found):
+        if source == BODY and not (_has_history(found) and _speaks(found)):
             bodies = " or ".join(one.name for one in for_body(rawjson.encode(export.body)))
             raise ValueError(f"expected a request body of {bodies}, or a record that replay knows (see replay --help)")
         if isinstance(export.body, bytes) or source in SESSIONS:
@@ -202,7 +202,7 @@ class Recordings:
         aside = found.chat.unknown if found.chat else ()
         self.aside.update(aside)
         known = {"model": "unknown"} | {key: value for key, value in export.body.items() if key not in aside}
-        turns = _turns(known, seen, own=bool(aside) and source == BODY)
+        turns = _turns(known, seen, own=source == LIST or (bool(aside) and source == BODY))
         if turns is not None:
             for turn in turns:
                 yield replace(_parsed(turn, export, source), said=None, expanded=True)
@@ -240,6 +240,9 @@ def _of_document(name: str, text: bytes) -> Iterator[Record]:
         raise Unreadable(f"{name}:{line}", f"not JSON: {error}") from error
     if entries is None:
         yield Record(name, text.strip())
+    if entries and all(map(is_message, entries)):
+        yield Record(name, rawjson.encode({BARE: Raw(rawjson.array(entries))}))
+        return
     for number, raw in enumerate(entries or [], 1):
         yield Record(f"{name}: entry {number}", bytes(raw))
 
@@ -314,6 +317,24 @@ def _parsed(body: Json | bytes, export: Exported, source: str) -> RecordedReques
 
 def _has_history(found: RecordedRequest) -> bool:
     return bool(found.chat.entries) if found.chat else found.reason != Reason.INVALID
+
+
+def _speaks(found: RecordedRequest) -> bool:
+    """Whether an API knows who says most of a request's entries. Other tools have messages, too."""
+    dialect, chat = found.dialect, found.chat
+    if dialect is None or chat is None:
+        return True
+    unknown = sum(not _is_known(dialect, entry) for entry in chat.entries)
+    return 2 * unknown < len(chat.entries)
+
+
+def _is_known(dialect: Dialect, entry: Raw) -> bool:
+    try:
+        role, parts = dialect.opened(entry)
+        found = dialect.contents(role, parts)
+        return not dialect.unknown(found, parts, ()).endswith("[].type")
+    except (rawjson.NotJson, msgspec.MsgspecError):
+        return False
 
 
 def _turns(body: Json, seen: set[bytes], *, own: bool) -> Iterator[Json] | None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec import Raw
+
 from proxy import rawjson
 from proxy.dialects.usage import Reported, reported
 
@@ -229,6 +231,47 @@ def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
             output = inside(one, "state", "output") or inside(one, "state", "error") or ""
             results.append({"role": "tool", "tool_call_id": one["callID"], "content": output})
     history += [{"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, *results]
+
+
+def opencode_export(record: Json, session: RecordedSession) -> Iterator[Exported]:
+    """`opencode export ID`: a session with all its messages, each with its parts."""
+    name = str(inside(record, "info", "id") or "")
+    for one in record["messages"]:
+        message, parts = one["info"], one["parts"]
+        yield from opencode({"session": name, "message": message, "parts": parts}, session)
+
+
+KEPT = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+"""The members of a message that Cline and Roo Code send; `ts` and others are theirs alone."""
+
+
+def bare(record: Json, session: RecordedSession) -> Iterator[Exported]:
+    """A list of messages without a request around it, as Cline and Roo Code keep a task's
+    (`api_conversation_history.json`)."""
+    found = [{key: one[key] for key in KEPT if key in one} for one in record[BARE]]
+    contents = (one.get("content") for one in found)
+    blocks = (block for content in contents if isinstance(content, list) for block in content)
+    kinds = {inside(block, "type") for block in blocks}
+    api = MESSAGES if kinds & {"tool_use", "tool_result"} else CHAT
+    yield Exported({"model": "unknown", "messages": found}, api)
+
+
+BARE = "a bare list"
+"""The member under which `recordings` gives such a list to its reader."""
+
+
+def is_message(entry: Raw) -> bool:
+    """Whether this may be an entry of a bare list of messages."""
+    members = rawjson.object_of(entry)
+    return rawjson.text_of(members.get("role")) in ROLES and members.keys().isdisjoint(("parts", "messages"))
+
+
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+
+
+def unread(record: Json, session: RecordedSession) -> Iterator[Exported]:
+    yield from ()
+    raise ValueError("replay does not read these; what the proxy captures itself, it reads (docs/observe.md)")
 
 
 def opencode_older(record: Json, session: RecordedSession) -> Iterator[Exported]:

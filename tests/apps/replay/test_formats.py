@@ -425,3 +425,101 @@ def test_a_damaged_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert left_out(path) == "looks like Claude Code's session, but has no 'message'"
     path = written(tmp_path / "a.json", {"id": "msg_1", "sessionID": "ses_1", "role": "user", "time": {"created": 1}})
     assert "a newer opencode moves them to opencode.db" in left_out(path)
+
+
+# -- what other tools keep -----------------------------------------------------------------------------
+
+LONG = "line of a log " * 400
+
+
+def exported(number: int) -> Json:
+    """A reply in `opencode export`, with its calls and their results."""
+    state = {"status": "completed", "input": {"path": number}, "output": LONG}
+    used = {"type": "tool", "tool": "read", "callID": f"call_{number}", "state": state}
+    tokens = {"input": 100, "output": 4, "cache": {"read": 50, "write": 0}}
+    info = {"role": "assistant", "id": f"msg_{number}", "modelID": "gpt-x", "tokens": tokens}
+    return {"info": info, "parts": [{"type": "step-start"}, used, {"type": "step-finish"}]}
+
+
+def test_an_export_of_opencode_is_read_like_its_database(tmp_path: Path) -> None:
+    asked = {"info": {"role": "user", "id": "msg_0"}, "parts": [{"type": "text", "text": "Read."}]}
+    file = tmp_path / "session.json"
+    whole = {"info": {"id": "ses_1", "title": "t"}, "messages": [asked, *map(exported, range(1, 5))]}
+    file.write_text(json.dumps(whole, indent=2))
+    found = read(file)
+    assert [one.source for one in found] == ["opencode's export"] * 4
+    assert [len(one.chat.entries) for one in found if one.chat] == [1, 3, 5, 7]
+    assert found[0].said is not None and found[0].said.cached == 50
+
+
+def test_a_bare_list_of_messages_is_read_turn_by_turn(tmp_path: Path) -> None:
+    """Cline and Roo Code keep a task's messages so (`api_conversation_history.json`)."""
+    history: list[Json] = [{"role": "user", "content": [{"type": "text", "text": "Read."}], "ts": 1}]
+    for number in range(3):
+        use = {"type": "tool_use", "id": f"t{number}", "name": "read_file", "input": {"path": number}}
+        done = {"type": "tool_result", "tool_use_id": f"t{number}", "content": LONG}
+        history += [{"role": "assistant", "content": [use], "ts": 2}, {"role": "user", "content": [done], "ts": 3}]
+    file = tmp_path / "api_conversation_history.json"
+    file.write_text(json.dumps(history))
+    found = read(file)
+    assert [one.source for one in found] == ["list of messages"] * 3
+    assert [one.dialect.name for one in found if one.dialect] == ["messages"] * 3
+    assert [len(one.chat.entries) for one in found if one.chat] == [1, 3, 5]
+    assert b'"ts"' not in b"".join(one.chat.body for one in found if one.chat)
+
+
+GEMINI: Json = {
+    "sessionId": "s",
+    "projectHash": "h",
+    "startTime": "2026-01-01T00:00:00Z",
+    "lastUpdated": "2026-01-01T00:00:00Z",
+    "messages": [{"id": "1", "timestamp": "t", "type": "user", "content": "Read"}],
+}
+UNREAD: dict[str, tuple[list[Json], str]] = {
+    # MemPalace/mempalace#155
+    "Gemini CLI": ([GEMINI], "Gemini CLI's session"),
+    "Gemini CLI, line by line": (
+        [
+            {key: value for key, value in GEMINI.items() if key != "messages"},
+            {"id": "2", "timestamp": "t", "type": "gemini", "content": "", "toolCalls": []},
+        ],
+        "Gemini CLI's session",
+    ),
+    "Kimi Code": (
+        [
+            {"type": "metadata", "protocol_version": "1.4", "created_at": 1782295200000},
+            {"type": "context.append_message", "message": {"role": "user", "content": "Read"}},
+        ],
+        "Kimi Code's session",
+    ),
+    "Kimi CLI": (
+        [{"role": "_checkpoint", "id": 0}, {"role": "_usage", "token_count": 9}],
+        "Kimi Code's session",
+    ),
+    "anything with messages": (
+        [{"messages": [{"from": "human", "text": "Read"}, {"from": "model", "text": "Read."}]}],
+        "expected a request body",
+    ),
+    "other roles": (
+        [{"messages": [{"role": "user", "content": "Read"}, {"role": "model", "content": "Read."}]}],
+        "expected a request body",
+    ),
+    "other types": (
+        [{"input": [{"type": "human", "data": "Read"}, {"type": "ai", "data": "Read."}]}],
+        "expected a request body",
+    ),
+}
+
+
+@pytest.mark.parametrize(("records", "why"), UNREAD.values(), ids=UNREAD.keys())
+def test_what_is_no_request_is_left_out_by_its_name(tmp_path: Path, records: list[Json], why: str) -> None:
+    file = tmp_path / ("session.jsonl" if records[1:] else "session.json")
+    file.write_text("\n".join(map(json.dumps, records)))
+    assert read(file) == [] and why in left_out(file)
+
+
+def test_a_request_with_one_unknown_entry_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    odd = {"role": "wizard", "content": "?"}
+    file.write_text(json.dumps({"model": "m", "messages": [*HISTORY, odd]}))
+    assert len(read(file)) == 1
