@@ -186,7 +186,9 @@ class Dialect(ABC):
         """Return the body with these texts in the place of references."""
         return request.body
 
-    def compaction_reply(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    def compaction_reply(
+        self, path: bytes, request: Request, text: str, digest: str, tokens: tuple[int, int], now: int
+    ) -> bytes:
         """Return the reply to a request for the compaction of its whole history: the reference to the snapshot `text`.
         `tokens` are those of the history and of the snapshot, and `now` is in seconds."""
         raise NotImplementedError

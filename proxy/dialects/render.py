@@ -21,7 +21,7 @@ from proxy.plan.preview import EARLIER, ORIGINALS, Label, Shape
 from proxy.plan.summary import Section
 from proxy.plan.turn import Hidden, Request
 from proxy.policy import SnapshotRole
-from proxy.rawjson import object_of, text_of
+from proxy.rawjson import encodable, object_of, text_of
 from proxy.tools.answer import Media
 from proxy.tools.definitions import NAMES, Names
 from proxy.tools.find import Index
@@ -240,6 +240,14 @@ def originals(
 # -- the texts that were moved out, by path ----------------------------------------------------------------------------
 
 
+class Behind(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a text behind a reference to a compacted history. `media` says what it is if it is the JSON of
+    an image or a file."""
+
+    label: Label
+    media: str = ""
+
+
 class _File(NamedTuple):
     """A text, which is made when it is read. `media` says what it is if it is the JSON of an image or a file."""
 
@@ -285,6 +293,27 @@ class Files(Mapping[str, str]):
         for name, (about, data) in kept.items():
             label = replace(EARLIER, about=f"{about}, {EARLIER.about}")
             files.setdefault(f"{self._store_dir}/{name}", _File(partial(data.decode, "utf-8", "surrogatepass"), label))
+        return Files(files, self._store_dir, self._takes)
+
+    def described(self) -> dict[str, Behind]:
+        """Return what is known of each file, by its name, as JSON can hold it."""
+        found: dict[str, Behind] = {}
+        for path, (_, label, media) in self._files.items():
+            stem, origin, about = map(encodable, (label.stem, label.origin, label.about))
+            label = Label(stem, origin, about, tuple(map(encodable, label.said)))
+            found[path.rpartition("/")[2]] = Behind(label, encodable(media))
+        return found
+
+    def after(self, behind: Mapping[str, Behind], texts: Mapping[str, str]) -> Files:
+        """Return these files after those behind references. `texts` gets their texts before they are read."""
+        files: dict[str, _File] = {}
+        for name, known in behind.items():
+            files[f"{self._store_dir}/{name}"] = _File(partial(texts.__getitem__, name), known.label, known.media)
+        return Files({**files, **self._files}, self._store_dir, self._takes)
+
+    def without(self, paths: Collection[str]) -> Files:
+        """Return the files but for those at these paths."""
+        files = {path: file for path, file in self._files.items() if path not in paths}
         return Files(files, self._store_dir, self._takes)
 
     def __iter__(self) -> Iterator[str]:

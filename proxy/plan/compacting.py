@@ -1,12 +1,12 @@
 """Clients that have their history summarised: by a prompt of their own, or by asking for upstream's compaction. Pure.
 
 Where we serve the latter, the client gets a *reference* in the place of upstream's encrypted summary. It is the digest
-of the snapshot's text, under which the caller's records have it: it can be neither read, nor changed, nor guessed.
+of the record with the snapshot, under which the caller's records have it: it can be neither read, nor changed, nor
+guessed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from enum import Enum, auto
@@ -69,13 +69,9 @@ class Wish(msgspec.Struct, frozen=True):
     came: Request
 
 
-def reference(text: str) -> str:
-    """Return the reference to a snapshot."""
-    return MARK.decode() + digest(text)
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def reference(digest: str) -> str:
+    """Return the reference to the compaction with this digest."""
+    return MARK.decode() + digest
 
 
 def referred(text: str) -> str:

@@ -34,7 +34,7 @@ from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned, Rendered, plan
 from proxy.requests.prepared import Ladder, Prepared, foreseen, of_chat
-from proxy.requests.records import Records
+from proxy.requests.records import Records, References
 from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
 from proxy.requests.relay import refusal as read_refusal
 from proxy.requests.rounds import Rounds, Services
@@ -145,7 +145,7 @@ class _Request:
         """Parse the body and choose the policy for its model. Gives a reason instead if we cannot read the body."""
         tenant, client, clear = self._tenant, self._client, body
         wish: Wish | None = None
-        restored = False  # whether references in it were replaced by what they stand for
+        brought = References()
         try:
             if client.encoded:
                 limit, threads = self._services.settings.body_limit, self._services.threads
@@ -154,7 +154,7 @@ class _Request:
             tenant = self._identify(request)
             if self._dialect.name in references.NATIVE:
                 run = partial(self._run, size=request.size)
-                request, wish, restored = await references.read(self._dialect, client.path, request, self._records, run)
+                request, wish, brought = await references.read(self._dialect, client.path, request, self._records, run)
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
@@ -165,8 +165,8 @@ class _Request:
         chosen, header = tenant.policy.for_model(request.model), client.our_header
         policy = chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        sent = request.body if wish or restored else None
-        prepared = Prepared(body, tenant, request, sent, wish=wish, declined=declined)
+        sent = request.body if wish or brought.digests else None
+        prepared = Prepared(body, tenant, request, sent, wish=wish, declined=declined, references=brought)
         if chosen.offload.mode is Mode.OFF:
             prepared = replace(prepared, unplanned=Reason.OFF)
         elif b"off" in header:
@@ -334,22 +334,26 @@ class _Request:
         await self._vouch()  # the summary's call was accepted
         await summaries.existing(cut, self._records)  # it is used
         text = shown_block(cut.transcript, rendered.shown)
-        if not await self._compaction_stored(rendered, text):
+        digest = await self._compaction_stored(rendered, text)
+        if not digest:
             return "unstored"
-        reply = partial(references.reply_to_wish, planned, came, self._client.path, text, reader)
+        self._renew()
+        reply = partial(references.reply_to_wish, planned, came, self._client.path, text, digest, reader)
         head, body = await self._run(reply, size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
         return ""
 
-    async def _compaction_stored(self, rendered: Rendered, text: str) -> bool:
-        """Store the moved texts and then the snapshot's `text`. Returns whether all of this is in the store now."""
+    async def _compaction_stored(self, rendered: Rendered, text: str) -> str:
+        """Store the moved texts, and then the snapshot's `text` with the names of all that stands behind it: of the
+        references that it replaces, too. Returns the digest once the store has it all, else an empty string."""
         run, records = partial(self._run, size=rendered.planned.request.size), self._records
         with suppress(TimeoutError):
             async with asyncio.timeout(WRITING):
-                stored = await archive.keep(rendered, self._services.store, records.namespace, run, sure=True)
-                return stored and await records.keep_compaction(text)
-        return False
+                if await archive.keep(rendered, self._services.store, records.namespace, run, sure=True):
+                    files = await run(lambda: rendered.files().described())
+                    return await records.keep_compaction(text, {**self.prepared.references.files, **files})
+        return ""
 
     # -- sending it --
 
@@ -467,8 +471,17 @@ class _Request:
         """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
         await self._vouch()
         with logs.beside(logger, f"keeping what later requests need of {self._client.request_id}"):
+            self._renew()
             if self.prepared.rendered is not None:
                 self._keep_originals(self.prepared.rendered)
+
+    def _renew(self) -> None:
+        """Let the ages of what the request uses by reference begin anew, in the background."""
+        planned, brought = self.prepared.planned, self.prepared.references
+        quoted = planned.quoted if planned else frozenset()
+        if brought.digests or quoted:
+            name = f"{self._records.namespace}/renew {self._client.request_id}"
+            self._services.background.start(name, partial(self._records.renew, brought, quoted))
 
     async def _vouch(self) -> None:
         """Let upstream's acceptance vouch for the request's owner."""

@@ -53,6 +53,7 @@ from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy, SnapshotRole
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
+from proxy.requests.records import References
 from proxy.requests.relay import Refusal
 from proxy.requests.summary_writer import Spent, SummaryJob
 from proxy.requests.windows import Known
@@ -78,6 +79,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """The request that this one repeats for another model: it is planned and sent as that one was."""
     wish: Wish | None = None
     """What compaction the client asks for, as long as the proxy may serve it."""
+    references: References = References()
+    """Those to compacted histories that the request brought, and what stands behind them."""
     observed: bool = False
     """Whether the client or the policy wants the plan recorded and not carried out."""
     unplanned: Reason = Reason.NONE

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.dialects.render import Behind
 from proxy.plan import compacting
 from proxy.plan.history import extend
 from proxy.plan.preview import CHUNK, digest_in
@@ -39,6 +40,9 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 MOST_LOOKUPS = 1_024
 """The number of keys in one lookup, as that takes the event loop 20 ms."""
+
+MOST_BEHIND = 10_000
+"""The most texts behind a reference, the newest ones: those of some ten long histories."""
 
 AT_ONCE = 8
 """Records of a request that are written at once while a client waits for all of them."""
@@ -98,7 +102,17 @@ class _Declined(msgspec.Struct, frozen=True):
 
 
 class _Compaction(msgspec.Struct, frozen=True):
+    """A snapshot, and what stands behind it, by the names of the texts, oldest first."""
+
     text: str
+    files: dict[str, Behind]
+
+
+class References(msgspec.Struct, frozen=True):
+    """The references that a request brings: their digests, and all that stands behind them, by name, oldest first."""
+
+    digests: Sequence[str] = ()
+    files: Mapping[str, Behind] = {}
 
 
 class _Paused(msgspec.Struct, frozen=True):
@@ -162,19 +176,37 @@ class Records:
                 return winner
         return snapshot
 
-    async def compaction(self, digest: str) -> str:
-        """Return the snapshot that a reference leads to, or the words for one that is not kept. Its age begins anew,
-        because its caller has no other copy."""
-        [record] = await self.read(_Compaction, [digest])
-        if record is None or compacting.digest(record.text) != digest:
-            return compacting.UNREAD if self.unread else compacting.GONE
-        await self._put(digest, record)
-        return record.text
+    async def compactions(self, digests: Sequence[str]) -> tuple[dict[str, str], References]:
+        """Return the snapshots that references lead to, with words for each that is not stored, and the references."""
+        texts: dict[str, str] = {}
+        files: dict[str, Behind] = {}
+        for digest, record in zip(digests, await self.read(_Compaction, digests), strict=True):
+            if record is None or _digest_of(record) != digest:
+                texts[digest] = compacting.UNREAD if self.unread else compacting.GONE
+            else:
+                texts[digest] = record.text
+                files |= record.files
+        return texts, References(digests, files)
 
-    async def keep_compaction(self, text: str) -> bool:
-        """Store a snapshot to which the client gets a reference. Returns whether the store has it."""
-        key = self.key(KINDS[_Compaction], compacting.digest(text))
-        return await self._visit.anew().put_intact(key, sealed(key, msgspec.json.encode(_Compaction(text))), intact)
+    async def keep_compaction(self, text: str, files: Mapping[str, Behind]) -> str:
+        """Store a snapshot with what stands behind it. Returns the digest for a reference to it once the store has it,
+        else an empty string."""
+        newest = list(files.items())[-MOST_BEHIND:]
+        record = _Compaction(text, dict(newest))
+        digest = _digest_of(record)
+        key = self.key(KINDS[_Compaction], digest)
+        value = sealed(key, msgspec.json.encode(record))
+        stored = await self._visit.anew().put_intact(key, value, intact)
+        return digest if stored else ""
+
+    async def renew(self, references: References, quoted: Collection[str]) -> None:
+        """Let the ages begin anew of these references' records, of what stands behind them, and of the texts that a
+        request quotes by name. Records older than a day are renewed, because they are in use."""
+        names = dict.fromkeys([*references.files, *sorted(quoted)[:MOST_BEHIND]])
+        keys = [self.key(KINDS[_Compaction], digest) for digest in references.digests]
+        keys += [self.key("originals", name) for name in names]
+        together = hashlib.sha256("\n".join(keys).encode()).hexdigest()
+        await self._visit.anew().renew(self.key("renewed", together), keys)
 
     async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
@@ -387,6 +419,11 @@ def _for_model(names: Sequence[str], model: str) -> list[str]:
     """Return the names of records that hold for one model."""
     variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return [f"{name}-{variant}" for name in names]
+
+
+def _digest_of(record: _Compaction) -> str:
+    """Return the digest in references to a compaction. Nobody guesses it, and no other content has it."""
+    return hashlib.sha256(msgspec.json.encode(record)).hexdigest()
 
 
 def _continuation(shown: str) -> str:

@@ -31,7 +31,7 @@ from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned
 from proxy.requests.prepared import Prepared
-from proxy.requests.records import Records, Run
+from proxy.requests.records import Records, References, Run
 from proxy.requests.relay import GATHERED, pass_on
 from proxy.requests.rounds import Services
 from proxy.telemetry.outcome import Kind
@@ -45,20 +45,21 @@ platform.claude.com/docs/en/build-with-claude/compaction, 2026-11."""
 
 async def read(
     dialect: Dialect, path: bytes, request: Request, records: Records, run: Run
-) -> tuple[Request, Wish | None, bool]:
-    """Return the request without references and without a wish for compaction, the wish, and whether there were
-    references. Raises Unplannable."""
+) -> tuple[Request, Wish | None, References]:
+    """Return the request without references and without a wish for compaction, the wish, and the references. Raises
+    Unplannable."""
     asked, names = request, list[str]()
     if dialect.name in NATIVE and MARK in request.body:
         names = await run(lambda: list(dict.fromkeys(dialect.references(asked)))[:MOST])
+    brought = References()
     if names:
-        texts = {name: await records.compaction(name) for name in names}
+        texts, brought = await records.compactions(names)
         request = await run(lambda: dialect.parse(dialect.restored(asked, texts)))
     kind = dialect.compaction_asked(path, request)
     if kind is None:
-        return request, None, bool(names)
+        return request, None, brought
     wish = Wish(kind, request, asked)
-    return await run(lambda: dialect.parse(dialect.uncompacted(wish.request))), wish, bool(names)
+    return await run(lambda: dialect.parse(dialect.uncompacted(wish.request))), wish, brought
 
 
 def compacts(prepared: Prepared, dialect: Dialect) -> bool:
@@ -82,12 +83,12 @@ def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
 
 
 def reply_to_wish(
-    planned: Planned, came: Request, path: bytes, text: str, reader: MessageCache
+    planned: Planned, came: Request, path: bytes, text: str, digest: str, reader: MessageCache
 ) -> tuple[list[Header], bytes]:
-    """Return the head and the body of the reply with the reference to the snapshot `text`."""
+    """Return the head and the body of the reply with the reference to the snapshot `text`, which has this digest."""
     request = replace(came, model=planned.request.model)
     tokens = planned.history.tokens, reader.count(text, request.model)
-    body = planned.dialect.compaction_reply(path, request, text, tokens, int(time.time()))
+    body = planned.dialect.compaction_reply(path, request, text, digest, tokens, int(time.time()))
     kind = b"text/event-stream" if request.stream else b"application/json"
     return [(b"content-type", kind), (b"content-length", b"%d" % len(body))], body
 

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from proxy import regex
 from proxy.dialects.render import Files
 from proxy.dialects.turn import Turn
+from proxy.errors import StoreFault
 from proxy.plan.plan import ToolCall
 from proxy.plan.preview import names_in, unescaped
 from proxy.plan.recognise import Visible
@@ -54,8 +55,15 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+READING, READ_AT_ONCE, BEHIND_CHARS = 10.0, 16, 32 << 20
+"""Seconds that one call may wait for texts behind references, how many are read at once, and about how many characters
+of them one request holds."""
 NAMED = 4
 """The most names of files in a call's path that are looked for in the request."""
+
+
+def _decoded(values: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: value.decode("utf-8", "surrogatepass") for name, value in values.items()}
 
 
 class Sink(Protocol):
@@ -108,6 +116,10 @@ class Rounds:
         self._count = services.reader.counter(rendered.planned.request.model)
         self._files: Files | None = None
         self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
+        self._outside: dict[str, str] = {}  # paths of the texts behind references, which the store has, to their names
+        self._behind: dict[str, str] = {}  # those of them that were read by now, by their names
+        self._gone: set[str] = set()  # the names of those that are no longer there
+        self._unread = False  # whether the store failed to read some
         self._answered: set[tuple[object, ...]] = set()  # what each call asked for that got a whole answer
 
     @property
@@ -183,7 +195,7 @@ class Rounds:
         """Answer calls of our tools, in order. Each gets an equal share of the tokens that the turn may still read."""
         limits, room, uses = self._planned.policy.tools, self._planned.room, self._prepared.uses
         if self._files is None:  # a long history has thousands
-            self._files = await self.aside(self._rendered.files, self.size)
+            self._files = await self._all_files()
         first, rest = calls[: limits.max_calls], calls[limits.max_calls :]
         read = sum(use.tokens for use in uses)
         left = limits.max_retrieved_tokens - read
@@ -218,10 +230,15 @@ class Rounds:
         meant = await self.aside(partial(tools.meaning, given, files.index), self.size)
         if meant in self._answered:
             return ToolAnswer.of(tools.REPEATED, "empty", count)
-        found = await self._files_for(tool, given.path, files)
+        reached: Files | None = files
+        if self._outside:
+            reached, note = await self._reached(tool, given.path, files)
+            given = replace(given, note=given.note + note)
+        found = await self._files_for(tool, given.path, reached) if reached is not None else None
         if found is None:
-            words = tools.UNREAD if self._records.unread else tools.GONE
-            return ToolAnswer.of(words.format(path=brief(given.path)), "empty", count)
+            words = tools.UNREAD if self._unread or self._records.unread else tools.GONE
+            path = brief(given.path) or planned.policy.offload.store_dir
+            return ToolAnswer.of(words.format(path=path), "empty", count)
         if not found and planned.quoted:
             quoted = tools.elsewhere(sorted(planned.quoted), planned.policy.offload.store_dir)
             return ToolAnswer.of(quoted, "empty", count)
@@ -231,6 +248,56 @@ class Rounds:
         if answer.result in ("ok", "empty"):
             self._answered.add(meant)
         return answer
+
+    async def _all_files(self) -> Files:
+        """Return this request's files, and those behind its references, of which no text is read yet."""
+        ours, behind = await self.aside(self._rendered.files, self.size), self._prepared.references.files
+        if not behind:
+            return ours
+        store_dir = self._planned.policy.offload.store_dir
+        paths = {f"{store_dir}/{name}": name for name in behind}
+        self._outside = {path: name for path, name in paths.items() if path not in ours}
+        return ours.after(behind, self._behind)
+
+    async def _reached(self, tool: Tool, path: str, files: Files) -> tuple[Files | None, str]:
+        """Read what a call for this path needs of the texts behind references: a file, or for a search all of them, as
+        far as there is room. Returns the files for the answer, and a line about those that a search leaves out; None if
+        all that the path means cannot be read."""
+        meant = await self.aside(lambda: files.index.find(path))
+        if tool == "grep":
+            chosen = set(meant)
+            wanted = [*meant, *(other for other in reversed(self._outside) if other not in chosen)]
+        else:
+            wanted = meant if len(meant) == 1 else []
+        await self._read_behind([self._outside[one] for one in wanted if one in self._outside])
+        unread = {one: name for one, name in self._outside.items() if name not in self._behind}
+        if meant and wanted and unread.keys() >= set(meant):
+            return None, ""
+        if tool != "grep":
+            return files, ""
+        left = len(unread.keys()) - len(self._gone)
+        words = tools.UNREACHED if self._unread else tools.UNSEARCHED
+        return files.without(unread), words.format(number=left) if left else ""
+
+    async def _read_behind(self, names: Sequence[str]) -> None:
+        """Read these texts behind references, unless they are read or gone."""
+        archive = Archive(self._services.store.visit(READING), self._records.namespace, self.aside)
+        left = [name for name in names if name not in self._behind and name not in self._gone]
+        size = sum(map(len, self._behind.values()))
+        for at in range(0, len(left), READ_AT_ONCE):
+            if size > BEHIND_CHARS and len(names) > 1:
+                return
+            part = left[at : at + READ_AT_ONCE]
+            try:
+                values = await archive.read_many(part)
+            except StoreFault:
+                self._unread = True
+                return
+            there = {name: value for name, value in zip(part, values, strict=True) if value is not None}
+            self._gone.update(name for name in part if name not in there)
+            texts = await self.aside(partial(_decoded, there))
+            self._behind.update(texts)
+            size += sum(map(len, texts.values()))
 
     async def _files_for(self, tool: Tool, path: str, files: Files) -> Files | None:
         """Return the files that a call for this path is about; None if what it names is not kept.

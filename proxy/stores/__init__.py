@@ -103,6 +103,9 @@ class Engine(Protocol):
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`, with None for absent ones."""
 
+    def renew(self, keys: Sequence[str], seconds: float) -> None:
+        """Let the ages of those of these records that are older than so many seconds begin anew."""
+
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         """Yield every record whose key begins with `prefix` once, some of them at a time."""
 
@@ -138,6 +141,10 @@ class Store:
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`, with None for absent ones."""
         return [value for values in await self._run_all(self._reading, self._engine.get_many, keys) for value in values]
+
+    async def renew(self, keys: Sequence[str], seconds: float) -> None:
+        """Let the ages of those of these records that are older than so many seconds begin anew."""
+        await self._run_all(self._writing, partial(self._engine.renew, seconds=seconds), keys)
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix` once, in the engine's order.

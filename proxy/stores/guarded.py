@@ -58,6 +58,9 @@ ENTRY_WEIGHT = ENTRY_BYTES + 100
 PUTS_BYTES = 20 << 20
 """Bytes of keys remembered as recently put: some 50,000 of them."""
 
+RENEW_SECONDS = 86_400.0
+"""The age from which a record in use is renewed; a sixth of its retention if that is less."""
+
 UNWRITTEN_BYTES = 32 << 20
 """Bytes of records that could not be written yet. If there are more, some are given up, longest unused first."""
 
@@ -396,6 +399,23 @@ class Visit:
             if there is not None:
                 await self.discard(key, there)
         return False
+
+    async def renew(self, of: str, keys: Sequence[str]) -> None:
+        """Let the ages of these records of one namespace begin anew, at most once a day. `of` is a key for all of them
+        together, in the memory of this process."""
+        if self.was_put(of):
+            return
+        retention = self._guarded.retention(namespace_of(of))
+        if retention is None:
+            return
+        seconds = min(RENEW_SECONDS, retention / 6)
+
+        async def renewed() -> bool:
+            await self._store.renew(keys, seconds)
+            return True
+
+        if await self._ask(StoreOperation.PUT, renewed):
+            self.note_put(of)
 
     def damaged(self, key: str) -> None:
         """Count and log a damaged record, which the caller treats as absent."""

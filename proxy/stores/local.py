@@ -91,6 +91,13 @@ class Folder:
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         return [self.get(key) for key in keys]
 
+    def renew(self, keys: Sequence[str], seconds: float) -> None:
+        for key in keys:
+            path = self._root / key
+            with suppress(FileNotFoundError):
+                if time.time() - path.lstat().st_mtime > seconds:
+                    os.utime(path, follow_symlinks=False)
+
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         """A listing of everything also removes the temporary files of processes that died in the middle of a put."""
         self._prepare()

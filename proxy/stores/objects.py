@@ -8,13 +8,14 @@ ecosystem's usual variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_AP
 
 The store creates records with `If-None-Match: *` or its equivalent. Do not use a server that ignores this or accepts
 two puts at once, because the last writer would win there. Some imitations of S3 do, such as SeaweedFS before its pull
-request 8801. Objects have no time of last use, so a record's age counts from its first put. Prefer a lifecycle rule on
-the prefix to the sweep.
+request 8801. Objects have no time of last use, so a record's age counts from when it was written. Prefer a
+lifecycle rule on the prefix to the sweep.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -72,6 +73,15 @@ class Objects:
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         return [self._get(key) for key in keys]
+
+    def renew(self, keys: Sequence[str], seconds: float) -> None:
+        """Write the same bytes once more: services tell an object's age from when it was written."""
+        for key in keys:
+            with suppress(FileNotFoundError):
+                written = obstore.head(self._service, key)["last_modified"].timestamp()
+                if time.time() - written > seconds:
+                    value = bytes(obstore.get(self._service, key).bytes())
+                    obstore.put(self._service, key, value, mode="overwrite", use_multipart=False)
 
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         """The service lists only whole folders, so this method compares the rest of the prefix itself."""

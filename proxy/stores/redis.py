@@ -74,6 +74,23 @@ class RedisEngine:
         found = convert(self._client.mget(map(self._name, keys)), list[bytes | None])
         return [value for _, value in zip(keys, found, strict=True)]
 
+    def renew(self, keys: Sequence[str], seconds: float) -> None:
+        """A record that is kept for ever has no age."""
+        reading = self._client.pipeline(transaction=False)
+        for key in keys:
+            reading.pttl(self._name(key))
+        left = convert(reading.execute(), list[int])
+        writing = self._client.pipeline(transaction=False)
+        for key, milliseconds in zip(keys, left, strict=True):
+            kept = self._retention(namespace_of(key))
+            if milliseconds < 0:
+                continue
+            if kept is None:
+                writing.persist(self._name(key))
+            elif kept - milliseconds / 1000 > seconds:
+                writing.pexpire(self._name(key), max(1, int(kept * 1000)))
+        writing.execute()
+
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         """Uses SCAN, which does not block other clients."""
         namespace, slash, rest = prefix.partition("/")

@@ -36,6 +36,9 @@ GONE = (
 """The answer where a request quotes a reference that leads nowhere: it has expired, was never kept, or is another's."""
 UNREAD = '"{path}" is not of this conversation, and texts of earlier ones cannot be read at the moment.'
 """The same, where the store does not answer."""
+UNSEARCHED = "[{number} older files were not searched: send the path of one to search it]\n"
+UNREACHED = "[{number} files cannot be read at the moment, and were not searched]\n"
+"""Stand before the answer to a search that leaves files out."""
 ELSEWHERE = "Nothing has been moved out of this conversation, but it quotes texts of earlier ones. Send one of these:"
 """The answer where there are no files, and the request quotes names that a call does not send."""
 MISSING = (

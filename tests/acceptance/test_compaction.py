@@ -14,10 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.errors import StoreFault
 from proxy.plan.compacting import GONE, UNREAD, reference
-from proxy.requests import references
+from proxy.requests import references, rounds
+from proxy.requests.archive import Archive
 from proxy.stores.local import Folder
 from tests.acceptance.test_archive import FACT, LOGS, body
+from tests.clock import wait_until
 from tests.dialects.responses.api import ResponsesApi, call, say
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, whole
 from tests.sdks import openai
@@ -135,16 +138,76 @@ def test_a_history_is_compacted_again(proxy: Proxy) -> None:
     assert again.type == "compaction" and again.encrypted_content != item["encrypted_content"]
 
 
-def test_a_compaction_that_is_used_is_kept(up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
-    """Its client has no other copy."""
+@pytest.mark.parametrize(("retention", "limit"), [("30d", 86_400), ("1h", 600)])
+def test_what_stands_behind_a_reference_in_use_is_renewed(
+    retention: str, limit: int, up: StrictUpstream, upstream: Upstream, tmp_path: Path
+) -> None:
+    """Its client has no other copy. What is younger than a day, or than a sixth of a short retention, is left alone."""
+    policies = {"default": tight(up.url, compaction="auto", retention=retention)}
+    old, young = time.time() - limit - 100, time.time() - limit + 300
+    with served(policies, store=tmp_path) as proxy, client_of(proxy) as client:
+        item = compacted(client, "trigger")
+    [record] = tmp_path.rglob("*/compactions/*")
+    first, *others = sorted(tmp_path.rglob("*/originals/*"))
+    for path in (record, *others):
+        os.utime(path, (old, old))
+    os.utime(first, (young, young))
+    with served(policies, store=tmp_path) as other:
+        ask(other, [item, {"role": "user", "content": "And now?"}])
+        wait_until(lambda: all(path.stat().st_mtime > old + 90 for path in (record, *others)))
+    assert first.stat().st_mtime == pytest.approx(young, abs=1)
+
+
+def asked_for(upstream: Upstream, proxy: Proxy, items: list[Json], *calls: Json) -> list[str]:
+    """The answers to these calls of our tools, one after the other, in one reply to these items."""
+    upstream.api.script(*([one] for one in calls), [say("Done.")])
+    assert ask(proxy, items).status_code == 200
+    return [str(one["output"]) for one in upstream.asked["input"][-2 * len(calls) + 1 :: 2]]
+
+
+SEARCH = call("grep", {"pattern": "vault opens|nothing happened in bay 3"})
+
+
+def test_all_that_stands_behind_a_reference_is_in_reach(
+    up: StrictUpstream, upstream: Upstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before the compaction: a search goes through all of it, and a file opens by its call's own words."""
     with client_of(proxy) as client:
         item = compacted(client, "trigger")
-    [record] = proxy.store.rglob("*/compactions/*")
-    os.utime(record, (0, 0))
-    with served({"default": tight(up.url, compaction="auto")}, store=proxy.store) as other, client_of(other) as client:
-        asking: Any = [item, {"role": "user", "content": "And now?"}]
-        client.responses.create(model="gpt-4.1", input=asking, tools=[TOOL], store=False)  # type: ignore[arg-type]
-    assert record.stat().st_mtime > time.time() - 60
+    question = {"role": "user", "content": "What now?"}
+    calls = (SEARCH, call("read_file", {"path": "/logs/0.log"}), call("read_file", {"path": "/logs/7.log"}))
+    for items in ([item, question], [*ask(proxy, [item, question, TRIGGER]).json()["output"], question]):
+        found, first, last = asked_for(upstream, proxy, items, *calls)
+        assert FACT in found and FACT in first and "7:0 nothing happened" in last
+        assert f"Found {found.count('nothing happened') + 1}" in found or "first" in found
+        assert "earlier conversation" not in found + first + last
+
+
+def test_what_cannot_be_read_behind_a_reference_is_said(
+    upstream: Upstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(proxy) as client:
+        item = compacted(client, "trigger")
+    items = [item, {"role": "user", "content": "What now?"}]
+    read = call("read_file", {"path": "/logs/0.log"})
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "BEHIND_CHARS", 0)
+        patched.setattr(rounds, "READ_AT_ONCE", 4)
+        found, alone = asked_for(upstream, proxy, items, call("grep", {"pattern": "vault"}), read)
+        assert re.search(r"\[\d older files were not searched: send the path of one to search it\]", found)
+        assert FACT in alone, "one file always opens"
+    with monkeypatch.context() as patched:
+        patched.setattr(Archive, "read_many", unanswered)
+        for answer in asked_for(upstream, proxy, items, SEARCH, read):
+            assert "cannot be read at the moment" in answer and "Nothing has been moved" not in answer
+    [original] = proxy.store.rglob("*/originals/0.log*")
+    original.unlink()
+    found, gone = asked_for(upstream, proxy, items, SEARCH, read)
+    assert FACT not in found and "nothing happened" in found and "not among the texts that are kept" in gone
+
+
+async def unanswered(*_: object) -> list[bytes | None]:
+    raise StoreFault("no answer")
 
 
 def test_a_store_that_fails_is_not_said_to_keep_nothing(
@@ -199,7 +262,7 @@ def test_a_reference_of_anothers_leads_nowhere(upstream: Upstream, proxy: Proxy)
         item = compacted(client, "trigger")
     question = {"role": "user", "content": "Go on."}
     last = item["encrypted_content"]
-    for key, given in (("mallory", last), ("alice", reference("made up")), ("alice", last[:-1] + "0")):
+    for key, given in (("mallory", last), ("alice", reference(64 * "a")), ("alice", last[:-1] + "0")):
         assert ask(proxy, [{**item, "encrypted_content": given}, question], key).status_code == 200
         assert upstream.asked["input"][0]["content"] == [{"type": "input_text", "text": GONE}]
 

@@ -90,7 +90,7 @@ def test_a_compacted_history_is_there_again(stream: bool, role: str, api: Messag
 def test_references_of_others_and_changed_ones_lead_nowhere(api: MessagesApi, proxy: Proxy) -> None:
     with client_of(proxy) as client:
         block = compacted(client, stream=False)
-    for key, signature in (("mallory", block["signature"]), ("alice", reference("made up"))):
+    for key, signature in (("mallory", block["signature"]), ("alice", reference(64 * "a"))):
         sent = [{"role": "user", "content": [{**block, "signature": signature}]}, {"role": "user", "content": "Go on."}]
         with client_of(proxy, key) as client:
             client.beta.messages.create(model=MODEL, max_tokens=500, messages=sent)  # type: ignore[arg-type]

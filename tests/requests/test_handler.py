@@ -88,6 +88,13 @@ class MemoryStore:
     async def delete(self, key: str) -> None:
         self.records.pop(key, None)
 
+    async def discard(self, key: str, value: bytes) -> None:
+        if self.records.get(key) == value:
+            del self.records[key]
+
+    async def renew(self, keys: Sequence[str], seconds: float) -> None:
+        self._answer()
+
     async def close(self) -> None: ...
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from proxy import stores
 from proxy.stores import Entry, Store, sweep
+from tests.clock import PATIENCE
 
 
 async def listed(store: Store, prefix: str) -> dict[str, Entry]:
@@ -155,6 +156,23 @@ class StoreContract:
         monkeypatch.setattr(stores, "BATCH", 2)
         assert [await swept(store, space), await swept(store, space, later=120)] == [0, 3]
         assert set(await listed(store, space)) == {f"{space}x/original/a"}
+
+    async def test_what_is_older_is_renewed_as_it_is(self, store: Store, space: str) -> None:
+        keys = [f"{space}/original/{name}" for name in "abc"]
+        for key in keys[:2]:
+            await store.put(key, key.encode())
+        before = {key: entry.modified for key, entry in (await listed(store, space)).items()}
+        await store.renew(keys, 3_600)
+        assert {key: entry.modified for key, entry in (await listed(store, space)).items()} == pytest.approx(before)
+        renewed = False
+        async with asyncio.timeout(PATIENCE):  # engines tell whole seconds
+            while not renewed:
+                await store.renew(keys, 0)
+                found = await listed(store, space)
+                assert found.keys() == before.keys(), "what is not there stays away"
+                renewed = all(entry.modified > before[key] for key, entry in found.items())
+        assert list(await store.get_many(keys)) == [keys[0].encode(), keys[1].encode(), None]
+        await store.renew([], 0)
 
     async def test_the_longest_key(self, store: Store, space: str) -> None:
         key = f"{space}/{'k' * 255}/{'n' * 255}"

@@ -53,6 +53,9 @@ class Scripted:
         self.records.setdefault(key, value)
         return free
 
+    async def renew(self, keys: Sequence[str], seconds: float) -> None:
+        await self._asked(f"renew {' '.join(keys)} {seconds:g}")
+
     async def get(self, key: str) -> bytes | None:
         return (await self.get_many([key]))[0]
 
@@ -202,6 +205,25 @@ async def test_a_record_is_refreshed_before_its_retention_is_over(store: Scripte
         clock.move(seconds)
         await guarded.visit().put(KEY, b"1")
     assert store.asked == [f"put {KEY}"] * 2
+
+
+async def test_what_is_in_use_is_renewed_once_while_this_process_remembers_it(store: Scripted, clock: Clock) -> None:
+    kept = {"acme-1": 9.0}
+    guarded = Guarded(store, warn=lambda *_: None, retention=kept.get, clock=clock)
+    for seconds in (0, 2.9, 0.1):
+        clock.move(seconds)
+        await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    assert store.asked == [f"renew {KEY} 1.5"] * 2
+    store.trouble = "why"
+    clock.move(9)
+    await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    store.trouble = None
+    await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    assert len(store.asked) == 4, "what failed is tried again"
+    kept.clear()
+    clock.move(9)
+    await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    assert len(store.asked) == 4, "what is kept for ever has no age"
 
 
 # Faults.

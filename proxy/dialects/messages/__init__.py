@@ -135,10 +135,12 @@ class MessagesDialect(Dialect):
         made = [one for message in messages for one in _restored(message, texts)]
         return rawjson.encode(request.members | {"messages": Raw(rawjson.array(made))})
 
-    def compaction_reply(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    def compaction_reply(
+        self, path: bytes, request: Request, text: str, digest: str, tokens: tuple[int, int], now: int
+    ) -> bytes:
         """The reply is a message, or the events of one if the client streams."""
         id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
-        block = {"type": WHOLE, "content": text, "signature": reference(text)}
+        block = {"type": WHOLE, "content": text, "signature": reference(digest)}
         made: dict[str, Any] = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": request.model}
         made |= {"content": [block], "stop_reason": WHOLE, "stop_sequence": None}
         made |= {"usage": dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))}

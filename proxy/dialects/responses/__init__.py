@@ -131,10 +131,12 @@ class ResponsesDialect(Dialect):
             made.append(item if text is None else rawjson.encode(said))
         return rawjson.encode(request.members | {"input": Raw(rawjson.array(made))})
 
-    def compaction_reply(self, path: bytes, request: Request, text: str, tokens: tuple[int, int], now: int) -> bytes:
+    def compaction_reply(
+        self, path: bytes, request: Request, text: str, digest: str, tokens: tuple[int, int], now: int
+    ) -> bytes:
         """The reply is an object, or the events of one if the client streams."""
         id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        item = {"id": f"cmp_{id}", "type": "compaction", "encrypted_content": reference(text)}
+        item = {"id": f"cmp_{id}", "type": "compaction", "encrypted_content": reference(digest)}
         before, after = tokens
         usage: dict[str, Any] = {"input_tokens": before, "output_tokens": after, "total_tokens": before + after}
         usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
