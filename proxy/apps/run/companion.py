@@ -20,6 +20,7 @@ from proxy.apps.parts import PARTS
 from proxy.apps.run.serving import Listening
 from proxy.apps.run.totals import Adding, Totals
 from proxy.errors import UserMistake
+from proxy.policies import load
 from proxy.server import runner
 from proxy.settings import Settings
 
@@ -29,12 +30,13 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings, dec_hook=_made)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     totals = Totals()
-    logging.getLogger("proxy.request").addHandler(Adding(totals))
 
     def ready(address: str) -> None:
         _say(Listening(address, new_link(settings, address)))
 
     try:
+        policies = load(settings.policies, settings.environment, settings.upstream, settings.built_in)
+        logging.getLogger("proxy.request").addHandler(Adding(totals, policies))
         runner.serve(settings, [*PARTS.values()], ready=ready)
     except UserMistake as error:
         _say(Listening(fault=str(error)))

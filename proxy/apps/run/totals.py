@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from proxy.plan.prices import price_of
+from proxy.policies import Policies
 from proxy.telemetry.outcome import Kind, Outcome
 
 _SENT = (Kind.OFFLOADED, Kind.UNTOUCHED, Kind.OBSERVED)
@@ -36,9 +37,10 @@ class Totals(msgspec.Struct):
     """Why nothing moved, at the largest request."""
     largest: int = -1
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, price: float | None) -> None:
+        """Add one request. `price` is what a million plain input tokens cost, if that is known."""
         if outcome.kind is Kind.SUMMARY:
-            self._pay(outcome)
+            self._pay(outcome, price)
             return
         if outcome.kind not in _SENT:
             self.other_requests += 1
@@ -50,7 +52,7 @@ class Totals(msgspec.Struct):
         self.most_moved = max(self.most_moved, outcome.compacted)
         self.most_summarised = max(self.most_summarised, outcome.compressed)
         self.read_back += sum(use.calls for use in outcome.tool_uses if use.result == "ok")
-        self._pay(outcome)
+        self._pay(outcome, price)
         if outcome.detail:
             self.faults += 1
             self.fault = outcome.detail
@@ -58,10 +60,10 @@ class Totals(msgspec.Struct):
             self.largest = outcome.tokens_before
             self.waits = outcome.words
 
-    def _pay(self, outcome: Outcome) -> None:
-        price = price_of("", outcome.model).input_price or 0.0
-        self.money_before += outcome.cost_before * price / 1e6
-        self.money_after += outcome.cost_after * price / 1e6
+    def _pay(self, outcome: Outcome, price: float | None) -> None:
+        if price is not None:
+            self.money_before += outcome.cost_before * price / 1e6
+            self.money_after += outcome.cost_after * price / 1e6
 
     def sentence(self, *, recall: bool) -> str:
         """Say what the run came to. `recall`: whether `offload-proxy recall` shows what moved."""
@@ -78,7 +80,10 @@ class Totals(msgspec.Struct):
         less = 1 - self.tokens_after / self.tokens_before if self.tokens_before else 0.0
         money = ""
         if self.money_before >= 0.005:
-            money = f", about ${self.money_before - self.money_after:.2f} of ${self.money_before:.2f}"
+            saved = self.money_before - self.money_after
+            money = f", about ${saved:.2f} of ${self.money_before:.2f}"
+            if saved < 0:
+                money = f", but about ${-saved:.2f} dearer than ${self.money_before:.2f}"
         results = "1 result" if moved == 1 else f"{moved:,} results"
         summarised = f", {self.most_summarised:,} messages summarised" if self.most_summarised else ""
         shown = "; `offload-proxy recall` shows them" if recall else ""
@@ -91,14 +96,22 @@ class Totals(msgspec.Struct):
 class Adding(logging.Handler):
     """Adds up the outcomes that are logged."""
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, policies: Policies) -> None:
         super().__init__()
         self._totals = totals
+        self._policies = {policy.tenant: policy for policy in policies.all()}
 
     def emit(self, record: logging.LogRecord) -> None:
         outcome = record.__dict__.get("fields")
         if isinstance(outcome, Outcome):
-            self._totals.add(outcome)
+            self._totals.add(outcome, self._price(outcome))
+
+    def _price(self, outcome: Outcome) -> float | None:
+        policy = self._policies.get(outcome.tenant)
+        if policy is None:
+            return None
+        policy = policy.for_api(outcome.dialect).for_model(outcome.model)
+        return policy.offload.input_price or price_of(policy.upstream.base_url, outcome.model).input_price
 
 
 def rounded(tokens: int) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+import msgspec
 import pytest
 
-from proxy.apps.run.totals import Totals, rounded
+from proxy.apps.run.totals import Adding, Totals, rounded
+from proxy.policies import load
 from proxy.telemetry.outcome import Kind, Outcome, ToolUse
 
 
@@ -13,17 +17,17 @@ def outcome(kind: Kind = Kind.OFFLOADED, **fields: object) -> Outcome:
     return Outcome(kind=kind, **known, **fields)  # type: ignore[arg-type]
 
 
-def told(*outcomes: Outcome, recall: bool = True) -> str:
+def told(*outcomes: Outcome, recall: bool = True, price: float | None = 4.0) -> str:
     totals = Totals()
     for one in outcomes:
-        totals.add(one)
+        totals.add(one, price)
     return totals.sentence(recall=recall)
 
 
 def test_what_came_and_what_was_sent() -> None:
     read = ToolUse("read_file", "ok", 100, 3)
     first = outcome(
-        model="claude-opus-5-5", tokens_before=900_000, tokens_after=300_000, moved=20,
+        tokens_before=900_000, tokens_after=300_000, moved=20,
         cost_before=200_000, cost_after=80_000, tool_uses=(read, ToolUse("grep", "refused", 0, 9)),
     )  # fmt: skip
     second = outcome(tokens_before=900_000, tokens_after=340_000, moved=1, tool_uses=(ToolUse("grep", "ok", 5),))
@@ -40,9 +44,18 @@ def test_a_conversation_that_goes_on_lacks_what_moved_earlier() -> None:
     assert "6 results moved, 12 messages summarised, 0 read back" in said
 
 
+def test_a_run_that_cost_more_says_so() -> None:
+    one = outcome(
+        tokens_before=2_000, tokens_after=900, moved=1, cost_before=200_000,
+        cost_after=220_000,
+    )  # fmt: skip
+    assert "(55 % less, but about $0.08 dearer than $0.80)" in told(one)
+
+
 def test_money_is_left_out_where_no_price_is_known() -> None:
     one = outcome(model="local", tokens_before=2_000, tokens_after=900, moved=1, cost_before=2_000, cost_after=900)
-    assert told(one).startswith("2 k tokens came, 900 were sent (55 % less); 1 result moved, 0 read back")
+    said = told(one, price=None)
+    assert said.startswith("2 k tokens came, 900 were sent (55 % less); 1 result moved, 0 read back")
 
 
 def test_it_says_why_nothing_moved_in_the_words_of_the_largest_request() -> None:
@@ -70,3 +83,19 @@ def test_a_run_without_a_reply_says_what_was_wrong(outcomes: list[Outcome], said
 )
 def test_rounded(tokens: int, said: str) -> None:
     assert rounded(tokens) == said
+
+
+@pytest.mark.parametrize(("upstream", "money"), [("https://api.anthropic.com", True), ("http://127.0.0.1:8080", False)])
+def test_prices_are_those_of_the_upstream(upstream: str, money: bool) -> None:
+    policies = load(None, {}, None, {"default": f"upstreams: {{messages: {{base_url: '{upstream}'}}}}"})
+    totals = Totals()
+    log = logging.getLogger("test.totals")
+    log.addHandler(Adding(totals, policies))
+    made = outcome(
+        dialect="messages", model="claude-opus-5-5", tokens_before=9, moved=1, cost_before=900_000, cost_after=90
+    )
+    log.warning("request", extra={"fields": msgspec.structs.replace(made, tenant="default")})
+    log.warning("request", extra={"fields": msgspec.structs.replace(made, tenant="gone")})
+    log.warning("something else")
+    assert totals.requests == 2
+    assert (totals.money_before > 1) is money
