@@ -30,7 +30,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if process is not None:
-            process.send_signal(number)
+            os.kill(process.pid, number)
 
     with _handling(_FROM_TERMINAL, ours), _handling(_PASSED_ON, pass_on):
         process = subprocess.Popen(command, env=environment)
@@ -38,14 +38,17 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of the command. While it is stopped, so are we, as a shell expects of one job."""
+    """Wait for the end of the command. While it is stopped, so are we, as a shell expects of one job.
+
+    Nothing else may wait for it, as `send_signal` does: then its status would be lost.
+    """
     while True:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode
         os.kill(os.getpid(), signal.SIGSTOP)
-        process.send_signal(signal.SIGCONT)
+        os.kill(process.pid, signal.SIGCONT)
 
 
 def status_of(code: int) -> int:
