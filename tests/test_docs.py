@@ -168,3 +168,23 @@ def test_the_curl_examples_of_the_operations_run(example: Callable[..., str]) ->
     assert f"\nFile: {name}\nL3001: the last one: a time-out\n" in found["answer"]
     page = json.loads(example(f"{auth}\n{read.replace('NAME.txt', name)}", "sh", "-ec"))
     assert page["answer"] == "".join(RESULT.splitlines(keepends=True)[:100])
+
+
+def locked_versions() -> set[str]:
+    """The versions of all packages that the tests install, without the platform that some have behind them."""
+    tests = ROOT / "tests"
+    locks = [ROOT / "constraints.txt", *tests.glob("clients/*.txt"), *tests.glob("suites/*.txt")]
+    locks.append(tests / "servers.txt")
+    found = {version for path in locks for version in re.findall(r"^[\w.-]+==(\S+)", path.read_text(), re.MULTILINE)}
+    for path in tests.glob("clients/*/package-lock.json"):
+        packages = json.loads(path.read_text())["packages"].values()
+        found |= {package.get("version", "").partition("-")[0] for package in packages}
+    return found
+
+
+def test_the_clients_page_has_the_versions_that_the_tests_run() -> None:
+    rows = re.findall(r"^\| (.+?) \| (\d[\d., ]+) \|", PAGES["docs/clients.md"], re.MULTILINE)
+    assert len(rows) > 40
+    locked = locked_versions()
+    stale = [(client, version) for client, ones in rows for version in ones.split(", ") if version not in locked]
+    assert not stale
