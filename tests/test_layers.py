@@ -75,8 +75,12 @@ SPEAK_CHAT = ("proxy.apps.operations", "proxy.apps.demo")
 READ_OTHERS = {"proxy/apps/replay/sessions.py", "proxy/apps/replay/formats.py", "proxy/apps/replay/recordings.py"}
 """They read what other tools recorded of all APIs, in those tools' words."""
 
-CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refusals.py": {"choices"}}
-"""File → names in it that belong to others: a metric of ours happens to have one, and refusals the others."""
+CONTRACTS = {
+    "proxy/telemetry/metrics.py": {"tool_calls"},
+    "proxy/dialects/refusals.py": {"choices"},
+    "proxy/dialects/grammars.py": {"tool_calls", "tool_call_id"},
+}
+"""File → names in it that belong to others: a metric of ours happens to have one, refusals and models write others."""
 
 
 def dotted(path: Path) -> str:

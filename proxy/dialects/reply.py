@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -34,6 +34,8 @@ from proxy.rawjson import Members
 
 MAX_REPLY = 32 << 20
 """The most bytes that are kept of one round: about eight million tokens."""
+LARGE = 2_000
+"""A candidate of so many characters is read again only when it has grown by an eighth: all takes linear time."""
 MAX_ARGUMENTS = 1 << 20
 """The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 
@@ -76,6 +78,26 @@ class Block:
     def thinks(self) -> bool:
         """Whether it is the model's thinking."""
         return False
+
+
+class Candidate(Block):
+    """A piece of a text that may be calls of our tools: see `textcalls`. `of` is the block that it belongs to."""
+
+    def __init__(self, text: str, of: Block, event: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.text = text
+        self.of = of
+        self.next = 0  # how many characters it has to have before it is read again
+        self.event = event
+
+    def grow(self, text: str) -> None:
+        self.text = text
+        self.next = len(text) + len(text) // 8 if len(text) > LARGE else 0
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether the client sees it; None while that is not known."""
+        return self.of.shown if self.shown else self.shown
 
 
 class Call(Block, ABC):
@@ -147,6 +169,7 @@ class Round(ABC):
         self.names = names
         self.closing = Block(None if names else True)  # what upstream says at the reply's end
         self.held: deque[Part] = deque()
+        self._request = request
         self._reply = reply
         self._later = reply.begun
         self._holds_text = bool(names) and request.wants_json  # because two JSON texts are not JSON
@@ -208,6 +231,11 @@ class Round(ABC):
         something, and every call of our tools is complete."""
         return all(call.whole for call in self.ours) and bool(self.ours or not self.empty)
 
+    @property
+    def quotes(self) -> bool:
+        """Whether a call in a text is a quotation: upstream has sent calls of our tools as calls before."""
+        return self._reply.native or self._request.native
+
     # -- the queue --
 
     def put(self, event: Any, block: Block, size: int) -> list[Part]:
@@ -234,16 +262,24 @@ class Round(ABC):
     def flow(self) -> list[Part]:
         """Return the parts that no longer wait."""
         shown: list[Part] = []
-        while self.held and (decided := self.held[0][1].shown) is not None:
-            part = self.held.popleft()
-            if decided:
-                shown.append(part)
+        while self.held:
+            event, block = self.held[0]
+            candidate = block if isinstance(block, Candidate) else None
+            decided = candidate.verdict if candidate else block.shown
+            if decided is None:
+                break
+            self.held.popleft()
+            if decided and candidate is None:
+                shown.append((event, block))
+            elif decided and candidate and (made := candidate.event(candidate.text)) is not None:
+                shown.append((made, candidate.of))
         return shown
 
     def release(self, *, visible: bool) -> list[Part]:
         """Decide about everything that is still held but the end, because it is known whether the round is hidden."""
         self._holds_text = False
-        for _, block in self.held:
+        blocks = [block for _, block in self.held]
+        for block in [*blocks, *(one.of for one in blocks if isinstance(one, Candidate))]:
             if block.shown is None and block is not self.closing:
                 self.decide(block, shown=visible)
         return self.flow()
@@ -275,6 +311,7 @@ class ClientReply(ABC):
         self.ended = False  # whether the client has seen how it ends
         self.hides = False  # whether upstream sent more than the client sees
         self.body = b""  # the last round's body, if it was no stream: the reply, if nothing in it had to change
+        self.native = False  # whether upstream has called our tools, and not only in a text
         self.altered = False  # whether it may not be sent as it came, even if nothing is hidden
         self._request: Any = request
         self._ledger = ledger
@@ -354,6 +391,10 @@ class ToolNames:
             return ""
         word = written[1]
         return word if word in self._ours else self._in_any_case.get(word.lower(), "")
+
+    def theirs(self, name: str) -> bool:
+        """Whether this is one of the client's tools."""
+        return name in self._theirs
 
     def excludes(self, beginning: str) -> bool:
         """Whether a name that begins like this is none of ours, whatever follows."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -136,6 +137,9 @@ LEAST_REPLY = 1_000
 ENTRY_BYTES = 3
 """Bytes of JSON for each token of the entries that a later round adds; English text has four or more."""
 
+MADE = re.compile(rb'"[a-z]+_[0-9a-f]{16}_\d+"')
+"""The id of a call that we gave it."""
+
 THINKING = (
     ("thinking", "budget_tokens"),
     ("reasoning", "max_tokens"),
@@ -222,6 +226,13 @@ class RoundRequest(ABC):
             told += [object_of(Raw(entry)) for entry in self.entries if self.updates in bytes(entry)]
         found = ([form for members in told if (form := _within(members, path))] for path in self.forms)
         return any(text_of(forms[-1].get("type")) not in ("", "text") for forms in found if forms)
+
+    @cached_property
+    def native(self) -> bool:
+        """Whether upstream has called our tools before, as calls. Those that it wrote as text have ids of ours."""
+        named = [b'"name":%b"%b"' % (space, name.encode()) for name in self.names if name for space in (b"", b" ")]
+        raws = (bytes(entry) for entry in self.entries)
+        return any(any(one in raw for one in named) and not MADE.search(raw) for raw in raws)
 
     @property
     def asks_usage(self) -> bool:

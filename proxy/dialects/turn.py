@@ -65,6 +65,7 @@ class Turn(ABC):
         self._after: list[bytes] = []
         self._instead: bytes | None = None
         self._answering: Sequence[Call] = ()
+        self._given: set[str] = set()  # the ids that we gave to calls
         self._spoke = False  # whether the client has seen anything of earlier rounds
         self._pressed = False  # whether the model was asked once more, without our tools
         self._bare = False  # whether the client's own request is sent
@@ -346,6 +347,7 @@ class Turn(ABC):
             self._before += self._results([*answers[:-1], self._told(answers[-1])], parts)
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.seen
+        self._shown.native |= any(call.call().id not in self._given for call in self._round.ours)
         self._shown.go_on(self._round)
         self.state = State.READY
 
@@ -366,4 +368,5 @@ class Turn(ABC):
         for number, call in enumerate(self._answering):
             if call.call().id in known:
                 call.identify(f"{self.call_ids}_{seed}_{number}")
+                self._given.add(call.call().id)
             known.add(call.call().id)

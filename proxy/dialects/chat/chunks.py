@@ -7,7 +7,7 @@ A whole reply becomes such events, too, so streams and whole replies share one c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -156,6 +156,10 @@ class Chunk(msgspec.Struct, eq=False):
         part = self.part({key: self.delta[key] for key in keys})
         self.put_delta({key: raw for key, raw in self.delta.items() if key not in part.delta})
         return part
+
+    def saying(self, key: str) -> Callable[[str], Chunk]:
+        """Return what makes an event of the same reply with a text as this member."""
+        return lambda text: self.part({key: string(text)})
 
     def take_end(self) -> Chunk:
         """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""

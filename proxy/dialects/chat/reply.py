@@ -2,7 +2,7 @@
 
 Everything is shown at once, except:
 - calls of our tools, and calls with an incomplete name that may turn out to be one of ours;
-- text that may turn out to be a call of our tools, and text if the client wants JSON;
+- text that may turn out to be calls of our tools, and text if the client wants JSON;
 - signed reasoning that is one value, and all that comes behind a call of our tools: only a visible round may show it.
   Clients put a reply together member by member, so it may come at the reply's end. Behind blocks of an earlier round
   none is shown, because clients would join them.
@@ -14,8 +14,7 @@ sent once, a blank line separates the texts of two rounds, and the usage covers 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -27,6 +26,7 @@ from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import ORDINARY, Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import ALLOWED, RoundRequest
+from proxy.dialects.textcalls import TextCalls
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
@@ -98,9 +98,8 @@ class ChatRound(Round):
     def __init__(self, request: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
         super().__init__(request, names, reply)
         self.message = ReplyMessage()
-        self.undecided = bool(names)  # whether the text may still turn out to be a call of ours
-        self._text = Block(None if names else True)
-        self._beginning = ""
+        self.spoken = TextCalls(names)
+        self._text = Block(None if self._holds_text else True)
         self._calls = ToolCalls()
         self.blocks = self._calls.all
         self._signed: list[Part] = []
@@ -147,19 +146,25 @@ class ChatRound(Round):
         return parts
 
     def settle(self) -> list[Part]:
-        if self.undecided:  # a text that consists of calls of ours stands for these calls
-            found = calls_in(self.message.text(), self.names)
-            self._show_text()
-            if found:
-                self.message.parts.pop("content", None)
-                self.decide(self._text, shown=False)
-            for name, arguments in found:
-                self._calls.adopt(name, arguments)
+        self._settle_texts()
         for call in self.blocks:
             self._decide(call, sure=True)
         if self._older.name:
             self._settle_older()
         return self.flow()
+
+    def _settle_texts(self) -> None:
+        """Take calls of ours out of the texts that end with them. Some servers send thoughts under two names."""
+        known: dict[object, list[tuple[str, dict[str, Any]]]] = {}
+        for found in self.spoken.settle(quoted=self.quotes):
+            self._reply.hides = True
+            key = str(found.text)
+            left = self.message.text(key).removesuffix(found.end) + found.left
+            self.message.parts[key] = [left] if left.strip() else NULL
+            if key == "content" or found.calls not in known.values():
+                for name, arguments in found.calls:
+                    self._calls.adopt(name, json.dumps(arguments, ensure_ascii=False))
+            known[key] = found.calls
 
     def _settle_older(self) -> None:
         """Gateways send the same call in both forms: https://github.com/langchain-ai/langchain/issues/31198"""
@@ -193,23 +198,19 @@ class ChatRound(Round):
         return parts + signed
 
     def _split_text(self, chunk: Chunk) -> list[Part]:
-        """Split off the text if it has to be held."""
-        content = chunk.delta.get("content", NULL)
-        if self._text.shown is not None or rawjson.is_null(content):
-            return []
-        if self.undecided and len(self._beginning) <= HEAD:  # beyond that, it has a name of ours
-            self._beginning = (self._beginning + text_of(content)).lstrip()
-            if not could_be_call(self._beginning, self.names):
-                self._show_text()
-        holds = self.undecided and bool(self._beginning)
-        if self._text.shown or not (holds or (self._holds_text and bytes(content) != b'""')):
-            return []
-        return [(chunk.take(["content"]), self._text)]
-
-    def _show_text(self) -> None:
-        self.undecided = False
-        if not self._holds_text:
-            self.decide(self._text, shown=True)
+        """Split off what has to be held of the texts."""
+        split: list[Part] = []
+        for key in TEXTS:
+            if rawjson.is_null(given := chunk.delta.get(key, NULL)):
+                continue
+            holds = self._holds_text and key == "content"
+            parts = self.spoken.take(key, text_of(given), self._text if holds else self._loose, chunk.saying(key))
+            if parts is not None:
+                split += parts
+                chunk.take([key])
+            elif holds and bytes(given) != b'""':
+                split.append((chunk.take([key]), self._text))
+        return split
 
     def _split_calls(self, chunk: Chunk) -> list[Part]:
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
@@ -384,9 +385,12 @@ class ChatTurn(Turn):
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         quick = self._quick and not self._shown.hides and self.state is State.READING
-        if quick and event.data is not None and (delta := chunks.plain_delta(event.data)) is not None:
+        delta = chunks.plain_delta(event.data) if quick and event.data is not None else None
+        spoken = self._round.spoken if delta else None
+        if delta and spoken and all(spoken.passes(text) for text in delta.values() if text):
             for key, text in delta.items():
                 if text and key in TEXTS:
+                    spoken.shown(key, text)
                     self._round.grow(len(text))
                     self._round.message.extend(key, [text])
                     self._shown.message.extend(key, [text])
@@ -395,74 +399,10 @@ class ChatTurn(Turn):
             self.signs += 1
             return event.raw
         out = super().receive(event)
-        waits = self._round.held or self._round.undecided or self._request.wants_json
+        waits = self._round.held or self._request.wants_json
         self._quick = self._shown.begun and not (waits or self._done)
         return out
 
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
         failed = parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
         return None if parsed.says or not failed else data
-
-
-# -- calls as text: some servers do not parse all calls (llama.cpp ignores `tool_choice: none`) -----------------------
-
-LONGEST = 64 << 10
-"""Most characters of a text that is read as calls. A search pattern and a path take a few hundred."""
-HEAD = 400
-"""Most characters that may come before the name. More are not held back, because they are no call."""
-
-_MARKS = re.compile(
-    r"(?:\s+|;|```\w*(?=\s|$)|</?\w*tool_?calls?\w*>|</?function_calls?>|</?tools?>|<\|\w*\|>|\[/?TOOL_CALLS\])*"
-)
-"""What stands around calls: code fences, and the tags of chat templates."""
-_PART_OF_MARK = re.compile(r"`{1,3}\w*|<\|?/?\w*\|?|\[/?[A-Z_]*")
-_NAMED = re.compile(r'"(?:name|tool|tool_name|function)"\s*:\s*"([^"]*)("?)')
-_NAMES = ("name", "tool", "tool_name", "function")
-_ARGUMENTS = ("arguments", "parameters", "args", "input")
-
-
-def could_be_call(beginning: str, names: ToolNames) -> bool:
-    """Whether a text that begins like this may consist of calls of our tools."""
-    rest = beginning[_after_marks(beginning, 0) :]
-    if rest and rest[0] not in "{[" and not _PART_OF_MARK.fullmatch(rest):
-        return False
-    if (named := _NAMED.search(rest)) and named[2]:
-        return bool(names.recognised(named[1]))
-    return len(beginning) <= HEAD
-
-
-def calls_in(text: str, names: ToolNames) -> list[tuple[str, str]]:
-    """Return name and arguments of each call if the text consists of calls of our tools; otherwise nothing."""
-    try:
-        return [_call(value, names) for value in _values(text)] if len(text) <= LONGEST else []
-    except (ValueError, RecursionError):
-        return []
-
-
-def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text that has nothing else but marks. Raises ValueError."""
-    decoder = json.JSONDecoder()
-    at = _after_marks(text, 0)
-    while at < len(text):
-        value, at = decoder.raw_decode(text, at)
-        at = _after_marks(text, at)
-        if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
-            value = value["tool_calls"]
-        yield from value if isinstance(value, list) else [value]
-
-
-def _after_marks(text: str, at: int) -> int:
-    found = _MARKS.match(text, at)
-    return found.end() if found else at
-
-
-def _call(value: Any, names: ToolNames) -> tuple[str, str]:
-    """Return a call's name and arguments. Raises ValueError if this is no call of one of our tools."""
-    inner = value["function"] if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
-    if isinstance(inner, dict):
-        name = next((inner[key] for key in _NAMES if isinstance(inner.get(key), str)), "")
-        arguments: Any = next((inner[key] for key in _ARGUMENTS if key in inner), {})
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        if (ours := names.recognised(name)) and isinstance(arguments, dict):
-            return ours, json.dumps(arguments, ensure_ascii=False)
-    raise ValueError("no call of our tools")

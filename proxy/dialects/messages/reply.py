@@ -1,6 +1,7 @@
 """Reads the replies of the Messages API, and makes one of all rounds for the client.
 
-Everything is shown at once, thinking included, except calls of our tools, and text if the client wants JSON.
+Everything is shown at once, thinking included, except calls of our tools, what of a text may be such calls, and text if
+the client wants JSON.
 
 The client's reply has the first round's id, one beginning and one end. The blocks' numbers count on over all rounds.
 The end says why the last round stopped, and its usage covers all rounds.
@@ -8,8 +9,11 @@ The end says why the last round stopped, and its usage covers all rounds.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from functools import partial
+from typing import Any, Self
 
 import msgspec
 from msgspec import Raw
@@ -30,6 +34,7 @@ from proxy.dialects.reply import (
     check_arguments,
     is_object,
 )
+from proxy.dialects.textcalls import TextCalls
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import merged
 from proxy.errors import ProxyError
@@ -84,6 +89,21 @@ class ReplyBlock(Call):
         self._pieces: defaultdict[str, list[str]] = defaultdict(list)
         self._cited: list[Raw] = []
 
+    @classmethod
+    def called(cls, name: str, arguments: str) -> Self:
+        """Return a call of one of our tools that was written in a text."""
+        made = cls(Raw(rawjson.encode({"type": CALLED, "id": "", "name": name, "input": EMPTY})), ToolNames((name,)))
+        made.ended = True
+        made._pieces["partial_json"].append(arguments)
+        made.shown = False
+        return made
+
+    def cut(self, key: str, end: str, left: str) -> None:
+        """Replace the end of a text."""
+        written = text_of(self.members.get(key)) + join(self._pieces[key])
+        self.members[key] = string("")
+        self._pieces[key] = [written.removesuffix(end) + left]
+
     def grow(self, delta: Raw) -> None:
         """Add what an event brings. Texts of whatever name go on; a citation joins those before it."""
         for key, raw in object_of(delta).items():
@@ -134,6 +154,15 @@ class ReplyBlock(Call):
         return self.type != "text" or bool(text_of(self.final().get("text")).strip())
 
 
+_SPOKEN = {"text": "text", "thinking": "thinking"}
+"""Blocks with a text of the model's, and its member."""
+
+
+def _piece(index: int, key: str, text: str) -> ReplyEvent:
+    """Return an event with a piece of a block's text."""
+    return ReplyEvent.made(DELTA, index=index, delta={"type": f"{key}_delta", key: string(text)})
+
+
 class MessagesRound(Round):
     """One reply of upstream."""
 
@@ -148,6 +177,7 @@ class MessagesRound(Round):
 
     def __init__(self, request: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
         super().__init__(request, names, reply)
+        self.spoken = TextCalls(names)
         self._usage: Members = {}
         self._by_index: dict[int | None, ReplyBlock] = {}
 
@@ -179,37 +209,90 @@ class MessagesRound(Round):
         self.over |= event.type == END
         if event.type in (CLOSING, END):
             return self.put(event, self.closing, size)
-        index = place(head.index)
-        block = self._begun(head, index) if event.type == START else self._by_index.get(index)
+        return self._in_block(event, size)
+
+    def _in_block(self, event: ReplyEvent, size: int) -> list[Part]:
+        index = place(event.head.index)
+        if event.type == START:
+            return self._begun(event, index)
+        block = self._by_index.get(index)
         if block is None:
             return self.put(event, self._loose, size)
         if event.type == DELTA:
-            block.grow(head.delta)
-            self.grow(len(memoryview(head.delta)))  # all of the reply is kept
-        block.ended |= event.type == STOP
+            block.grow(event.head.delta)
+            self.grow(len(memoryview(event.head.delta)))  # all of the reply is kept
+            key = _SPOKEN.get(block.type, "")
+            if key and (piece := text_of(object_of(event.head.delta).get(key))):
+                return self._say(event, block, key, piece, size)
+        if event.type == STOP:
+            block.ended = True
+            if not self.spoken.waits(block):
+                self._show(block)
         if block.ours:
             check_arguments(block.size)
         return self.put(event, block, size)
+
+    def _say(self, event: ReplyEvent, block: ReplyBlock, key: str, piece: str, size: int) -> list[Part]:
+        """Take a piece of a text; what may be a call of ours is held."""
+        index = place(event.head.index)
+        made = partial(_piece, 0 if index is None else index, key)
+        parts = self.spoken.take(block, piece, block, made, waits=block.type == "text")
+        if parts is None:
+            self._show(block)
+            parts = [(event, block)]
+        waiting = (one for one in self.blocks if self.held and one.shown is None)
+        for one in (block, *waiting):
+            if self.spoken.begun(one):
+                self._show(one)
+        shown = self.flow()
+        for made_event, of in parts:
+            shown += self.put(made_event, of, size)
+        return shown
+
+    def _show(self, block: ReplyBlock) -> None:
+        """Show a text whose first words are certainly no call of ours."""
+        if block.shown is None and not self._holds_text:
+            self.decide(block, shown=True)
 
     def _spend(self, usage: Raw) -> None:
         """Bring the usage up to date with what an event says."""
         self._usage = merged(self._usage, usage)
         self.usage = Raw(rawjson.encode(self._usage))
 
-    def _begun(self, head: _Head, index: int | None) -> ReplyBlock:
-        block = self._by_index[index] = ReplyBlock(head.content_block, self.names)
+    def _begun(self, event: ReplyEvent, index: int | None) -> list[Part]:
+        """Take a block's beginning. One of a text waits for its first words; some gateways send these with it."""
+        size = len(event.raw)
+        block = self._by_index[index] = ReplyBlock(event.head.content_block, self.names)
         if block.type == FALLBACK:
             self._fallback = len(self.blocks)
         self.blocks.append(block)
-        if block.ours or not (self._holds_text and block.type == "text"):
+        spoken = bool(self.names) and block.type == "text"
+        if block.ours or not (spoken or (self._holds_text and block.type == "text")):
             self.decide(block, shown=not block.ours)
-        return block
+        key = _SPOKEN.get(block.type, "")
+        piece = text_of(block.members.get(key)) if key else ""
+        if not (self.names and piece):
+            return self.put(event, block, size)
+        empty = {"content_block": Raw(rawjson.encode(object_of(event.head.content_block) | {key: string("")}))}
+        parts = self.put(ReplyEvent(rawjson.encode(rawjson.members(event.data) | empty), name=event.name), block, size)
+        return parts + self._say(event, block, key, piece, size)
 
     def settle(self) -> list[Part]:
         for block in self.blocks[: self._fallback]:
             block.void = block.type == CALLED
         self.blocks = [block for block in self.blocks if not block.void]
-        return []  # a call has its name from its beginning
+        for found in self.spoken.settle(quoted=self.quotes):
+            self._reply.hides = True
+            text: Any = found.text
+            text.cut(_SPOKEN[text.type], found.end, found.left)
+            if text.shown is None and not text.says:
+                self.decide(text, shown=False)
+            calls = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in found.calls]
+            self.blocks += [ReplyBlock.called(*call) for call in calls]
+        for one in self.blocks:
+            if one.type == "text":
+                self._show(one)
+        return self.flow()
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         kept = [block for block in self.blocks if not block.ours or block in answered]

@@ -1,9 +1,9 @@
 """Reads the replies of the Responses API, and makes one of all rounds for the client.
 
-Everything is shown at once, except calls of our tools, calls without a name, which may turn out to be one of ours, text
-if the client wants JSON, and reasoning behind a call of our tools: it belongs to the item directly after it, and is
-shown or hidden with that. Upstream refuses reasoning without its item, so a reply of which the client has seen the
-reasoning and not the item goes back as upstream made it (`Hidden.instead`).
+Everything is shown at once, except calls of our tools, calls without a name, which may turn out to be one of ours, what
+of a text may be such calls, text if the client wants JSON, and reasoning behind a call of our tools: it belongs to the
+item directly after it, and is shown or hidden with that. Upstream refuses reasoning without its item, so a reply of
+which the client has seen the reasoning and not the item goes back as upstream made it (`Hidden.instead`).
 
 The client's reply has the first round's id, one beginning and one end. Sequence numbers and the places of items count
 on over all rounds. The end lists exactly the items that were shown, and its usage covers all rounds.
@@ -11,7 +11,10 @@ on over all rounds. The end lists exactly the items that were shown, and its usa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, Self
 
 import msgspec
 from msgspec import Raw
@@ -31,6 +34,7 @@ from proxy.dialects.reply import (
 )
 from proxy.dialects.responses.items import arguments_of, call_of, is_answered, lasts, output, spoken, without_id
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
+from proxy.dialects.textcalls import TextCalls
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
@@ -44,6 +48,14 @@ ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete
 FINAL = frozenset((*ENDINGS.values(), "cancelled"))
 """The statuses of a reply that has ended. Gateways end a stream with events of their own that have one:
 https://github.com/decolua/9router/issues/2142 (`response.done`)"""
+SPOKEN = {
+    "response.output_text.delta": "content",
+    "response.reasoning_text.delta": "content",
+    "response.reasoning_summary_text.delta": "summary",
+}
+"""The events with a piece of a text, and the member of the item that lists it."""
+TEXTS = ("content", "summary")
+"""Members of an item that list its texts."""
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 FRAME = (
     *("id", "created_at", "model", "previous_response_id", "tool_choice", "max_output_tokens", "max_tool_calls"),
@@ -66,6 +78,10 @@ class _Head(msgspec.Struct, frozen=True):
     item: Raw = NULL
     response: Raw = NULL
     delta: Raw = NULL
+    content_index: Raw = NULL
+    summary_index: Raw = NULL
+    text: Raw = NULL
+    part: Raw = NULL
 
 
 class ItemEvent(Event):
@@ -96,6 +112,17 @@ class OutputItem(Call):
         self.final: Raw | None = None  # the complete item
         self.size = 0  # about how many bytes of it came in pieces
         self.before: list[OutputItem] = []  # the reasoning that belongs to it
+        self.cuts: list[tuple[str, str]] = []  # ends of its texts, and what is left of them
+
+    @classmethod
+    def called(cls, name: str, arguments: str, before: list[OutputItem]) -> Self:
+        """Return a call of one of our tools that was written in a text."""
+        members = {"type": "function_call", "call_id": "", "name": name, "arguments": arguments, "status": "completed"}
+        made = cls(Raw(rawjson.encode(members)))
+        made.complete(Raw(rawjson.encode(members)))
+        made.ours = name
+        made.before = before
+        return made
 
     @property
     def type(self) -> str:
@@ -112,6 +139,40 @@ class OutputItem(Call):
     def complete(self, raw: Raw) -> None:
         """Take the item as it is at its end."""
         self.final, self.members = raw, object_of(raw)
+
+    def cut(self, end: str, left: str) -> None:
+        """Replace the end of one of its texts."""
+        self.cuts.append((end, left))
+        if self.final is not None:
+            self.complete(self.without(self.final))
+
+    def without(self, raw: Raw) -> Raw:
+        """Return the item, one of its parts or one of its texts, without what was cut."""
+        if rawjson.is_string(raw):
+            text = text_of(raw)
+            for end, left in self.cuts:
+                text = text.removesuffix(end) + left if text.endswith(end) else text
+            return string(text)
+        members = object_of(raw)
+        if rawjson.is_string(members.get("text")):
+            return Raw(rawjson.encode(members | {"text": self.without(members["text"])}))
+        listed = {key: elements_of(members[key]) for key in TEXTS if key in members}
+        made = {key: Raw(rawjson.array(map(self.without, parts))) for key, parts in listed.items() if parts}
+        return Raw(rawjson.encode(members | made)) if made else raw
+
+    @property
+    def texts(self) -> dict[tuple[str, int], str]:
+        """Its texts, by the member that lists them and by their places."""
+        return {
+            (key, number): text_of(object_of(part).get("text"))
+            for key in TEXTS
+            for number, part in enumerate(elements_of(self.members.get(key)))
+        }
+
+    @property
+    def blank(self) -> bool:
+        """Whether it was a text of which nothing is left."""
+        return bool(self.cuts) and not any(text.strip() for text in self.texts.values())
 
     @property
     def whole(self) -> bool:
@@ -143,15 +204,31 @@ class OutputItem(Call):
         return self.members | {"name": string(self.ours)} if self.ours else self.members
 
 
+def _piece(event: ItemEvent, text: str) -> ItemEvent:
+    """Return the event of a text's piece with another one."""
+    return ItemEvent(rawjson.encode(rawjson.members(event.data) | {"delta": string(text)}), name=event.name)
+
+
+def _nothing(text: str) -> None:
+    """Return no event for a piece of a text that comes only with its item."""
+
+
+def _is_new_call(raw: Raw, calls: Collection[str]) -> bool:
+    members = object_of(raw)
+    return text_of(members.get("type")) == "function_call" and text_of(members.get("call_id")) not in calls
+
+
 class ResponsesRound(Round):
     """One reply of upstream."""
 
     ordinary = ORDINARY | {"completed"}
     stops = frozenset(("incomplete", "cancelled"))
     blocks: list[OutputItem]
+    _reply: ResponsesReply
 
     def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
         super().__init__(request, names, reply)
+        self.spoken = TextCalls(names)
         self._stored = stores(request.members)
         self._aloud = request.gets_reasoning_back
         self._known: dict[int | str | None, OutputItem] = {}  # by index, and by each id
@@ -185,13 +262,58 @@ class ResponsesRound(Round):
         item = self._item(event)
         if item is None:
             return self.put(event, self._loose, size)
+        parts: list[Part] = []
         if event.type == DONE:
             item.complete(event.head.item)
+            parts = self._scan(item)
         self._decide(item, sure=event.type == DONE)
         if item.ours:
             item.size += len(memoryview(event.head.delta))
             check_arguments(item.size)
-        return self.put(event, item, size)
+        if event.type in SPOKEN and self.names:
+            return self._say(event, item, size)
+        return parts + self.put(event, item, size)
+
+    def _say(self, event: ItemEvent, item: OutputItem, size: int) -> list[Part]:
+        """Take a piece of a text; what may be a call of ours is held."""
+        piece = text_of(event.head.delta)
+        key = SPOKEN[event.type]
+        number = place(event.head.content_index if key == "content" else event.head.summary_index)
+        text = item, (key, number or 0)
+        if not piece:
+            return self.put(event, item, size)
+        parts = self.spoken.take(text, piece, item, partial(_piece, event), waits=item.type == "message")
+        if parts is None:
+            self._show(item)
+            parts = [(event, item)]
+        else:
+            self._reply.split = True
+            if self.spoken.begun(text):
+                self._show(item)
+        shown = self.flow()
+        for made, of in parts:
+            shown += self.put(made, of, size)
+        return shown
+
+    def _scan(self, item: OutputItem) -> list[Part]:
+        """Look for calls of ours in an item's texts that did not come in pieces. Returns the parts to show."""
+        shown: list[Part] = []
+        if item.type not in ("message", "reasoning") or not self.names:
+            return shown
+        for key, text in item.texts.items():
+            if text and not self.spoken.known((item, key)):
+                parts = self.spoken.take((item, key), text, item, _nothing, waits=item.type == "message") or []
+                for _, of in parts:
+                    if of is not item:
+                        shown += self.put(None, of, 0)
+        if not any(self.spoken.waits((item, key)) for key in item.texts):
+            self._show(item)
+        return shown + self.flow()
+
+    def _show(self, item: OutputItem) -> None:
+        """Show a message that certainly begins with no call of ours."""
+        if item.type == "message" and item.shown is None and not self._holds_text:
+            self.decide(item, shown=True)
 
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about.
@@ -232,21 +354,45 @@ class ResponsesRound(Round):
             for item, raw in zip(self.blocks, listed, strict=True):
                 if item.final is None:
                     item.complete(raw)
-        elif not self.blocks:  # some gateways send only the end, in which all items are listed
-            for raw in listed:
+        else:  # some gateways send only the end, in which all items are listed, or list calls only there
+            calls = {item.call_id for item in self.blocks}
+            for raw in listed if not self.blocks else [raw for raw in listed if _is_new_call(raw, calls)]:
                 item = self._begin(raw)
                 item.complete(raw)
+                parts += self._scan(item)
                 self._decide(item, sure=True)
                 parts += self.put(None, item, len(memoryview(raw)))
+        for item in self.blocks:
+            parts += self._scan(item)
         parts += self.settle()
         if self.finish == "failed":
             return parts + self.fail(event, len(event.raw))
         return parts + self.put(event, self.closing, len(event.raw))
 
     def settle(self) -> list[Part]:
+        self._settle_texts()
         for item in self.blocks:
+            self._show(item)
             self._decide(item, sure=True)
         return self.flow()
+
+    def _settle_texts(self) -> None:
+        """Take calls of ours out of the texts that end with them. Thoughts that nothing follows are theirs."""
+        for found in self.spoken.settle(quoted=self.quotes):
+            self._reply.hides = True
+            text: Any = found.text
+            item: OutputItem = text[0]
+            before: list[OutputItem] = []
+            if item in self._reasoning:
+                before, self._reasoning = self._reasoning, []
+            item.cut(found.end, found.left)
+            if item.shown is None and item.blank:
+                self.decide(item, shown=False)
+            calls = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in found.calls]
+            self.blocks += [OutputItem.called(*call, before) for call in calls]
+            for one in (*before, *self.blocks[-len(calls) :]):
+                if one.shown is None:
+                    self.decide(one, shown=False)
 
     def _decide(self, item: OutputItem, *, sure: bool) -> None:
         """Decide whether an item is a call of our tools. `sure`: its name is complete."""
@@ -257,7 +403,10 @@ class ResponsesRound(Round):
         item.ours = self.names.recognised(name) if single else ""
         if item.thinks and self._aloud and self.thinks_aloud:
             self.decide(item, shown=True)
-        if self.names and (item.thinks or (item.type == "message" and self._holds_text)):
+        if self.names and (item.thinks or item.type == "message"):
+            for one in [] if self._holds_text else item.before:
+                if one.shown is None:
+                    self.decide(one, shown=True)
             return
         for one in (*item.before, item):
             if one.shown is None:
@@ -265,7 +414,7 @@ class ResponsesRound(Round):
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         left = [item for item in self.blocks if item.ours and item not in answered]
-        left_out = frozenset((*left, *(one for item in left for one in item.before)))
+        left_out = {*left, *(one for item in left for one in item.before), *(one for one in self.blocks if one.blank)}
         raws = [bytes(raw) for item in self.blocks if item not in left_out and (raw := item.written()) is not None]
         if self._stored:
             return raws
@@ -277,6 +426,7 @@ class ResponsesReply(ClientReply):
 
     blocks: list[OutputItem]
     id = ""
+    split = False  # whether an event was split or joined, so that upstream's numbers no longer fit
     _beginning: Raw | None = None
     _end: Members | None = None
 
@@ -295,13 +445,16 @@ class ResponsesReply(ClientReply):
         head, changed = event.head, Members()
         if None not in (block.place, place(head.output_index)) and place(head.output_index) != block.place:
             changed["output_index"] = Raw(b"%d" % (block.place or 0))
+        if isinstance(block, OutputItem) and block.cuts:
+            given = {"item": head.item, "text": head.text, "part": head.part}
+            changed |= {key: block.without(raw) for key, raw in given.items() if not rawjson.is_null(raw)}
         response = object_of(head.response)
         ends = bool(ended_as(event))
         if not rawjson.is_null(head.response) and (others := self._response(response, ends=ends)):
             changed["response"] = Raw(rawjson.encode(response | others))
         if not rawjson.is_null(head.sequence_number):
             said = integer(head.sequence_number)
-            number = self.next_number if self.hides else max(said, self.next_number)
+            number = self.next_number if self.hides or self.split else max(said, self.next_number)
             self.next_number = number + 1
             if number != said or not event.raw:
                 changed["sequence_number"] = Raw(b"%d" % number)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from proxy.dialects.chat.reply import LONGEST, ChatTurn, calls_in, could_be_call
+from proxy.dialects.chat.reply import ChatTurn
+from proxy.dialects.grammars import LONGEST, CallRun, LinesBefore
 from proxy.dialects.reply import ToolNames
 from proxy.plan.turn import State
 from tests.dialects.chat.turns import (
@@ -73,18 +74,22 @@ TEXTS = [
 
 @pytest.mark.parametrize("written", CALLS)
 def test_a_text_that_is_nothing_but_calls_of_ours(written: str) -> None:
-    found = calls_in(written, NAMES)
-    assert [(name, json.loads(arguments)) for name, arguments in found] == CALLS[written]
-    for end in range(len(written) + 1):
-        assert could_be_call(written[:end], NAMES), written[:end]
+    run = CallRun(written, 0, NAMES, first=True)
+    assert run.ended
+    assert [(NAMES.recognised(call.name), call.arguments) for call in run.ours] == CALLS[written]
+    begins = len(written) - len(written.lstrip())
+    for end in range(begins, len(written) + 1):
+        assert LinesBefore().cut(written[:end], NAMES) == begins, written[:end]
 
 
 @pytest.mark.parametrize("written", TEXTS, ids=lambda written: written[:40])
 def test_any_other_text_stays_a_text(written: str) -> None:
-    assert calls_in(written, NAMES) == []
+    at = LinesBefore().cut(written, NAMES)
+    run = CallRun(written, at, NAMES, first=at == 0)
+    assert not (run.ended and run.ours)
 
 
-ENDLESS = ['{"id": "', '{"name": "', '```json\n{"id": "', "<|", "\n"]
+ENDLESS = ['{"id": "', '{"name": "', '```json\n{"id": "', "<|"]
 """Each of these may begin a call, but not one of 400 characters without a name of ours."""
 
 
@@ -94,7 +99,7 @@ ENDLESS = ['{"id": "', '{"name": "', '```json\n{"id": "', "<|", "\n"]
     ids=lambda beginning: beginning[:20],
 )
 def test_a_text_is_shown_as_soon_as_it_cannot_be_a_call(beginning: str) -> None:
-    assert not could_be_call(beginning, NAMES)
+    assert LinesBefore().cut(beginning, NAMES) == len(beginning)
 
 
 def spoken(written: str, size: int, finish: str = "stop") -> bytes:
