@@ -342,7 +342,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
-    store_originals: Annotated[bool, says("keep moved texts for later conversations and people")] = True
+    store_originals: Annotated[bool, says("keep moved texts for later conversations, compactions and people")] = True
     capture: Annotated[bool, says("keep whole requests for `replay`, in the folder of `serve --capture`")] = False
     dashboard_content: Annotated[
         bool, says("keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")

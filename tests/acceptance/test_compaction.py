@@ -183,6 +183,15 @@ def test_all_that_stands_behind_a_reference_is_in_reach(
         assert "earlier conversation" not in found + first + last
 
 
+def test_callers_without_a_key_reach_what_stands_behind_their_references(upstream: Upstream, proxy: Proxy) -> None:
+    """The reference is a secret of its client, and opens nothing else."""
+    [item] = ask(proxy, [*history(), TRIGGER], key="").json()["output"]
+    question = {"role": "user", "content": "What now?"}
+    upstream.api.script([SEARCH], [say("Done.")])
+    assert ask(proxy, [item, question], key="").status_code == 200
+    assert FACT in upstream.asked["input"][-1]["output"]
+
+
 def test_what_cannot_be_read_behind_a_reference_is_said(
     upstream: Upstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
