@@ -171,6 +171,21 @@ async def test_a_record_in_use_stays_young(tmp_path: Path) -> None:
     await store.close()
 
 
+def test_a_good_record_that_was_taken_away_for_a_damaged_one_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process replaces the damaged record after our look at it and before our deletion."""
+    folder = Folder(tmp_path)
+    folder.put(KEY, b"good", sync=False)
+    monkeypatch.setattr(Folder, "get", lambda folder, key: b"damaged")
+    folder.discard(KEY, b"damaged")
+    assert (tmp_path / KEY).read_bytes() == b"good"
+    assert list((tmp_path / ".tmp").iterdir()) == []
+    (tmp_path / KEY).unlink()
+    folder.discard(KEY, b"damaged")
+    assert not (tmp_path / KEY).exists()
+
+
 async def test_delete_leaves_no_empty_folders(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     await store.put(KEY, b"1")
