@@ -142,41 +142,62 @@ class _Request:
     # -- from the body to what is sent --
 
     async def _parse(self, body: bytes) -> Prepared:
-        """Parse the body and choose the policy for its model. Gives a reason instead if we cannot read the body."""
-        tenant, client, clear = self._tenant, self._client, body
-        wish: Wish | None = None
-        brought = References()
+        """Return the request with its policy, or with the reason why it cannot be read."""
+        tenant = self._tenant
         try:
-            if client.encoded:
-                limit, threads = self._services.settings.body_limit, self._services.threads
-                clear = await decoded_request(body, client.headers, limit, threads, tenant.namespace, client.hold)
-            request = await self._run(partial(self._dialect.parse, clear), len(clear))
+            request = await self._read(body)
             tenant = self._identify(request)
-            if self._dialect.name in references.NATIVE:
-                run = partial(self._run, size=request.size)
-                request, wish, brought = await references.read(self._dialect, client.path, request, self._records, run)
+            request, wish, brought = await self._restored(request)
         except ClientFault:
             return Prepared(body, tenant, unplanned=Reason.ENCODING)
         except Unplannable as error:
             return Prepared(body, tenant, unplanned=error.reason)
         if not request.model:
-            request = replace(request, model=model_in(client.path))
+            request = replace(request, model=model_in(self._client.path))
         request, declined = await self._repeated(request)
-        chosen, header = tenant.policy.for_model(request.model), client.our_header
-        policy = chosen.planning
-        tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         sent = request.body if wish or brought.digests else None
         prepared = Prepared(body, tenant, request, sent, wish=wish, declined=declined, references=brought)
-        if chosen.offload.mode is Mode.OFF:
-            prepared = replace(prepared, unplanned=Reason.OFF)
-        elif b"off" in header:
-            prepared = replace(prepared, unplanned=Reason.HEADER)
-        elif chosen.offload.mode is Mode.OBSERVE or b"observe" in header:
+        return await self._continued(self._chosen(prepared, request), request)
+
+    async def _read(self, body: bytes) -> Request:
+        """Return the request that the body holds. Raises ClientFault and Unplannable."""
+        client, services = self._client, self._services
+        if client.encoded:
+            limit, caller = services.settings.body_limit, self._tenant.namespace
+            body = await decoded_request(body, client.headers, limit, services.threads, caller, client.hold)
+        return await self._run(partial(self._dialect.parse, body), len(body))
+
+    async def _restored(self, request: Request) -> tuple[Request, Wish | None, References]:
+        """Return the request with what its references stand for, the compaction that it asks for, and the references
+        that were replaced."""
+        if self._dialect.name not in references.NATIVE:
+            return request, None, References()
+        run = partial(self._run, size=request.size)
+        return await references.read(self._dialect, self._client.path, request, self._records, run)
+
+    def _chosen(self, prepared: Prepared, request: Request) -> Prepared:
+        """Return the request with the policy for its model, and how that lets it be planned."""
+        tenant, header = prepared.tenant, self._client.our_header
+        policy = tenant.policy.for_model(request.model)
+        if policy.planning is not tenant.policy:
+            tenant = replace(tenant, policy=policy.planning)
+            prepared = replace(prepared, tenant=tenant)
+        if policy.offload.mode is Mode.OFF:
+            return replace(prepared, unplanned=Reason.OFF)
+        if b"off" in header:
+            return replace(prepared, unplanned=Reason.HEADER)
+        if policy.offload.mode is Mode.OBSERVE or b"observe" in header:
             return replace(prepared, observed=True)
-        elif self._vouched:
-            self._services.known.list_models(tenant, client.headers)
-        going_on = await self._records.continuation(request.continues) if request.continues else None
-        return replace(prepared, continued=self._dialect.continued(request, going_on)) if going_on else prepared
+        if self._vouched:
+            self._services.known.list_models(tenant, self._client.headers)
+        return prepared
+
+    async def _continued(self, prepared: Prepared, request: Request) -> Prepared:
+        """Return the request that goes on from a reply upstream, from its last round if it had hidden ones."""
+        if prepared.observed or not request.continues:
+            return prepared
+        last = await self._records.continuation(request.continues)
+        return replace(prepared, continued=self._dialect.continued(request, last)) if last else prepared
 
     async def _repeated(self, request: Request) -> tuple[Request, Declined | None]:
         """Return a request that repeats one for another model as one for the first model, so that it is
