@@ -474,6 +474,9 @@ _OPENINGS = (
 )
 
 
+FENCE = len("```")
+
+
 class LinesBefore:
     """What is known of the text before a place: whether it is in a fence, and what its line begins with."""
 
@@ -483,11 +486,13 @@ class LinesBefore:
         self._fenced = False
 
     def add(self, text: str) -> None:
+        if "\n" not in text and len(self._line) == FENCE:
+            return
         *lines, last = (self._line + text).split("\n")
         self.empty = self.empty and not text.strip()
         for line in lines:
             self._fenced ^= line.lstrip().startswith("```")
-        self._line = last.lstrip()[:3]
+        self._line = last.lstrip()[:FENCE]
 
     def copy(self) -> LinesBefore:
         made = LinesBefore()

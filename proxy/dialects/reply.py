@@ -392,6 +392,10 @@ class ToolNames:
         word = written[1]
         return word if word in self._ours else self._in_any_case.get(word.lower(), "")
 
+    def named_in(self, data: bytes) -> bool:
+        """Whether bytes that cannot be read have one of our tools' names as a string, so that they may call it."""
+        return any(b'"%b"' % name.encode() in data for name in self._ours)
+
     def theirs(self, name: str) -> bool:
         """Whether this is one of the client's tools."""
         return name in self._theirs

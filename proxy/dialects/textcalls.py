@@ -62,6 +62,9 @@ class TextCalls:
         if not self._names:
             return None
         state = self._text(text, waits)
+        if self.passes(piece) and not (state.waits and state.lines.empty):
+            state.lines.add(piece)
+            return None
         candidate = state.candidate
         if candidate is not None and len(candidate.text) + len(piece) < candidate.next:
             candidate.text += piece

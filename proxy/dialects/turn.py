@@ -128,6 +128,8 @@ class Turn(ABC):
             except NotJson:
                 if event.name == b"error" or is_error(event.data):
                     self._refuse(event.data)
+                elif self._round.names.named_in(event.data):
+                    raise Broken("an event that cannot be read names a tool of the proxy's") from None
             else:
                 return self._read(parsed, event.data)
         return event.raw if self._shown.streamed else b""
@@ -147,6 +149,8 @@ class Turn(ABC):
             self._round.failed = True
             if is_error(body):
                 self.refusal = body
+            elif self._round.names.named_in(body):
+                raise Broken("a reply that cannot be read names a tool of the proxy's") from None
             elif self._shown.streamed:
                 raise Broken("neither a stream nor a whole reply of this API") from None
             self._unknown = body

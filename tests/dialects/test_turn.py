@@ -221,6 +221,18 @@ def test_a_later_round_without_an_end_is_broken(api: Api, events: int) -> None:
         turn.end()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_read_and_names_our_tool_is_no_reply_for_the_client(api: Api, stream: bool) -> None:
+    odd = b'{"answer": [{"tool": "grep"}]}' if not stream else b'data: [{"tool": "grep"}]\n\n'
+    turn = api.turn(stream=stream)
+    turn.request()
+    with pytest.raises(Broken, match="names a tool"):
+        receive(turn, odd)
+    other = api.turn(stream=stream, injected=False)
+    other.request()
+    assert receive(other, odd) + other.end() + other.close() == odd
+
+
 ENDS = (b"message_delta", b"message_stop", b'"finish_reason": "', b"[DONE]", b"response.completed", b'"choices": []')
 
 
