@@ -16,6 +16,24 @@ TEXT = page("result", 1_000)
 HISTORY = [user(), *step("c", TEXT), user("And?")]
 
 
+# -- numbers without bounds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**64, 10**30])
+def test_a_huge_number_means_all_there_is(caller: Caller, number: int) -> None:
+    [path] = caller.compact(HISTORY).files
+    replies = [
+        caller.read(path, offset=number),
+        caller.read(path, limit=number),
+        caller.read(path, column=number),
+        caller.grep("result", limit=number),
+        caller.grep("result", limit=number, archive=True),
+        caller.post("/grep", {"pattern": "result", "file_path": path, "limit": number}),
+    ]
+    assert [reply.status for reply in replies] == [200] * len(replies)
+    assert [reply.answer for reply in replies[:3]] == ["", TEXT, ""]
+
+
 # -- messages that are odd ---------------------------------------------------------------------------------------------
 
 
