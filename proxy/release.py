@@ -35,3 +35,9 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):  # no git, or somebody else's checkout
         return ""
     return done.stdout.strip()
+
+
+def install(extra: str) -> str:
+    """Return the command that installs one of our extras."""
+    checkout = (FOLDER.parent / "pyproject.toml").exists()
+    return f"pip install '.[{extra}]'" if checkout else f"pip install 'offload-proxy[{extra}]'"

@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replica_url: Annotated[
         Url | None, says("an address such as http://10.0.0.7:8787, for links to this replica's dashboard")
     ] = None
-    log_format: Annotated[Literal["json", "text"], says("json or text; text on a terminal")] = "json"
+    log_format: Annotated[Literal["json", "full", "short"], says("json, full or short; short on a terminal")] = "json"
     admin_token: Annotated[str, Meta(pattern=r"^[ -~]+\Z")] | None = None
     """What the operator logs in with, and what metrics and deep health ask for."""
     environment: Mapping[str, str] = {}
@@ -124,7 +124,8 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
             given[name] = msgspec.convert(plain, field.type, strict=False, dec_hook=lambda kind, value: kind(value))
         except (ValueError, msgspec.ValidationError) as error:
             expected = _expected(field) or "printable ASCII"  # of the token, which is no flag
-            raise UserMistake(f"{source}: expected {expected}") from error
+            fault = _fault(text) if field.name in ("upstream", "replica_url") else ""
+            raise UserMistake(f"{source}: {fault}expected {expected}") from error
     settings = Settings(**given)
     if settings.profile and settings.policies:
         raise UserMistake("--profile is for the built-in policy: write `offload: {profile: …}` into yours")
@@ -137,6 +138,18 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
             f"({settings.body_limit} bytes): raise the first to {2 * settings.body_limit}, or lower the second"
         )
     return settings
+
+
+_ENDPOINT = re.compile(r"(/chat)?/(completions|responses|messages|embeddings)/?$")
+
+
+def _fault(url: str) -> str:
+    """Say what is wrong with an address, if it is one of two usual mistakes."""
+    if found := _ENDPOINT.search(url):
+        return f"leave out {found[0]}; "
+    if re.match(r"[\w.-]+(:\d+)?(/|\Z)", url) and re.search(r"[.:]|^localhost", url):
+        return f"{url} has no http:// before it; "
+    return ""
 
 
 def policy(base_url: str | None, profile: Profile | None, **sections: object) -> str:

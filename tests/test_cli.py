@@ -121,6 +121,12 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
     [
         ([], "the following arguments are required: COMMAND"),
         (["frob"], "invalid choice: 'frob'"),
+        (["serv"], "there is no command 'serv': did you mean serve?"),
+        (
+            ["serve", "--upstream", "127.0.0.1:8080/v1"],
+            "--upstream: 127.0.0.1:8080/v1 has no http:// before it; expected",
+        ),
+        (["serve", "--upstream", "http://h/v1/chat/completions"], "--upstream: leave out /chat/completions; expected"),
         (["store"], "the following arguments are required: ACTION"),
         (["serve", "--port", "http"], "offload-proxy: --port: expected a port from 1 to 65535"),
         (["serve", "--upstream", "openai"], "offload-proxy: --upstream: expected an address such as"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,7 @@ from proxy.apps.run import archive
 from proxy.errors import ProxyError, UserMistake
 from proxy.policies.tenants import Tenant, policy_of
 from proxy.policy import Policy
+from proxy.release import install
 from proxy.settings import Settings
 from proxy.stores import is_part
 from proxy.stores.guarded import Guarded
@@ -139,6 +141,8 @@ def recall(settings: Settings, chosen: Namespace) -> int:
         raise UserMistake("give a PATH, or --session and --grep")
     if chosen.namespace and chosen.url:
         raise UserMistake("give --url for a running proxy, or --namespace for the store itself")
+    if session and not re.fullmatch(r"[0-9a-f]{1,16}", session):
+        raise ProxyError(f"no session begins with {session}")
     given: dict[str, object] = {"session": session} if session else {}
     if path:
         operation, given = b"/read_file", {"absolute_path": path, "characters": WHOLE}
@@ -167,7 +171,7 @@ def mcp(settings: Settings, chosen: Namespace) -> int:
     try:
         from proxy.apps.operations.mcp import over_stdio
     except ModuleNotFoundError as error:
-        raise UserMistake("this needs: pip install 'offload-proxy[mcp]'") from error
+        raise UserMistake(f"this needs: {install('mcp')}") from error
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(over_stdio(_caller(settings, chosen.url, settings.environment.get(KEY, ""))))
     return 0

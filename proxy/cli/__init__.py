@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # the caller has closed it, and writing to it must do no harm
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     made = parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and not given[0].startswith("-") and given[0] not in (*_COMMANDS, "store"):
+        meant = get_close_matches(given[0], (*_COMMANDS, "store"), 1)
+        if meant:
+            made.error(f"there is no command {given[0]!r}: did you mean {meant[0]}?")
     chosen, unknown = made.parse_known_args(arguments)
     if unknown:
         named = [one.partition("=")[0] for one in unknown if one.startswith("-")]  # their values may be secret

@@ -270,7 +270,7 @@ def serve(settings: Settings, chosen: Namespace) -> int:
     refuse_loop(settings)
     terminal = sys.stderr.isatty()
     if terminal and not (chosen.log_format or settings.environment.get("OFFLOAD_LOG_FORMAT")):
-        settings = replace(settings, log_format="text")
+        settings = replace(settings, log_format="short")
     say(settings, terminal=terminal)
     return runner.serve(settings, [*parts.PARTS.values()], partial(dashboard.invitation, settings))
 

@@ -19,6 +19,7 @@ from proxy.dialects import DIALECTS, Dialect
 from proxy.errors import UserMistake
 from proxy.policies import Policies, PolicyLoader
 from proxy.policies.tenants import retention
+from proxy.release import install
 from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import Exchange
 from proxy.requests.handler import Chat
@@ -227,7 +228,7 @@ def _opentelemetry(settings: Settings) -> OpenTelemetry | None:
 
         return OpenTelemetry(variables)
     except ModuleNotFoundError:
-        logger.warning("OTEL_… is set, and nothing is exported without: pip install 'offload-proxy[otel]'")
+        logger.warning("OTEL_… is set, and nothing is exported without: %s", install("otel"))
         return None
     except ValueError as error:  # in one of its many variables
         raise UserMistake(f"OTEL_…: {error}") from error

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from proxy.errors import Overloaded, StoreBusy, StoreFault, UserMistake
+from proxy.release import install
 from proxy.threads import WorkPool, nobody_waits
 
 T = TypeVar("T")
@@ -227,7 +228,7 @@ def open_store(url: str, retention: Retention = lambda namespace: None, damaged:
 
         return Store(open_objects(url))
     except ModuleNotFoundError as error:
-        raise UserMistake(f"a store at {scheme}:// needs: pip install 'offload-proxy[{extra}]'") from error
+        raise UserMistake(f"a store at {scheme}:// needs: {install(extra)}") from error
 
 
 def expires_by_itself(url: str) -> bool:

@@ -1,7 +1,8 @@
 """Structured logging with the standard library: a line for each request, and each kind of fault at most once a minute.
 
-Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` after the
-message. No line contains content or keys. A request's line contains its `Outcome`, with the path cut off at its `?`.
+Every line has a time, a level, the logger's name, a message and fields: as JSON, or in `full` as text with
+`key=value` after the message. `short` is for a terminal. A request that upstream did not serve is a warning. No line
+contains content or keys. A request's line contains its `Outcome`, with the path cut off at its `?`.
 
 Nobody waits for whoever reads the log: lines go through a bounded queue to a thread that writes them. Beyond `WAITING`
 they are dropped, and a line in their place says how many.
@@ -27,10 +28,10 @@ from typing import Any, Literal, TextIO
 import msgspec
 from msgspec.structs import asdict, replace
 
-from proxy.errors import OffloadError
+from proxy.errors import Fault, OffloadError
 from proxy.telemetry.outcome import Outcome
 
-Format = Literal["json", "text"]
+Format = Literal["json", "full", "short"]
 
 LONGEST = 200
 """The most characters that are logged of a field whose value clients choose, such as the model's name."""
@@ -44,6 +45,9 @@ LAST = 0.5
 LATEST = 0.05
 """Seconds until an outcome is recorded."""
 
+UPSTREAMS = frozenset((Fault.CONNECT, Fault.TIMEOUT, Fault.BROKEN, Fault.PROTOCOL))
+"""Faults of upstream's, whose requests are warnings."""
+
 logger = logging.getLogger(__name__)
 _log = logging.getLogger("proxy.request")
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
@@ -56,7 +60,7 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
     handler: logging.Handler = logging.NullHandler()
     if stream or sys.stderr:  # it is None if it was closed when the process began
         handler = logging.StreamHandler(stream) if stream else Lines(sys.stderr.fileno())
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.setFormatter({"json": JsonLines, "full": TextLines, "short": ShortLines}[form]())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("proxy", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -154,7 +158,8 @@ def requests(outcomes: Sequence[Outcome]) -> None:
         chosen |= {name: getattr(outcome, name) for name in ("method", "model", "detail")}
         fields = replace(outcome, **{name: _valid(text[:LONGEST]) for name, text in chosen.items()})
         # Not `_log.info`, which searches the stack for its caller.
-        _log.handle(_log.makeRecord(_log.name, logging.INFO, "", 0, "request", (), None, extra={"fields": fields}))
+        level = logging.WARNING if outcome.fault in UPSTREAMS else logging.INFO
+        _log.handle(_log.makeRecord(_log.name, level, "", 0, "request", (), None, extra={"fields": fields}))
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
@@ -212,7 +217,7 @@ class TextLines(logging.Formatter):
         fields = asdict(fields) if isinstance(fields, Outcome) else fields
         message = record.getMessage()
         if not message.isprintable():  # so that no client can forge a line
-            message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+            message = _shown(message)
         words = [_time(record), record.levelname.lower(), record.name, message]
         for name, value in fields.items():
             if value:
@@ -220,6 +225,38 @@ class TextLines(logging.Formatter):
                 words.append(f"{name}={value if plain else msgspec.json.encode(value, enc_hook=str).decode()}")
         line = " ".join(words)
         return f"{line}\n{_valid(self.formatException(record.exc_info))}" if record.exc_info else line
+
+
+class ShortLines(TextLines):
+    """Writes each record as a short line for whoever watches a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        outcome = getattr(record, "fields", None)
+        if not isinstance(outcome, Outcome):
+            _, _, _, rest = super().format(record).split(" ", 3)
+            return f"{at} {record.levelname.lower()}: {rest}"
+        words = [at, str(outcome.status or "gone"), _shown(outcome.model or f"{outcome.method} {outcome.path}")]
+        before, after = outcome.tokens_before, outcome.tokens_after
+        if before and before == after:
+            words.append(f"{before:,} tokens")
+        elif before:
+            words.append(
+                f"{before:,} → {after:,} tokens ({100 * (after - before) / before:+.0f} %)".replace(
+                    "-", "\N{MINUS SIGN}"
+                )
+            )
+        line = " ".join(words)
+        if outcome.moved:
+            line += f", moved {outcome.moved:,} {'result' if outcome.moved == 1 else 'results'}"
+        if outcome.detail:
+            line += f", warning: {_shown(outcome.detail)}"
+        return line
+
+
+def _shown(text: str) -> str:
+    """Return text without what could forge a line or control a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _time(record: logging.LogRecord) -> str:

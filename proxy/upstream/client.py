@@ -332,6 +332,9 @@ def _translated(error: aiohttp.ClientError, url: str, limit: int = 0) -> Upstrea
     said = said.partition("\n")[0].partition(": b'")[0]  # without the quotation
     detail = f"{origin_of(url)}: {type(error).__name__}: {said}"
     match error:
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+            detail = f"connection refused at {URL(url).authority}"
+            return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
         case aiohttp.ConnectionTimeoutError():
             message = f"Upstream cannot be reached: no connection in time; at most {limit} are open (--max-connections)"
             return UpstreamUnreachable(message, detail=detail)

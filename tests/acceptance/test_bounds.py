@@ -511,7 +511,7 @@ async def test_no_request_waits_for_the_garbage_collector() -> None:
 
 @needs_proc
 async def test_the_proxy_survives_running_out_of_file_descriptors() -> None:
-    with spawned(flags=["--log-format=text"]) as proxy:
+    with spawned(flags=["--log-format=full"]) as proxy:
         assert proxy.process
         pid = proxy.process.pid
         health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

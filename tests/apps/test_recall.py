@@ -148,3 +148,8 @@ def test_what_is_no_proxy_of_ours_is_told_from_one(
     assert words in capsys.readouterr().err
     request = asked.calls.last.request
     assert request.headers["authorization"] == "Bearer alice" and b'"limit":200' in request.content
+
+
+def test_a_session_that_is_not_there(run: Run) -> None:
+    for session in ("zzzz", "0" * 16):
+        assert run("--session", session) == (1, "", f"offload-proxy: no session begins with {session}\n")

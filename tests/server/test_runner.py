@@ -54,7 +54,7 @@ class Served:
 
 
 def command(*flags: str, store: Path) -> Sequence[str]:
-    return ("serve", f"--store={store}", "--log-format=text", *flags)
+    return ("serve", f"--store={store}", "--log-format=full", *flags)
 
 
 @asynccontextmanager

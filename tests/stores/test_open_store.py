@@ -57,7 +57,7 @@ def test_what_is_no_store(url: str, says: str) -> None:
 def test_a_missing_client_is_named_with_the_line_that_installs_it(module: str, url: str, extra: str) -> None:
     program = f"import sys; sys.modules[{module!r}] = None; from proxy.stores import open_store; open_store({url!r})"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.stderr.strip().endswith(f"pip install 'offload-proxy[{extra}]'")
+    assert run.stderr.strip().endswith(f"pip install '.[{extra}]'")
 
 
 def test_clients_are_imported_only_when_they_are_used(tmp_path: Path) -> None:

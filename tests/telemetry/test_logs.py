@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.errors import Fault
 from proxy.telemetry import logs
 from proxy.telemetry.logs import LATEST, JsonLines, Lines, Recorder
 from proxy.telemetry.outcome import Kind, Outcome, ToolUse
@@ -70,7 +71,7 @@ def test_request_is_one_json_line_with_every_field_of_its_outcome(stream: io.Str
 
 
 def test_request_is_one_text_line_without_empty_fields(stream: io.StringIO) -> None:
-    logs.configure("text", stream)
+    logs.configure("full", stream)
     logs.requests([OUTCOME])
     [line] = stream.getvalue().splitlines()
     head, _, rest = line.partition(" ")
@@ -83,7 +84,7 @@ def test_request_is_one_text_line_without_empty_fields(stream: io.StringIO) -> N
     )
 
 
-@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("form", ["json", "full", "short"])
 def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)
     forged = 'x\n2030-01-01 info proxy.request request status=200 "\u2028\x1b[2J\ud800'
@@ -109,7 +110,7 @@ def test_log_events_have_fields(stream: io.StringIO) -> None:
     assert line["folder"].startswith("<module"), "what has no JSON form is written as text"
 
 
-@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("form", ["json", "full", "short"])
 def test_half_a_surrogate_pair_costs_no_line(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)
     logger = logging.getLogger("proxy.test")
@@ -122,7 +123,7 @@ def test_half_a_surrogate_pair_costs_no_line(stream: io.StringIO, form: logs.For
     assert stream.getvalue().encode()
 
 
-@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("form", ["json", "full", "short"])
 def test_exception_is_logged_with_its_traceback(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)
     try:
@@ -303,3 +304,40 @@ async def test_what_fails_in_one_sink_keeps_nothing_from_the_others(
     await turns()
     assert len(written) == 2
     assert "a bug, in recording requests" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tokens_before": 30_140, "tokens_after": 14_759, "moved": 6},
+         "200 gpt-4.1-mini 30,140 → 14,759 tokens (\N{MINUS SIGN}51 %), moved 6 results"),
+        ({"tokens_before": 800, "tokens_after": 800}, "200 gpt-4.1-mini 800 tokens"),
+        ({"tokens_before": 800, "tokens_after": 900, "moved": 1},
+         "200 gpt-4.1-mini 800 → 900 tokens (+12 %), moved 1 result"),
+        ({"model": "", "path": "/v1/models?key=secret", "method": "GET"}, "200 GET /v1/models"),
+        ({"status": 502, "fault": Fault.CONNECT, "detail": "connection refused at 127.0.0.1:9"},
+         "502 gpt-4.1-mini, warning: connection refused at 127.0.0.1:9"),
+        ({"status": 0}, "gone gpt-4.1-mini"),
+    ],
+)  # fmt: skip
+def test_a_terminal_gets_one_short_line_for_a_request(
+    stream: io.StringIO, fields: dict[str, object], said: str
+) -> None:
+    logs.configure("short", stream)
+    bare = {"tokens_before": 0, "tokens_after": 0, "model": "gpt-4.1-mini"}
+    logs.requests([msgspec.structs.replace(OUTCOME, **{**bare, **fields})])
+    at, _, rest = stream.getvalue().rstrip("\n").partition(" ")
+    assert datetime.strptime(at, "%H:%M:%S")
+    assert rest == said
+
+
+def test_a_terminal_gets_other_lines_without_their_logger(stream: io.StringIO) -> None:
+    logs.configure("short", stream)
+    logs.event(logging.getLogger("proxy.policies"), "policies reloaded", logging.WARNING, tenants=3)
+    assert stream.getvalue().partition(" ")[2] == "warning: policies reloaded tenants=3\n"
+
+
+def test_a_request_that_upstream_did_not_serve_is_a_warning(stream: io.StringIO) -> None:
+    logs.configure("json", stream)
+    logs.requests([OUTCOME, msgspec.structs.replace(OUTCOME, fault=Fault.CONNECT)])
+    assert [line["level"] for line in lines(stream)] == ["info", "warning"]

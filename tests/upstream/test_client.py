@@ -238,10 +238,11 @@ async def test_few_of_many_small_chunks_wait_for_a_slow_reader(pool: UpstreamCli
 async def test_who_cannot_be_reached(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         pass
-    for url, detail in ((wire.url, "ClientConnectorError: Cannot connect"), ("http://nowhere.invalid/v1", "")):
+    refusal = f"connection refused at 127.0.0.1:{wire.port}"
+    for url, detail in ((wire.url, refusal), ("http://nowhere.invalid/v1", "http://nowhere.invalid: ")):
         with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as refused:
             await pool.send(request(url))
-        assert refused.value.detail.startswith(f"{url.removesuffix('/v1')}: {detail}")
+        assert refused.value.detail.startswith(detail)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -686,7 +687,7 @@ async def test_a_list_of_models_that_does_not_come(pool: UpstreamClient, monkeyp
             await models(pool, wire.url, (), 0.01)
     with pytest.raises(UpstreamUnreachable) as gone:
         await models(pool, wire.url, (), PATIENCE)
-    assert gone.value.detail.startswith(f"{wire.url}: ClientConnectorError: ")
+    assert gone.value.detail == f"connection refused at 127.0.0.1:{wire.port}"
     with pytest.raises(UpstreamFault):
         await models(pool, "http://[::1::2]/v1", (), PATIENCE)
     monkeypatch.setattr(client, "LARGEST_LIST", 1)

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from proxy.errors import ProxyError, UserMistake
+from proxy.release import install
 from proxy.settings import Settings
 
 OK, FAILED = 0, 1
@@ -33,7 +34,7 @@ def demo(settings: Settings, chosen: Namespace) -> int:
     temporary folder for the user to look at; an interrupted demo removes it.
     """
     if find_spec("openai") is None:
-        raise UserMistake("the demo needs openai: pip install 'offload-proxy[demo]'")
+        raise UserMistake(f"the demo needs openai: {install('demo')}")
     for name in ("SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that our child processes end, too
@@ -75,7 +76,7 @@ def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
 def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
     """Run the proxy for the block as a user would; yields its address. Raises ProxyError."""
     log = folder / "proxy.log"
-    command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
+    command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=full"]
     command += [f"--upstream={upstream}", f"--store={folder / 'store'}"]
     command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
     ours = {

@@ -21,6 +21,7 @@ from proxy.apps.operations.call import CallerFiles, Looking, OperationCall, refu
 from proxy.dialects.chat import CHAT
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized, Unsupported
 from proxy.policies.tenants import Tenant
+from proxy.release import install
 from proxy.requests.exchange import Exchange
 from proxy.requests.relay import served
 from proxy.server.parts import Door, Part
@@ -155,7 +156,7 @@ class Operations(Part):
         try:  # in a thread, as this imports much
             mcp = await asyncio.to_thread(import_module, "proxy.apps.operations.mcp")
         except ModuleNotFoundError as error:
-            raise Unsupported("The MCP server needs: pip install 'offload-proxy[mcp]'") from error
+            raise Unsupported(f"The MCP server needs: {install('mcp')}") from error
         body = await client.read(MESSAGE_BYTES)
         with client.present():
             await mcp.over_http(client, body, lambda inner: self.operate(inner, tenant))

@@ -276,7 +276,7 @@ async def recall_sessions(call: Looking, given: RecallSessions) -> bytes:
     metadata: dict[str, Any]
     if given.session:
         if not found:
-            raise NotThere(f"There is no session {given.session!r} among yours")
+            raise NotThere(f"no session begins with {given.session}")
         if len(found) > 1:
             raise NotThere(f"{len(found)} of your sessions begin with {given.session!r}; send more of the id")
         texts = [asdict(text) | {"path": f"{_store_dir(call)}/{text.name}"} for text in found[0].texts]

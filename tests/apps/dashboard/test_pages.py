@@ -123,7 +123,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     assert "topic number" not in shown, "no content by default"
 
     shown = await page.show("#health")
-    for said in ("answers", "records", "Policies in force", "Upstreams", "Caches", "breaker: closed"):
+    for said in ("answers", "records", "Policies in force", "Upstreams", "Caches", "works"):
         assert said in shown, said
     assert await page.evaluate("document.title") == "Health - Offload Proxy"
     assert_clean(page, proxy)

@@ -138,4 +138,4 @@ async def test_each_call_is_logged_as_its_operation(kept: Kept, caplog: pytest.L
 def test_without_the_extra_the_answer_says_what_to_install(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "proxy.apps.operations.mcp", None)
     reply = kept.proxy.post("/_offload/mcp", {}, "alice")
-    assert reply.status_code == 501 and "offload-proxy[mcp]" in reply.text
+    assert reply.status_code == 501 and "pip install '.[mcp]'" in reply.text

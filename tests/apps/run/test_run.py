@@ -191,7 +191,7 @@ def test_an_upstream_that_does_not_answer(tmp_path: Path) -> None:
         dead = f"http://127.0.0.1:{gone.getsockname()[1]}/v1"
     done = ran("chat", "exit=3", home=tmp_path, upstream=dead)
     assert done.returncode == 3 and done.stdout.endswith("chat 502\n")
-    assert done.stderr.startswith("offload-proxy: upstream did not answer: ")
+    assert done.stderr.startswith("offload-proxy: upstream did not answer: connection refused at 127.0.0.1:")
 
 
 def test_the_proxy_is_killed(tmp_path: Path, upstream: StrictUpstream) -> None:

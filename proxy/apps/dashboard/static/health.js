@@ -9,7 +9,7 @@ export async function health(page) {
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Health")),
     element("p", {}, "The state of one worker of this machine, asked for just now. Other replicas have pages of their own."),
     element("dl", { class: "tiles" },
-      tile("Store", said(store.fault), `breaker: ${plain(store.breaker)}`),
+      tile("Store", said(store.fault), store.breaker === "closed" ? "works" : `breaker: ${plain(store.breaker)}`),
       tile("This dashboard", dashboard.off ? element("span", { class: "bad" }, "off") : element("span", { class: "good" }, "records"),
         `${number(dashboard.written)} rows written by this worker, ${number(dashboard.dropped)} dropped`, plain(dashboard.fault), plain(dashboard.file ?? "")),
       tile("Policies", number(policies.length), reload ? `${reload[1] ? `the last reload failed: ${plain(reload[1])}` : "reloaded"} at ${moment(reload[0])} UTC` : "as read at the start")),
