@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +22,7 @@ from proxy.requests.prepared import Prepared
 from proxy.server.parts import Door, Part
 from proxy.server.process import Process
 from proxy.telemetry.outcome import Kind, Outcome
+from tests.apps.dashboard.traffic import session
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream, text, whole
 from tests.serving import PLAIN, Proxy, served, tight
@@ -68,6 +71,9 @@ class Faulty(Part):
         raise KeyError("a bug of this part")
 
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+
 @pytest.fixture(autouse=True)
 def forget() -> None:
     SEEN.clear()
@@ -100,6 +106,15 @@ def test_a_part_has_pages_doors_and_a_life(up: StrictUpstream, monkeypatch: pyte
         wait_until(lambda: len(SEEN) == 3)
         assert [(seen.kind, whose) for seen, whose, _ in SEEN[1:]] == [(Kind.OPERATION, None), (Kind.REFUSED, None)]
     assert LIFE == ["begins", "ends"]
+
+
+def test_the_documented_part_counts_our_tools(up: StrictUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    example: dict[str, Any] = {}
+    exec(DOCUMENT.read_text().partition("```python\n")[2].partition("```")[0], example)
+    monkeypatch.setattr(parts, "PARTS", {"tools": example["ToolCounts"]})
+    with served({"default": tight(up.url)}) as proxy:
+        session(proxy, up, 6, read=True)
+        wait_until(lambda: get(proxy, "/_offload/tools").json() == {"grep": 1})
 
 
 def test_a_part_that_fails_costs_no_request(
