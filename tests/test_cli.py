@@ -108,6 +108,28 @@ def test_a_package_that_has_overwritten_ours_is_named(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command", ["", "run", "serve", "check", "replay", "recall", "mcp", "demo", "store", "store gc", "store forget"]
+)
+def test_help_is_80_columns_wide(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "82")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_the_flags_of_serve_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    groups = capsys.readouterr().out.partition("\nwhat is served:\n")
+    assert [line for line in groups[0].splitlines() if line.startswith("  -")] == [
+        "  -h, --help            show this help message and exit"
+    ]
+    assert "\nlimits:\n" in groups[2] and "\nwhat is written down:\n" in groups[2]
+
+
 def test_help_loads_nothing_that_it_does_not_need() -> None:
     code = "import sys; from proxy.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -274,6 +296,21 @@ def test_check_says_of_each_rule_what_it_does_itself(tmp_path: Path, capsys: pyt
         ["off"], ["gpt-[45]*:", "compact,"], ["gpt-*:", "compress,"], ["*:", "off"],
     ]  # fmt: skip
     assert "`gpt-4.1*` is for no model: `gpt-*` comes first" in told
+
+
+def test_check_has_one_line_for_each_of_many_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(50):
+        key = hashlib.sha256(str(number).encode()).hexdigest()
+        (tmp_path / f"tenant-{number:02}.yaml").write_text(f"api_keys: [{{sha256: {key}}}]\noffload: {{mode: 'off'}}\n")
+    assert main(["check", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "--full explains each." in said
+    assert [line for line in said.splitlines() if line.startswith("tenant-07")] == [
+        "tenant-07  1 key, https://api.openai.com/v1, off"
+    ]
+    assert said.count("tenant-") == 50
+    assert main(["check", "--full", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("  identity   ") == 50
 
 
 def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:

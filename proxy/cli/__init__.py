@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from textwrap import fill
 from typing import NamedTuple
 
 try:
@@ -118,10 +119,12 @@ def _add(
     added = commands.add_parser(
         name,
         help=about,
-        description=about[0].upper() + about[1:] + ".",
-        epilog=_EXAMPLES.get(name, ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_wrapped(about[0].upper() + about[1:] + "."),
+        epilog=_wrapped(_EXAMPLES.get(name, "")),
+        formatter_class=_Help,
     )
+    groups = {title: added.add_argument_group(title) for title in _GROUPS} if name == "serve" else {}
+    placed = {flag: groups[title] for title, flags in _GROUPS.items() for flag in flags if groups}
     flags = list[str]()
     added.set_defaults(run=command.run, flags=flags)
     for named, metavar, help in command.arguments:
@@ -132,11 +135,44 @@ def _add(
         if not metavar:
             added.add_argument(name, action="store_true", help=help)
         elif name.startswith("--"):
-            added.add_argument(name, metavar=metavar, help=help, action="append" if ending else "store")
+            place = placed.get(name, added)
+            place.add_argument(name, metavar=metavar, help=help, action="append" if ending else "store")
         else:
             added.add_argument(name, metavar=metavar, help=help, nargs=ending)
     return added
 
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help for terminals of 80 columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=80)
+
+
+def _wrapped(text: str) -> str:
+    """Return text for 80 columns."""
+    lines = list[str]()
+    for line in text.split("\n"):
+        indent = "      " if line.startswith(" ") else ""
+        lines.append(fill(line, 80, subsequent_indent=indent) if len(line) > 80 else line)
+    return "\n".join(lines)
+
+
+_GROUPS: Mapping[str, Sequence[str]] = {
+    "what is served": (
+        "--host", "--port", "--upstream", "--policies", "--profile", "--store", "--workers",
+    ),
+    "limits": (
+        "--body-limit", "--buffered-limit", "--head-timeout", "--body-timeout", "--first-byte-timeout",
+        "--drain-timeout", "--max-connections",
+    ),
+    "who may look": ("--allowed-hosts", "--monitor-networks"),
+    "what is written down": (
+        "--log-format", "--dashboard", "--dashboard-limit", "--dashboard-content", "--replica-url", "--capture",
+        "--capture-limit",
+    ),
+}  # fmt: skip
+"""The flags of `serve`, by their subject."""
 
 _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_PORT]")
 
@@ -169,6 +205,7 @@ _COMMANDS: Mapping[str, Command] = {
         (
             ("directory?", "DIR", "the directory [$OFFLOAD_POLICIES, else policies, else the built-in policy]"),
             ("--upstream", "URL", "as for serve"),
+            ("--full", "", "explain each policy, also where there are many"),
             ("--live", "", "also ask every upstream for its models, with the policy's own key"),
             ("--schema", "", "print the JSON Schema of a policy file instead"),
             ("--reference", "", "print the description of every key instead"),
@@ -247,21 +284,26 @@ examples:
   offload-proxy run --profile frugal -- codex exec "fix the tests"
   offload-proxy run --upstream http://127.0.0.1:8080/v1 -- aider --model openai/local
 
-No file of yours or of the agent is written. What moves, the log and the dashboard are kept in
-~/.local/state/offload-proxy. The exit status is the command's.
+No file of yours or of the agent is written. What moves, the log and the
+dashboard are kept in ~/.local/state/offload-proxy. The exit status is the
+command's.
 """,
     "serve": """\
 examples:
-  offload-proxy serve                                        in front of OpenAI and Anthropic, each caller with its key
-  offload-proxy serve --upstream http://127.0.0.1:8080/v1    in front of a local model
+  offload-proxy serve
+      in front of OpenAI and Anthropic, each caller with its key
+  offload-proxy serve --upstream http://127.0.0.1:8080/v1
+      in front of a local model
 
 Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
 OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
 """,
     "replay": """\
-FILE is what you have: sessions of Claude Code, Codex or opencode; logs and exports of LiteLLM, Langfuse, LangSmith,
-Helicone or OpenTelemetry; request bodies as JSONL or JSON, also gzipped; a HAR; a directory of those, such as a capture
-of `serve --capture`; or - for standard input. Nothing is sent or stored, and credentials are not looked at.
+FILE is what you have: sessions of Claude Code, Codex or opencode; logs and
+exports of LiteLLM, Langfuse, LangSmith, Helicone or OpenTelemetry; request
+bodies as JSONL or JSON, also gzipped; a HAR; a directory of those, such as a
+capture of `serve --capture`; or - for standard input. Nothing is sent or
+stored, and credentials are not looked at.
 """,
     "recall": """\
 The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a key, it shows what
@@ -271,8 +313,11 @@ your runs of `offload-proxy run` moved. Who can open the store needs neither a k
     "mcp": "The key is in OFFLOAD_API_KEY. It needs a running proxy at --url.",
     "store": """\
 examples:
-  offload-proxy store ls                    what there is, by namespace and kind
-  offload-proxy store namespace < key       the namespace of the caller with this key
-  offload-proxy store gc --dry-run          show how many records are older than their tenant's retention
+  offload-proxy store ls
+      what there is, by namespace and kind
+  offload-proxy store namespace < key
+      the namespace of the caller with this key
+  offload-proxy store gc --dry-run
+      show how many records are older than their tenant's retention
 """,
 }

@@ -50,7 +50,7 @@ UPSTREAM_SECONDS, STORE_SECONDS = 3.0, 2.0
 MOST = 20
 """Most upstreams that `serve` asks."""
 FEW = 5
-"""A list of at most so many models, such as a local server's, is shown in full."""
+"""A list of at most so many models, such as a local server's, is shown in full, and so are so many policies."""
 
 
 def check(settings: Settings, chosen: Namespace) -> int:
@@ -67,7 +67,9 @@ def check(settings: Settings, chosen: Namespace) -> int:
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
     built_in = directory is None and settings.policies is None and not where.exists()
     policies = load(None if built_in else where, settings.environment, settings.upstream, settings.built_in)
-    sys.stdout.write("".join(f"{line}\n" for line in _lines("built in" if built_in else str(where), policies)))
+    full = chosen.full or len(policies.all()) <= FEW
+    lines = _lines("built in" if built_in else str(where), policies, full=full)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     if not chosen.live:
         return 0
     found = answers(settings, policies.all())
@@ -78,13 +80,20 @@ def check(settings: Settings, chosen: Namespace) -> int:
     return 0 if all(one.good for one in found) else 1
 
 
-def _lines(where: str, policies: Policies) -> Iterator[str]:
+def _lines(where: str, policies: Policies, *, full: bool) -> Iterator[str]:
     warned = len(policies.warnings)
     verdict = f"{several(warned, 'warning')} below" if warned else "all good"
     yield f"{where}: {several(len(policies.all()), 'policy', 'policies')}, {verdict}"
-    for policy in policies.all():
-        yield f"\n{policy.tenant}"
-        yield from (f"  {title:<10} {text}" for title, text in _facts(policy, policies))
+    if full:
+        for policy in policies.all():
+            yield f"\n{policy.tenant}"
+            yield from (f"  {title:<10} {text}" for title, text in _facts(policy, policies))
+    else:
+        width = max(len(policy.tenant) for policy in policies.all())
+        yield "\n--full explains each.\n"
+        for policy in policies.all():
+            _, callers = next(_facts(policy, policies))
+            yield f"{policy.tenant:<{width}}  {callers}, {policy.upstream.base_url}, {_briefly(policy)}"
     if policies.warnings:
         yield ""
         yield from (f"warning: {warning}" for warning in policies.warnings)
@@ -131,6 +140,11 @@ def _acts(whose: str, part: Policy) -> Iterator[tuple[str, str]]:
         yield "prices", prices(part)
         for size in RESULTS:
             yield "results", f"of {size:,} tokens: {first_event(part, size)}"
+
+
+def _briefly(policy: Policy) -> str:
+    offload = policy.offload
+    return "off" if offload.mode is Mode.OFF else f"{offload.mode}, {offload.profile}"
 
 
 def offloads(policy: Policy) -> str:
