@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -118,7 +119,9 @@ class Dashboard:
         if path is not None and not self.state()["off"]:
             host = settings.host if settings.host not in EVERYWHERE else socket.gethostname()
             url = settings.replica_url or f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-            await Fleet(lambda: Rows(path, settings.dashboard_limit), store, self.replica, url, warn).run()
+            upstreams = {one.base_url for policy in self._policies().all() for one in policy.upstreams}
+            rows = partial(Rows, path, settings.dashboard_limit)
+            await Fleet(rows, store, self.replica, url, warn, upstreams=upstreams).run()
 
     # -- what pages call --
 

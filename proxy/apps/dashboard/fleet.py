@@ -81,10 +81,13 @@ class Fleet:
         url: str,
         warn: Callable[[str, str], None],
         clock: Callable[[], float] = time.time,
+        upstreams: Collection[str] = (),
     ) -> None:
+        """`upstreams`: the addresses of its policies. Proxies in front of others are no replicas of this one."""
         self._rows, self._store = rows, store
         self._name, self._url = name, url
         self._warn, self._clock = warn, clock
+        self._sums = f"{SUMS}{sha256(' '.join(sorted(upstreams)).encode()).hexdigest()[:8]}."
 
     async def run(self) -> None:
         """Exchange sums until cancelled."""
@@ -106,16 +109,17 @@ class Fleet:
             listed = {entry.key: entry.modified async for entry in entries}
         told = [found for key in listed if (found := _TOLD.fullmatch(key))]
         await self._file(lambda rows: _forget(rows, told, now))
-        records = sorted(key.removeprefix(SUMS) for key in listed if key.startswith(SUMS))
+        records = sorted(key.removeprefix(self._sums) for key in listed if key.startswith(self._sums))
         dated = [one for one in records if _RECORD.fullmatch(one) and int(one[:6]) * DAY > now - KEPT]
         newest = {one.rsplit(".", 2)[0]: one for one in dated}
         others = {one for place, one in newest.items() if not place.endswith(replica)}
         mine = await self._put(newest, replica, now)
-        current = {f"{SUMS}{one}" for one in others | mine}
-        stale = [key for key in listed if key.startswith(SUMS) and key not in current]
+        current = {f"{self._sums}{one}" for one in others | mine}
+        stale = [key for key in listed if key.startswith(self._sums) and key not in current]
         stale += [found[0] for found in told if now - float(found[2]) > KEPT]
-        old = (key for key, at in listed.items() if key.startswith(ALL_SUMS) and now - at > KEPT)  # other versions'
-        if stale := [*stale, *(key for key in old if not key.startswith(SUMS))]:
+        # Those of other versions, and of other upstreams.
+        old = (key for key, at in listed.items() if key.startswith(ALL_SUMS) and now - at > KEPT)
+        if stale := [*stale, *(key for key in old if not key.startswith(self._sums))]:
             await self._store.delete(*stale)
         await self._collect(others)
 
@@ -128,7 +132,7 @@ class Fleet:
             if not record.endswith(mark):
                 record = f"{place}.{int(now):012}.{mark}"
                 share = await self._file(partial(_share, day=day, name=self._name, url=self._url))
-                await self._store.put(f"{SUMS}{record}", share)
+                await self._store.put(f"{self._sums}{record}", share)
             current.add(record)
         return current
 
@@ -138,7 +142,7 @@ class Fleet:
         fresh = sorted(set(others) - known, reverse=True)
         for start in range(0, len(fresh), AT_ONCE):
             some = fresh[start : start + AT_ONCE]
-            values = await self._store.get_many([f"{SUMS}{record}" for record in some])
+            values = await self._store.get_many([f"{self._sums}{record}" for record in some])
             for record, value in zip(some, values, strict=True):
                 if share := await asyncio.to_thread(_decoded, value):
                     with suppress(OverflowError):  # a number that no replica of ours counts to

@@ -34,13 +34,19 @@ CALLER, OTHER = "acme-1111111111111111", "acme-2222222222222222"
 class Replica:
     """One replica: its file, and a clock of its own."""
 
-    def __init__(self, folder: Path, name: str, store: str) -> None:
+    def __init__(self, folder: Path, name: str, store: str, upstream: str = "") -> None:
         self.path = folder / f"{name}.db"
         self.store = open_store(store)
         self.now = NOW
         self.warned: list[str] = []
         self.fleet = Fleet(
-            self.rows, self.store, name, f"http://{name}:1", lambda _, text: self.warned.append(text), lambda: self.now
+            self.rows,
+            self.store,
+            name,
+            f"http://{name}:1",
+            lambda _, text: self.warned.append(text),
+            lambda: self.now,
+            [upstream],
         )
 
     def rows(self) -> Rows:
@@ -117,13 +123,24 @@ async def test_a_replica_that_is_gone_stays_in_the_sums_until_their_time(pair: l
     assert await two.keys() == [] and two.shown() == 0
 
 
+async def test_proxies_in_front_of_different_upstreams_do_not_mix_their_sums(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    one, two = (Replica(tmp_path, name, store, f"http://{name}/v1") for name in ("one", "two"))
+    one.write(7)
+    two.write(5)
+    for replica in (one, two, one):
+        await replica.exchange()
+    assert (one.shown(), two.shown()) == (7, 5)
+    assert len(await one.keys()) == 2, "neither deletes what the other put"
+
+
 async def test_what_is_no_share_is_passed_over(pair: list[Replica]) -> None:
     one, two = pair
     odd = fleet.Share("odd", "http://odd", [[[]] * len(FLEET_SUMS)], [])  # type: ignore[list-item]
     values = {"a": b"no share", "b": zlib.compress(b"no share"), "c": zlib.compress(msgspec.msgpack.encode(odd))}
     for name, value in values.items():
-        await two.store.put(f"{fleet.SUMS}020000.{name * 16}.{7:012}.{'f' * 16}", value)
-    await two.store.put(f"{fleet.SUMS}else", b"")
+        await two.store.put(f"{two.fleet._sums}020000.{name * 16}.{7:012}.{'f' * 16}", value)
+    await two.store.put(f"{two.fleet._sums}else", b"")
     await two.store.put("dashboard/rounds/x", b"a record of a tenant of this name")
     one.write(2)
     await one.exchange()
