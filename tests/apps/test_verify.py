@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from proxy.apps.verify import Spending
 from tests.acceptance.test_archive import FACT, LOGS, REFERENCE, ask
 from tests.apps.dashboard.traffic import dashboard
 from tests.clients.apis import Asked, api
+from tests.clock import PATIENCE
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text
 from tests.serving import Proxy, served, tight, wait_until
 
@@ -128,12 +130,18 @@ def test_nothing_that_nobody_saw_is_kept(tmp_path: Path) -> None:
 def test_the_client_does_not_wait(tmp_path: Path) -> None:
     """Its reply ends while the model still thinks about the others."""
 
+    replied = Event()
+
     def slow(asked: Asked, number: int) -> Message:
-        return look("/next.log") if not number else Message("Hm.", pause=0.5, split=1)
+        if not number:
+            return look("/next.log")
+        assert replied.wait(PATIENCE)
+        return Message("Hm.")
 
     with world(slow, "chat", tmp_path) as made:
         ask(made.proxy, "chat", LOGS, "And?")
         assert not made.rows
+        replied.set()
         assert made.same() == (0, 0, 0, 0)
 
 
@@ -156,7 +164,7 @@ def test_it_asks_nothing_again_without_a_share_money_or_a_plan(offload: Json, tm
 
 def test_money_ends_for_the_day(tmp_path: Path) -> None:
     """Asking again costs some 0.01 here, and 0.03 are kept back for it."""
-    with world(steady, "chat", tmp_path, verify_budget=0.04) as made:
+    with world(steady, "chat", tmp_path, verify_budget=0.037) as made:
         ask(made.proxy, "chat", LOGS, "And?")
         made.same()
         for number in range(3):

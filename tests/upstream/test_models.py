@@ -9,7 +9,7 @@ import pytest
 
 from proxy.upstream.models import WINDOWS, listed_windows, window_of
 
-# An entry of each server, without what says nothing here; where it was seen; its window.
+# Where a server's documentation or source names the member; an entry with it, shortened; its window.
 ENTRIES: list[tuple[str, dict[str, Any], int | None]] = [
     (
         "vllm-project/vllm, entrypoints/openai: ModelCard",
