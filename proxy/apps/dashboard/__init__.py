@@ -182,15 +182,21 @@ class Dashboard:
         return self._settings.dashboard_content and policy is not None and policy.dashboard_content
 
     def price(self, tenant: str, model: str) -> float | None:
-        """Return the money for a million plain input tokens, if the tenant's policy or the price list says."""
+        """Return the money for a million plain input tokens, if the tenant's policy or the price list says; None, too,
+        where they cost nothing."""
         policy = self._policy(tenant)
         if policy is None:
             return price_of("", model).input_price
-        policy = policy.for_model(model)
-        return policy.offload.input_price or price_of(policy.upstream.base_url, model).input_price
+        parts = (one.for_model(model) for one in (policy, *policy.by_api.values()))
+        return next(filter(None, (_price(part, model) for part in parts)), None)
 
     def _policy(self, tenant: str) -> Policy | None:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)
+
+
+def _price(policy: Policy, model: str) -> float | None:
+    said = policy.offload.input_price
+    return price_of(policy.upstream.base_url, model).input_price if said is None else said
 
 
 class Access:

@@ -21,7 +21,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.apps.dashboard.rows import DAY, FLEET_SESSIONS, FLEET_SUMS, HOUR, OURS, REMEMBERED, Rows, digest, insert
+from proxy.apps.dashboard.rows import (
+    DAY,
+    DEARER,
+    FLEET_SESSIONS,
+    FLEET_SUMS,
+    HOUR,
+    OURS,
+    REMEMBERED,
+    Rows,
+    digest,
+    insert,
+)
 from proxy.errors import DashboardFault, StoreFault
 from proxy.stores import Store
 
@@ -194,7 +205,8 @@ def _share(rows: Rows, day: int, name: str, url: str) -> bytes:
     run, between = rows.connection.execute, (day * DAY, (day + 1) * DAY)
     hours = ", ".join(f"CAST({at} / {HOUR} AS INTEGER) * {HOUR}" for at in ("began", "last"))
     sessions = f"""SELECT namespace, tenant, model, holdout, kind, {hours}, count(*), sum(requests),
-        sum(cost_before > 0), sum(cost_before > 0 AND cost_after > cost_before), sum(moved), sum(reads)
+        sum(cost_before > 0), sum(cost_before > 0 AND cost_after > cost_before * {DEARER}), sum(moved), sum(reads),
+        max(largest_before), max(largest_after)
         FROM sessions WHERE last >= ? AND last < ? GROUP BY 1, 2, 3, 4, 5, 6, 7"""
     sums = f"SELECT {', '.join(FLEET_SUMS)} FROM sums WHERE start >= ? AND start < ?"
     share = Share(name, url, run(sums, between).fetchall(), run(sessions, between).fetchall())

@@ -191,7 +191,7 @@ def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
         if found["detail"] and not dashboard.shows_content(found["tenant"]):
             messages = [{**one, "about": ""} for one in found["detail"]["messages"]]
             found["detail"] |= {"messages": messages, "texts": {}, "snapshot": None}
-        return found
+        return {**found, "price": price(found["tenant"], found["model"])}
 
     return {
         "requests": lambda reader, asked: reader.requests(_wanted(asked)),

@@ -14,7 +14,18 @@ from typing import Annotated
 import msgspec
 
 from proxy.apps.dashboard.describe import detail
-from proxy.apps.dashboard.rows import DAY, FLEET_SESSIONS, HOUR, LONGEST_TEXT, MINUTE, NESTED, SUMS, SUMS_KEYS, Row
+from proxy.apps.dashboard.rows import (
+    DAY,
+    DEARER,
+    FLEET_SESSIONS,
+    HOUR,
+    LONGEST_TEXT,
+    MINUTE,
+    NESTED,
+    SUMS,
+    SUMS_KEYS,
+    Row,
+)
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -57,18 +68,23 @@ MEASURED = 2_000
 """Requests, the newest, of which the latency is shown."""
 
 SENT = f"kind != '{Kind.OBSERVED}'"
-SAVED = "CASE WHEN cost_before > 0 THEN cost_before - cost_after ELSE 0 END"
-"""What a session saved, in plain input tokens; 0 if upstream did not say what it counted."""
-
 _SUMS = ", ".join((*SUMS_KEYS, *SUMS))
 ALL_SUMS = f"(SELECT {_SUMS}, start AS time FROM sums UNION ALL SELECT {_SUMS}, start FROM fleet_sums)"
 """The sums of this replica and of all others."""
 
 ALL_SESSIONS = f"""(SELECT namespace, tenant, model, holdout, kind, began, last, 1 AS sessions, requests,
-    cost_before > 0 AS known, cost_before > 0 AND cost_after > cost_before AS losses, moved, reads FROM sessions
+    cost_before > 0 AS known, cost_before > 0 AND cost_after > cost_before * {DEARER} AS losses, moved, reads,
+    largest_before, largest_after FROM sessions
     UNION ALL SELECT {", ".join(FLEET_SESSIONS)} FROM fleet_sessions)"""
 """The sessions of this replica, and the sums of others'."""
 
+
+Priced = tuple[str, str, float]
+"""A tenant, a model, and the money for a million of its plain input tokens."""
+
+PRICES = """SELECT json_extract(value, '$[0]') AS tenant, json_extract(value, '$[1]') AS model,
+    json_extract(value, '$[2]') AS price FROM json_each(:prices)"""
+"""A table of `Priced`, which SQLite gets as JSON."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 
@@ -205,7 +221,7 @@ class Reader:
     def sessions(self, wanted: Wanted = ANY) -> list[Row]:
         """Return the sessions with the newest requests."""
         where, values = wanted.conditions(SESSION_WORDS, "last")
-        query = f"""SELECT *, {SAVED} AS saved FROM sessions WHERE {self._own} AND {where}
+        query = f"""SELECT * FROM sessions WHERE {self._own} AND {where}
             ORDER BY last DESC LIMIT :limit OFFSET :offset"""
         return [*map(_named, self._rows(query, **values))]
 
@@ -231,20 +247,27 @@ class Reader:
             GROUP BY tenant, model, holdout"""
         return self._rows(query, since=since)
 
-    def losses(self, since: float) -> Row:
-        """Return of the sessions with costs and a request since then how many there are, how many of them cost more
-        than as they came, and how many of their moved results were read back: none of those that were only observed."""
-        query = f"""SELECT sum(known) AS sessions, sum(losses) AS losses, sum(moved) AS moved, sum(reads) AS reads
-            FROM {ALL_SESSIONS} WHERE last >= :since AND holdout != '{Holdout.KEPT}' AND {SENT} AND {self._own}"""
-        [found] = self._rows(query, since=since)
-        return {name: amount or 0 for name, amount in found.items()}
+    def fared(self, since: float) -> list[Row]:
+        """Return how the sessions with a request since then fared, by tenant and model: of how many the costs are
+        known, how many of those were dearer than as they came, how many moved results were read back, and the largest
+        prompt as it came and as it was sent. Sessions that were only observed do not count."""
+        query = f"""SELECT tenant, model, sum(known) AS sessions, sum(losses) AS losses, sum(moved) AS moved,
+            sum(reads) AS reads, max(largest_before) AS largest_before, max(largest_after) AS largest_after
+            FROM {ALL_SESSIONS} WHERE last >= :since AND holdout != '{Holdout.KEPT}' AND {SENT} AND {self._own}
+            GROUP BY tenant, model"""
+        return self._rows(query, since=since)
 
-    def extremes(self, since: float, most: int = 5) -> tuple[list[Row], list[Row]]:
-        """Return the sessions with a request since then that saved most, and those that lost most."""
-        query = f"""SELECT *, {SAVED} AS saved FROM sessions
-            WHERE last >= :since AND {SENT} AND {self._own}"""
-        best = self._rows(f"{query} AND saved > 0 ORDER BY saved DESC LIMIT {most}", since=since)
-        worst = self._rows(f"{query} AND saved < 0 ORDER BY saved LIMIT {most}", since=since)
+    def extremes(self, since: float, prices: Sequence[Priced], most: int = 5) -> tuple[list[Row], list[Row]]:
+        """Return the sessions with a request since then that saved most money, and those that were dearer by most. If
+        nothing has a price: those that saved most tokens, and none."""
+        saved = "(cost_before - cost_after) * price" if prices else "tokens_before - tokens_after"
+        priced = f"JOIN ({PRICES}) USING (tenant, model)" if prices else ""
+        query = f"SELECT *, {saved} AS saved FROM sessions {priced} WHERE last >= :since AND {SENT} AND {self._own}"
+        known = "AND cost_before > 0" if prices else ""
+        values = {"since": since, "prices": msgspec.json.encode(prices).decode()}
+        best = self._rows(f"{query} {known} AND saved > 0 ORDER BY saved DESC LIMIT {most}", **values)
+        dearer = f"{query} {known} AND cost_after > cost_before * {DEARER} ORDER BY saved LIMIT {most}"
+        worst = self._rows(dearer, **values) if prices else []
         return [*map(_named, best)], [*map(_named, worst)]
 
 

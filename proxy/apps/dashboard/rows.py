@@ -48,6 +48,9 @@ PAGE = 4096
 FULL, ROOM = 0.8, 0.05
 """The share of the allowed size above which the oldest rows are deleted, and the share of rows deleted at once."""
 
+DEARER = 1.01
+"""How many times the cost as it came a request or a session has to cost to count as dearer."""
+
 MOST_SUMS = 60_000
 """Most sums of each span, and at most one for two pages of the file. A client makes new ones with each model's name
 that it invents."""
@@ -83,7 +86,7 @@ SUMMED = tuple(
 """Fields of an outcome that are added up."""
 
 SUMS = ("requests", "faults", "losses", "reads", "retrieved_tokens", *SUMMED)
-"""The columns of sums: requests, those that went wrong, those that cost more than as they came, calls of our tools and
+"""The columns of sums: requests, those that went wrong, those that were dearer than as they came, calls of our tools,
 the tokens that these read back, and the sums of fields."""
 
 NESTED = tuple(one.name for one in _FIELDS if one.default in ((), msgspec.NODEFAULT) and not one.required)
@@ -92,14 +95,17 @@ NESTED = tuple(one.name for one in _FIELDS if one.default in ((), msgspec.NODEFA
 _REQUEST = ("time", "worker", "session", "kinds", *Outcome.__struct_fields__)
 _SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
 _SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
-_SESSION = ("session", "namespace", "tenant", "model", "dialect", "began", *_SESSION_NEWEST, *_SESSION_SUMS)
+_SESSION_LARGEST = ("largest_before", "largest_after")
+_SESSION_NAMES = ("session", "namespace", "tenant", "model", "dialect", "began")
+_SESSION = (*_SESSION_NAMES, *_SESSION_NEWEST, *_SESSION_LARGEST, *_SESSION_SUMS)
 
 FLEET_SUMS = (*SUMS_KEYS, *SUMS)
 FLEET_SESSIONS = (
     "namespace", "tenant", "model", "holdout", "kind", "began", "last",
-    "sessions", "requests", "known", "losses", "moved", "reads",
+    "sessions", "requests", "known", "losses", "moved", "reads", "largest_before", "largest_after",
 )  # fmt: skip
-"""Sessions that began, and had their last request, in the same two hours. Of `known` ones the costs are known."""
+"""Sessions that began, and had their last request, in the same two hours. Of `known` ones the costs are known, and
+`losses` of them were dearer. The largest prompt of them all is as it came, and as it was sent."""
 
 TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
@@ -129,16 +135,24 @@ OURS = zlib.crc32(repr((TABLES, INDEXES)).encode()) >> 1
 """The `application_id` of a file with these tables (sqlite.org/pragma.html#pragma_application_id)."""
 
 
-def insert(table: str, columns: Sequence[str], added: Sequence[str] = (), replaced: Sequence[str] = ()) -> str:
-    """Return the statement that inserts a row of these columns. If it is there, some are `added` to or `replaced`."""
+def insert(
+    table: str,
+    columns: Sequence[str],
+    added: Sequence[str] = (),
+    replaced: Sequence[str] = (),
+    largest: Sequence[str] = (),
+) -> str:
+    """Return the statement that inserts a row of these columns. If it is there, some are `added` to, some are
+    `replaced`, and of some the `largest` value stays."""
     changes = [f"{name} = {name} + excluded.{name}" for name in added]
     changes += [f"{name} = excluded.{name}" for name in replaced]
+    changes += [f"{name} = max({name}, excluded.{name})" for name in largest]
     statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     return f"{statement} ON CONFLICT DO UPDATE SET {', '.join(changes)}" if changes else statement
 
 
 _ADD_REQUEST, _ADD_DETAIL = insert("requests", ("id", *_REQUEST)), insert("details", ("id", "detail"))
-_ADD_SESSION = insert("sessions", _SESSION, _SESSION_SUMS, _SESSION_NEWEST)
+_ADD_SESSION = insert("sessions", _SESSION, _SESSION_SUMS, _SESSION_NEWEST, _SESSION_LARGEST)
 _ADD_SUM = insert("sums", (*SUMS_KEYS, *SUMS), SUMS)
 _request, _session = itemgetter("id", *_REQUEST), itemgetter(*_SESSION)
 _keys, _sums = itemgetter("namespace", *KEYS), itemgetter(*SUMS)
@@ -173,7 +187,7 @@ def _row(id: int, recorded: Recorded) -> Row:
     row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
     row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
     row["requests"], row["faults"] = 1, int(bool(outcome.fault))
-    row["losses"] = int(outcome.kind != Kind.SUMMARY and outcome.cost_after > outcome.cost_before)
+    row["losses"] = int(outcome.kind != Kind.SUMMARY and outcome.cost_after > outcome.cost_before * DEARER)
     row["reads"] = sum(use.calls for use in outcome.tool_uses)
     row["retrieved_tokens"] = min(sum(use.tokens for use in outcome.tool_uses), MOST)
     return row
@@ -198,7 +212,8 @@ def _as_session(row: Row) -> tuple[Any, ...]:
     """Return what a request adds to its session."""
     began_and_last = {"began": row["time"], "last": row["time"], "last_id": row["id"], "events": row["new_event"]}
     newest = {"newest_before": row["tokens_before"], "newest_after": row["tokens_after"], "moved": row["compacted"]}
-    amounts: tuple[Any, ...] = _session(row | began_and_last | newest)
+    largest = {"largest_before": row["tokens_before"], "largest_after": row["tokens_after"]}
+    amounts: tuple[Any, ...] = _session(row | began_and_last | newest | largest)
     return amounts
 
 

@@ -28,6 +28,7 @@ MODELS = {
     "tokens_after": _of("tokens_after", *_PLANNED),
     "retrieved_tokens": _of("retrieved_tokens", *_PLANNED),
     "rewritten": _of("requests", Kind.OFFLOADED),
+    "events": _of("new_event", Kind.OFFLOADED),
     "billed": _of(f"requests * ({_IS_BILLED})", Kind.OFFLOADED),
     "losses": _of("losses", Kind.OFFLOADED),
     "expected": _of("cost_before", Kind.OFFLOADED),
@@ -70,7 +71,9 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
     misses = reader.sums("tenant, model, miss", _MISSED, span, since, "miss != ''")
     costs = reader.sums("tenant, model, holdout", _BILLED, span, since, f"{_IS_BILLED} AND kind != '{Kind.SUMMARY}'")
     summaries = [{**one, "cost": one["summaries"]} for one in models if one["summaries"]]
-    best, worst = reader.extremes(since)
+    fared = priced(reader.fared(since), price)
+    prices = [(one["tenant"], one["model"], one["price"]) for one in fared if one["price"] is not None]
+    best, worst = reader.extremes(since, prices)
     return {
         "since": since,
         "now": now,
@@ -78,11 +81,11 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
         "models": sorted(models, key=lambda row: (-row["expected"], -row["tokens_before"])),
         "course": reader.sums("time", _COURSE, span, since, SENT),
         "before": {name: sum(one[name] for one in earlier) for name in ("tokens_before", "tokens_after")},
-        "sessions": reader.losses(since),
+        "sessions": fared,
         "best": priced(best, price),
         "worst": priced(worst, price),
         "verified": {name: sum(one[name] for one in verified) for name in _VERIFIED},
-        "misses": sorted(misses, key=lambda row: -row["missed_tokens"]),
+        "misses": sorted(priced(misses, price), key=lambda row: -row["missed_tokens"]),
         "groups": compared(reader.groups(since), costs, summaries),
     }
 

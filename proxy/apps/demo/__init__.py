@@ -17,11 +17,19 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
+
 from proxy.errors import ProxyError, UserMistake
+from proxy.plan.prices import price_of
+from proxy.policy import Profile
 from proxy.release import install
 from proxy.settings import Settings
 
 OK, FAILED = 0, 1
+
+OPENAI, PRICED_AS = "https://api.openai.com/v1", "gpt-5.5"
+"""Whose list price the scripted model has."""
+
 STILL, STOP = 20.0, 10.0
 """Seconds after which we say that we still wait for the proxy to listen, and within which it must exit before it is
 killed."""
@@ -75,13 +83,18 @@ def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
 @contextmanager
 def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
     """Run the proxy for the block as a user would; yields its address. Raises ProxyError."""
-    log = folder / "proxy.log"
+    log, policies = folder / "proxy.log", folder / "policies"
+    policies.mkdir()
+    (policies / "default.yaml").write_text(_policy(settings.profile), encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=full"]
-    command += [f"--upstream={upstream}", f"--store={folder / 'store'}"]
+    command += [f"--upstream={upstream}", f"--store={folder / 'store'}", f"--policies={policies}"]
     command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
+    # All is on loopback, and the policy has the profile.
     ours = {
-        name: value for name, value in settings.environment.items() if not name.upper().endswith("_PROXY")
-    }  # all is loopback
+        name: value
+        for name, value in settings.environment.items()
+        if not name.upper().endswith("_PROXY") and name != "OFFLOAD_PROFILE"
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=ours)
     try:
@@ -92,6 +105,13 @@ def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool
             process.wait(STOP)
         process.kill()
         process.wait()
+
+
+def _policy(profile: Profile | None) -> str:
+    """Return the policy's text, with the prices that the model would have at its provider's."""
+    prices = price_of(OPENAI, PRICED_AS)
+    offload = {name: getattr(prices, name) for name in ("cached_read", "cache_write", "input_price")}
+    return msgspec.json.encode({"offload": {"profile": profile or Profile.BALANCED, **offload}}).decode()
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -75,7 +75,8 @@ INTRODUCTION = """\
 An agent reads Python's standard library through offload-proxy, and sends its
 whole history with every turn. The agent, its tools, the proxy and the store are
 real. The model is scripted: it runs on this machine and decides by what it sees
-in the messages that reach it. Sizes are tokens of o200k_base.
+in the messages that reach it. Its prices are those of gpt-5.5. Sizes are tokens
+of o200k_base.
 
 """
 _COLUMNS = ("turn", "the model says", "agent sends", "upstream gets", "results moved", "read rounds")

@@ -167,7 +167,7 @@ def test_all_of_a_period_is_of_the_same_time_and_observed_sessions_are_no_losses
         rows.write([Recorded(now - 9, outcome(9, kind=Kind.OBSERVED, status=200, **costs), 9)])
         found = savings(reader, period, now, lambda tenant, model: 2.0)
     assert found["models"][0]["rewritten"] == sum(one["requests"] for one in found["course"]) == requests
-    assert (found["sessions"]["sessions"], found["sessions"]["losses"]) == (requests, requests)
+    assert [(one["sessions"], one["losses"]) for one in found["sessions"]] == [(requests, requests)]
     earlier = {"hour": 0, "day": 0, "week": 0, "month": 1}[period]
     assert found["before"]["tokens_before"] == earlier * found["course"][0]["tokens_before"]
     assert len(found["worst"]) == min(requests, 5) and found["models"][0]["observed"] == 1

@@ -20,6 +20,7 @@ from proxy.apps.dashboard.queries import Reader
 from proxy.apps.dashboard.rows import DAY, FLEET_SUMS, HOUR, Recorded, Rows
 from proxy.cli import main
 from proxy.stores import open_store
+from proxy.telemetry.outcome import Outcome
 from tests.apps.dashboard.traffic import dashboard, ended, key, outcome, recorded, session, sums
 from tests.clock import wait_until
 from tests.fake_upstream import StrictUpstream
@@ -88,7 +89,7 @@ async def test_each_shows_what_all_have_seen_and_a_change_replaces_what_was_ther
     assert (one.shown(), two.shown()) == (40, 40)
     assert len(await one.keys()) == 2, "the version before is gone"
     with closing(Reader(two.path)) as reader:
-        assert reader.losses(NOW - DAY)["sessions"] == 0
+        assert [one["sessions"] for one in reader.fared(NOW - DAY)] == [0]
     for namespace, there in ((CALLER, True), ("acme-3333333333333333", False)):
         with closing(Reader(two.path, namespace)) as reader:
             assert reader.any() is there
@@ -97,16 +98,21 @@ async def test_each_shows_what_all_have_seen_and_a_change_replaces_what_was_ther
 async def test_sessions_and_their_losses_are_summed(pair: list[Replica]) -> None:
     one, two = pair
     lost = {"cost_before": 10, "cost_after": 12, "compacted": 4, "holdout": "planned"}
+
+    def sized(number: int, namespace: str) -> Outcome:
+        return outcome(number, namespace, tokens_before=100 + number, tokens_after=50 + number, **lost)
+
     for place, replica in enumerate(pair):
         with closing(replica.rows()) as rows:
             numbers = range(3 * place, 3 * place + 3)
-            rows.write([Recorded(NOW - 500, outcome(number, f"acme-{place}", **lost), number) for number in numbers])
+            rows.write([Recorded(NOW - 500, sized(number, f"acme-{place}"), number) for number in numbers])
     for replica in (one, two, one):
         await replica.exchange()
     for replica in pair:
         with closing(Reader(replica.path)) as reader:
-            found = reader.losses(NOW - DAY)
+            [found] = reader.fared(NOW - DAY)
             assert (found["sessions"], found["losses"], found["moved"]) == (6, 6, 24)
+            assert (found["largest_before"], found["largest_after"]) == (105, 55)
             [group] = reader.groups(NOW - DAY)
             assert (group["sessions"], group["requests"], group["holdout"]) == (6, 6, "planned")
 

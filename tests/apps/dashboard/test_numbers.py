@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -211,3 +212,56 @@ def test_a_held_out_conversation_is_left_as_it_comes_and_compared(tmp_path: Path
         "planned": sum(row["prompt_tokens"] for row in planned),
     }
     assert [group["sessions"] for group in found["groups"]] == [len(kept) // 4, len(planned) // 4]
+
+
+@pytest.mark.parametrize(
+    ("costs", "dearer"),
+    [((1_000, 999), False), ((1_000, 1_010), False), ((1_000, 1_011), True), ((0, 5_000), False)],
+)
+def test_a_session_is_dearer_from_one_per_cent_on(tmp_path: Path, costs: tuple[int, int], dearer: bool) -> None:
+    before, after = costs
+    with closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows, closing(Reader(tmp_path / "rows.db")) as reader:
+        rows.write([Recorded(100 * DAY, outcome(1, cost_before=before, cost_after=after), 1)])
+        found = savings(reader, "day", 100 * DAY + 60, lambda tenant, model: 2.0)
+    [fared] = found["sessions"]
+    assert (fared["sessions"], fared["losses"]) == (int(before > 0), int(dearer))
+    assert [one["session"] for one in found["worst"]] == [f"{1:016x}"] * dearer
+    assert len(found["best"]) == int(0 < after < before)
+
+
+def test_the_sessions_that_saved_most_money_are_not_those_that_saved_most_tokens(tmp_path: Path) -> None:
+    """Where nothing has a price, tokens decide, and no session is dearer."""
+    sessions = {"cheap": (9_000, 1_000, 900, 100), "precious": (500, 400, 500, 400), "free": (99, 9, 10, 99)}
+    prices = {"cheap": 0.1, "precious": 10.0}
+    with closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows, closing(Reader(tmp_path / "rows.db")) as reader:
+        for number, (model, figures) in enumerate(sessions.items()):
+            names = ("tokens_before", "tokens_after", "cost_before", "cost_after")
+            given = dict(zip(names, figures, strict=True))
+            rows.write([Recorded(100 * DAY, outcome(number, model=model, **given), number)])
+        priced = savings(reader, "day", 100 * DAY + 60, lambda tenant, model: prices.get(model))
+        free = savings(reader, "day", 100 * DAY + 60, lambda tenant, model: None)
+    assert [one["model"] for one in priced["best"]] == ["precious", "cheap"]
+    assert priced["worst"] == []
+    assert [one["model"] for one in free["best"]] == ["cheap", "precious", "free"]
+    assert free["worst"] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "price"),
+    [
+        ({}, "gpt-5.5", 5.0),
+        ({"upstreams": {"messages": {"base_url": "https://api.anthropic.com/v1"}}}, "claude-opus-4.5", 5.0),
+        ({"upstream": {"base_url": "http://127.0.0.1:9/v1"}}, "gpt-5.5", None),
+        ({"upstream": {"base_url": "http://127.0.0.1:9/v1"}, "offload": {"input_price": 2.0}}, "gpt-5.5", 2.0),
+        ({"offload": {"input_price": 0.0}}, "gpt-5.5", None),
+        ({}, "unheard-of", None),
+    ],
+)
+def test_money_is_known_where_something_says_the_price(
+    tmp_path: Path, policy: dict[str, Any], model: str, price: float | None
+) -> None:
+    with served({"default": policy}, dashboard=tmp_path / "rows.db") as proxy:
+        with closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows:
+            rows.write([Recorded(time.time(), outcome(1, "default-1", model=model), 1)])
+        [found] = dashboard(proxy, "sessions")
+        assert found["price"] == dashboard(proxy, "requests/1")["price"] == price

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from proxy.apps.dashboard.rows import Recorded, Rows
-from proxy.telemetry.outcome import Kind
+from proxy.telemetry.outcome import Basis, Kind
 from tests import transcripts
 from tests.apps.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
 from tests.apps.dashboard.filled import TENANTS, fill
@@ -97,7 +98,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     shown = await page.text()
     for said in (
         "Saved", "tokens that clients sent", "Sessions that cost more", "Moved results read back",
-        "whose cost is known", "Saved most", "Lost most", "gpt-4.1-mini", "is not measured", "of this replica",
+        "whose cost is known", "Saved most", "Cost more", "gpt-4.1-mini", "is not measured", "of this replica",
     ):  # fmt: skip
         assert said in shown, said
     assert "tokens came and" in await page.evaluate("document.querySelector('.chart svg').getAttribute('aria-label')")
@@ -106,7 +107,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     assert "gpt-4.1-mini" in shown and "event 1: " in shown
     assert "waiting: the history is" in shown, "why nothing was done"
     shown = await page.show("#savings")
-    assert "Expected cost" in shown and "is not measured" in shown and "model-of-messages" in shown
+    assert "Money saved" in shown and "is not measured" in shown and "model-of-messages" in shown
 
     assert "gpt-4.1-mini" in await page.show("#sessions")
     shown = await page.show(await find(page, "gpt-4.1-mini"))
@@ -171,7 +172,7 @@ async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> No
             await page.size(1280, 980)
             await page.open(address(proxy), ADMIN)
             pages = {
-                "savings": ("#savings", "Expected cost"),
+                "savings": ("#savings", "Money saved"),
                 "session": (f"#session/{one['session']}", "because"),
                 "request": (f"#request/{newest}", "Digest as it was sent"),
             }
@@ -236,6 +237,47 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(page: Page
             assert "Same next action" in await page.show("#overview/hour")
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
             assert await page.faults() == []
+        assert_clean(page, proxy)
+
+
+def dear(number: int, **fields: Any) -> Recorded:
+    """Return a request of one session that sends fewer tokens for more money."""
+    sizes = {"tokens_before": 90_000 + number, "tokens_after": 30_000 - number, "compacted": 5, "events": 1}
+    costs = {"cost_before": 1_000_000, "cost_after": 1_300_000, "usage": Basis.BILLED, "new_event": number == 1}
+    one = outcome(number, "default-1", **sizes, **costs, **fields)
+    return Recorded(time.time(), one, 7, [0, 0, 0, 0, one.tokens_after, 0, 0, 0])
+
+
+@pytest.mark.parametrize("price", [2.0, None])
+async def test_there_is_money_only_where_there_is_a_price(price: float | None, page: Page, tmp_path: Path) -> None:
+    """One headline, and never green and red for the same requests."""
+    path = tmp_path / "rows.db"
+    with closing(Rows(path, 10**8)) as rows:
+        rows.write([dear(number, missed_tokens=12_000, miss="event" if number == 1 else "") for number in range(3)])
+    local: dict[str, Any] = {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}
+    with served({"default": {**local, "offload": {"input_price": price} if price else {}}}, dashboard=path) as proxy:
+        await page.size(1280)
+        await page.open(address(proxy), ADMIN)
+        for place in ("#overview/hour", "#sessions", f"#session/{7:016x}", "#savings/hour", "#request/1"):
+            shown = (await page.show(place)).replace("\n\n", "\n")
+            colours = [await page.evaluate(f"document.querySelectorAll('.{one}').length") for one in ("good", "bad")]
+            assert 0 in colours, (place, colours)
+            assert not re.search(r"-\$|-[\d.]+ [kMG%]", shown), "what is more is no negative saving"
+            if price is None:
+                assert "$" not in shown and "cost more" not in shown.lower() and "price" not in shown, place
+        shown = (await page.show("#overview/hour")).replace("\n\n", "\n")
+        tiles = "document.querySelector('.tiles .figure').innerText"
+        if price is None:
+            assert await page.evaluate(tiles) == "67 %"
+            assert "Prompt read again\n1 time\nin 3 requests" in shown
+            assert "12.0 k tokens, as the server counted them" in shown
+            assert "Largest prompt\n30.0 k tokens\n90.0 k tokens without the proxy" in shown
+        else:
+            assert await page.evaluate(tiles) == "30 % more"
+            assert "$1.80 more than $6.00 for the input" in shown
+            assert "67 % of the tokens: 180 k of 270 k tokens that clients sent" in shown
+            assert "Sessions that cost more\n1\nof 1 session whose cost is known (100 %)" in shown
+            assert "$1.80 more (+30 %)" in shown and "$1.80 more (+30 %)" in await page.show("#sessions")
         assert_clean(page, proxy)
 
 

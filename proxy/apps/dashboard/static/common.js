@@ -4,6 +4,7 @@ const LONGEST = 300; // characters of a value in a table
 const LONGEST_NAME = 60; // characters of a model's name in a table
 const PAGED = 60; // rows from which a table has pages
 const PAGE = 50; // rows on one page
+const DEARER = 1.01; // times the cost as it came that count as dearer: see rows.py
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -60,8 +61,8 @@ export function money(value) {
 
 export const cash = (cost, price) => (price === null || price === undefined ? null : (cost * price) / 1e6);
 
-// A cost, in money or else in plain input tokens.
-export const worth = (cost, price) => (price === null || price === undefined ? `${short(cost)} input tokens` : money(cash(cost, price)));
+// Shows a cost in money, at this price of a million plain input tokens.
+export const inMoney = (price) => (cost) => money(cash(cost, price));
 
 export const moment = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
 
@@ -75,9 +76,17 @@ export const counted = (count, noun, plural = `${noun}s`) => `${number(count)} $
 // A name that a client chose, as one line of a table can hold it.
 export const name = (text) => element("bdi", {}, text ? plain(text, LONGEST_NAME) : "not known");
 
-// What was saved, or with a minus sign lost.
-export const signed = (value, text = number(value)) =>
-  element("span", { class: Math.round(value * 1e4) ? (value < 0 ? "bad" : "good") : null }, text);
+// The part that was saved: "30 %", or where it became more, "30 % more".
+export const share = (before, after) =>
+  (after > before ? `${percent(after - before, before)} more` : percent(before - after, before));
+
+// What was saved: "1,200 (30 %)", or where it became more, "1,200 more (+30 %)".
+export const saving = (before, after, show = short) =>
+  (after > before ? `${show(after - before)} more (+${percent(after - before, before)})` : `${show(before - after)} (${percent(before - after, before)})`);
+
+// Green where it became less, red where it became more by a per cent.
+export const judged = (before, after, text) =>
+  element("span", { class: after > before * DEARER ? "bad" : after < before ? "good" : null }, text);
 
 export const tile = (title, figure, ...notes) => element("div", {}, element("dt", {}, title),
   element("dd", {}, element("div", { class: "figure" }, figure), ...notes.map((note) => element("div", { class: "faint" }, note))));

@@ -1,4 +1,4 @@
-import { ask, button, cached, clock, column, counted, element, happened, here, isWrong, lasting, line, moment, name, number, pair, percent, plain, save, sent, tile } from "./common.js";
+import { ask, button, cached, clock, column, counted, element, happened, here, isWrong, lasting, line, moment, name, number, pair, percent, plain, save, sent, share, tile } from "./common.js";
 
 const EVERY = 2000; // milliseconds between two looks for new rows
 const PAGE = 50; // rows on the page
@@ -14,7 +14,7 @@ const columns = (most, me) => [
   column("Tenant", (row) => row.tenant, { kind: "saved-only" }),
   column("Tokens: came, sent", (row) => (row.dialect && row.tokens_before ? pair(row.tokens_before, sent(row), most()) : ""), { raw: (row) => row.tokens_before, kind: "bars-cell", phone: 2 }),
   column("Tokens sent", (row) => number(sent(row)), { raw: sent, kind: "saved-only" }),
-  column("Saved", (row) => (row.tokens_before ? percent(row.tokens_before - sent(row), row.tokens_before) : ""), { raw: (row) => row.tokens_before - sent(row), kind: "number", phone: 1 }),
+  column("Saved", (row) => (row.tokens_before ? share(row.tokens_before, sent(row)) : ""), { raw: (row) => row.tokens_before - sent(row), kind: "number", phone: 1 }),
   column("Cached", (row) => (row.prompt_tokens ? cached(row) : ""), { raw: (row) => row.cached_tokens, kind: "number" }),
   column("Latency", (row) => lasting(row.seconds), { raw: (row) => row.seconds, kind: "number" }),
   column("What happened", (row) => element(row.session ? "a" : "span", { href: row.session && `#session/${row.session}`, class: isWrong(row) && "bad" }, plain(happened(row))), { raw: happened, kind: "wide", phone: 2 }),

@@ -1,8 +1,10 @@
-import { PERIODS, ask, cash, choice, column, counted, element, figure, fleet, money, moment, name, number, pair, percent, short, signed, table, tile, worth } from "./common.js";
+import { PERIODS, ask, cash, choice, column, counted, element, figure, fleet, inMoney, judged, money, moment, name, number, pair, percent, saving, share, short, table, tile } from "./common.js";
 import { bars, legend } from "./charts.js";
 
 const TITLES = Object.fromEntries(PERIODS);
 const WEEK_STEP = 6 * 3600; // seconds of a bar in a week
+const hasPrice = (row) => row.price !== null;
+const hasNone = (row) => row.price === null;
 const total = (rows, field) => rows.reduce((sum, row) => sum + row[field], 0);
 
 export async function overview(page, [period = "month"], me) {
@@ -20,11 +22,10 @@ export async function overview(page, [period = "month"], me) {
       element("h2", {}, `Tokens of each ${names[period]}, as clients sent them and as they went upstream`), chart,
       legend([["sent upstream", "fill-sent"], ["saved: came, and was not sent", "fill-came"], ["sent beyond what came", "fill-lost"]]),
       figures(found)),
-    element("div", { class: "columns" },
-      element("section", { class: "card" }, element("h2", {}, "Saved most"), extremes("The five sessions that saved most", found.best)),
-      element("section", { class: "card" }, element("h2", {}, "Lost most"), extremes("The five sessions that lost most", found.worst))),
+    element("div", { class: "columns" }, most("Saved most", "The five sessions that saved most", found.best),
+      found.sessions.some(hasPrice) ? most("Cost more", "The five sessions that became dearest", found.worst) : null),
     element("p", { class: "faint" }, `From ${moment(found.since)} to ${moment(found.now)} UTC, ${fleet(me)}${me.replicas.length ? "; the sessions listed here are this replica's" : ""}. Tokens are those of whole prompts: instructions, tools and history. ` +
-      "Costs are of the input, as upstream billed it, with reads from its cache, our summaries and what was read back. Whether tasks succeed as often is not measured here."));
+      "Money is for the input, as upstream billed it, with reads from its cache, our summaries and what was read back. Whether tasks succeed as often is not measured here."));
   const since = period === "week" ? Math.floor(found.since / step) * step : found.since;
   bars(chart, period, since, found.now, step, found.course, `${short(total(found.course, "tokens_before"))} tokens came and ${short(total(found.course, "tokens_after"))} were sent from ${moment(found.since)} UTC on.`);
 }
@@ -32,17 +33,56 @@ export async function overview(page, [period = "month"], me) {
 const nothing = (me) => element("section", { class: "card empty" }, element("h2", {}, me.off ? "The dashboard is off" : "No requests in this period"),
   element("p", {}, me.off ? me.fault : "Point a client at this proxy, and its requests appear here about a second later."));
 
-function tiles({ models, sessions, verified, before: earlier }, period) {
+function tiles({ models, sessions, misses, verified, before: earlier }, period) {
   const observed = !total(models, "tokens_before") && total(models, "observed");
   const [before, after] = observed ? ["observed_before", "observed_after"] : ["tokens_before", "tokens_after"];
-  const came = total(models, before);
-  const saved = came - total(models, after);
+  const tokens = [total(models, before), total(models, after)];
+  const moneyOfAll = bill(models, observed);
+  const priced = sessions.filter(hasPrice);
+  const unpriced = sessions.filter(hasNone);
   return element("dl", { class: "tiles" },
-    tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, came)), `${short(saved)} of ${short(came)} tokens that clients sent`, ...costs(models, observed),
-      ...(earlier.tokens_before && !observed ? [`${percent(earlier.tokens_before - earlier.tokens_after, earlier.tokens_before)} in the ${TITLES[period] ?? TITLES.month} before`] : [])),
-    tile("Sessions that cost more", signed(-sessions.losses, number(sessions.losses)), `of ${counted(sessions.sessions, "session")} whose cost is known (${percent(sessions.losses, sessions.sessions)})`),
-    tile("Moved results read back", number(sessions.reads), `${counted(sessions.reads, "read")} for ${counted(sessions.moved, "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`),
+    tile(observed ? "The plan would save" : "Saved", judged(...(moneyOfAll ?? tokens), share(...(moneyOfAll ?? tokens))),
+      ...(moneyOfAll ? [paid(...moneyOfAll, models)] : []), fewer(...tokens, Boolean(moneyOfAll)),
+      ...(earlier.tokens_before && !observed ? [`${share(earlier.tokens_before, earlier.tokens_after)} of the tokens in the ${TITLES[period] ?? TITLES.month} before`] : [])),
+    ...(priced.length ? [dearer(priced)] : []),
+    ...(unpriced.length ? [readAgain(models, misses), largest(unpriced)] : []),
+    tile("Moved results read back", number(total(sessions, "reads")), `${counted(total(sessions, "reads"), "read")} for ${counted(total(sessions, "moved"), "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`),
     ...(verified.asked ? [same(verified)] : []));
+}
+
+// The money for the input of rewritten requests, as they came and as they were sent, where the price is known.
+function bill(models, observed) {
+  const rows = models.filter(hasPrice).map((row) => (observed ? [row.observed_cost_before, row.observed_cost_after] : [row.expected, row.expected - row.saved]).map((cost) => cash(cost, row.price)));
+  const sums = [0, 1].map((place) => rows.reduce((sum, row) => sum + row[place], 0));
+  return sums[0] ? sums : null;
+}
+
+function paid(before, after, models) {
+  const whose = models.some((row) => hasNone(row) && row.rewritten) ? " of models that have a price" : "";
+  return after > before ? `${money(after - before)} more than ${money(before)} for the input${whose}` : `${money(before - after)} of ${money(before)} for the input${whose}`;
+}
+
+function fewer(before, after, beside) {
+  const which = after > before ? `${short(after - before)} more than the ${short(before)} tokens that clients sent` : `${short(before - after)} of ${short(before)} tokens that clients sent`;
+  return beside ? `${share(before, after)} of the tokens: ${which}` : which;
+}
+
+function dearer(sessions) {
+  const [known, losses] = [total(sessions, "sessions"), total(sessions, "losses")];
+  return tile("Sessions that cost more", number(losses), `of ${counted(known, "session")} whose cost is known (${percent(losses, known)})`);
+}
+
+// What stands for costs where there is no bill.
+function readAgain(models, misses) {
+  const times = total(models.filter(hasNone), "events");
+  const lost = total(misses.filter((row) => hasNone(row) && row.miss === "event"), "missed_tokens");
+  return tile("Prompt read again", counted(times, "time"), `in ${counted(total(models.filter(hasNone), "requests"), "request")}: when results move, the server reads on from there`,
+    ...(lost ? [`${short(lost)} tokens, as the server counted them`] : []));
+}
+
+function largest(sessions) {
+  const [before, after] = ["largest_before", "largest_after"].map((field) => Math.max(...sessions.map((row) => row[field])));
+  return tile("Largest prompt", `${short(after)} tokens`, `${short(before)} tokens without the proxy`);
 }
 
 // What the model does next with its whole history, beside the noise of asking the same thing twice.
@@ -50,30 +90,21 @@ const same = ({ asked, whole_tools, whole_exact, again_tools, again_exact }) =>
   tile("Same next action", percent(whole_tools, asked), `with the whole history, of ${counted(asked, "request")} asked again`,
     `${percent(again_tools, asked)} where the same request is asked twice`, `with the same arguments: ${percent(whole_exact, asked)}, twice: ${percent(again_exact, asked)}`);
 
-// What was saved of the cost: in money where the price is known, else in plain input tokens.
-function costs(models, observed) {
-  const rows = models.map((row) => (observed
-    ? { price: row.price, expected: row.observed_cost_before, saved: row.observed_cost_before - row.observed_cost_after } : row)).filter((row) => row.expected);
-  const priced = rows.filter((row) => row.price !== null);
-  const sum = (field) => priced.reduce((all, row) => all + cash(row[field], row.price), 0);
-  const [spared, expected] = [sum("saved"), sum("expected")];
-  const others = rows.filter((row) => row.price === null);
-  return [
-    priced.length ? `${money(spared)} of ${money(expected)} (${percent(spared, expected)}) of the input's cost` : null,
-    others.length ? `${short(total(others, "saved"))} of ${short(total(others, "expected"))} plain input tokens of cost (${percent(total(others, "saved"), total(others, "expected"))})${priced.length ? ", of models without a price" : ""}` : null,
-  ].filter(Boolean);
-}
+const most = (heading, caption, rows) => element("section", { class: "card" }, element("h2", {}, heading), extremes(caption, rows));
 
 function extremes(caption, rows) {
-  const most = Math.max(...rows.map((row) => row.tokens_before), 1);
+  const widest = Math.max(...rows.map((row) => row.tokens_before), 1);
   return table(caption, [
     column("Session", (row) => element("span", {}, element("a", { href: `#session/${row.session}` }, name(row.model)), element("span", { class: "faint when" }, ` ${moment(row.began).slice(5, 16)}`)), { raw: (row) => row.session, phone: 1 }),
-    column("Tokens", (row) => pair(row.tokens_before, row.tokens_after, most), { raw: (row) => row.tokens_before, phone: 2 }),
-    column("Saved", (row) => signed(row.saved, spent(row)), { raw: (row) => row.saved, kind: "number", phone: 1 }),
+    column("Tokens", (row) => pair(row.tokens_before, row.tokens_after, widest), { raw: (row) => row.tokens_before, phone: 2 }),
+    column("Saved", spared, { raw: (row) => row.saved, kind: "number", phone: 1 }),
   ], rows, "none");
 }
 
-const spent = (row) => `${worth(row.saved, row.price)} (${percent(row.saved, row.cost_before)})`;
+function spared(row) {
+  const [before, after] = hasPrice(row) ? [row.cost_before, row.cost_after] : [row.tokens_before, row.tokens_after];
+  return judged(before, after, saving(before, after, hasPrice(row) ? inMoney(row.price) : short));
+}
 
 const figures = ({ course }) => element("details", {}, element("summary", {}, "The figures as a table"), table("Tokens over time", [
   column("From (UTC)", (row) => moment(row.time), { kind: "time", phone: 1 }),

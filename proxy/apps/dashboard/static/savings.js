@@ -1,4 +1,4 @@
-import { ask, cash, choice, column, element, figure, fleet, money, name, number, percent, plain, signed, table } from "./common.js";
+import { ask, cash, choice, column, element, figure, fleet, inMoney, judged, money, name, number, plain, saving, share, table } from "./common.js";
 
 const model = column("Model", (row) => name(row.model), { raw: (row) => row.model, phone: 1 });
 const tenant = column("Tenant", (row) => row.tenant, { phone: 1 });
@@ -6,24 +6,34 @@ const tenant = column("Tenant", (row) => row.tenant, { phone: 1 });
 export async function savings(page, [period = "month"], me) {
   const found = await ask(`savings?period=${encodeURIComponent(period)}`);
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Savings"), choice("savings", period)),
-    element("p", {}, `The sums ${fleet(me)}. `, "Costs are of the input, in plain input tokens at the policy's prices. What was expected is the cost of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
+    element("p", {}, `The sums ${fleet(me)}. `, "Money is for the input, where a model's price is known. What was expected is the price of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
       element("strong", {}, "Whether tasks succeed as often is not measured here.")),
     perModel(found.models), ...misses(found.misses), ...observed(found.models), ...holdout(found.groups));
 }
 
-const perModel = (models) => table("Per tenant and model. Losses have a minus sign; each percentage is of the expected cost in its row.", [
+// An amount in money, or why there is none.
+const paid = (title, cost) => column(title, (row) => (row.price === null ? "no price" : money(cash(cost(row), row.price))), { raw: (row) => cash(cost(row), row.price) ?? "", kind: "number" });
+
+function bill(row, [before, after]) {
+  if (row.price === null) return "no price";
+  return before ? judged(before, after, saving(before, after, inMoney(row.price))) : "not known";
+}
+
+const perModel = (models) => table("Per tenant and model. Each percentage is of what was expected in its row.", [
   tenant, model,
-  column("Saved", (row) => signed(row.saved, row.expected ? `${number(row.saved)} (${percent(row.saved, row.expected)})` : number(row.saved)), { raw: (row) => row.saved, kind: "number", phone: 1 }),
-  column("Saved money", (row) => (row.price === null ? "no price" : money(cash(row.saved, row.price))), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
+  column("Tokens saved", (row) => share(row.tokens_before, row.tokens_after), { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: 1 }),
+  ...(models.some((row) => row.price !== null) ? [
+    column("Money saved", (row) => bill(row, [row.expected, row.expected - row.saved]), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
+    paid("Expected", (row) => row.expected),
+    paid("Actual", (row) => row.actual),
+    paid("Summaries", (row) => row.summaries),
+    column("Requests that cost more", (row) => (row.price === null ? "" : number(row.losses)), { raw: (row) => (row.price === null ? "" : row.losses), kind: "number" }),
+  ] : []),
   figure("Requests", (row) => row.requests),
   figure("Rewritten", (row) => row.rewritten),
   figure("Upstream said what it billed", (row) => row.billed),
   figure("Tokens as they came", (row) => row.tokens_before, { phone: 2 }),
   figure("Tokens sent", (row) => row.tokens_after, { phone: 2 }),
-  figure("Expected cost", (row) => row.expected),
-  figure("Actual cost", (row) => row.actual),
-  figure("Summaries", (row) => row.summaries),
-  figure("Requests that cost more", (row) => row.losses),
 ], models, "nothing in this period");
 
 const causes = {
@@ -52,9 +62,12 @@ function observed(models) {
     figure("Requests", (row) => row.observed),
     figure("Tokens as they came", (row) => row.observed_before, { phone: 2 }),
     figure("Tokens as planned", (row) => row.observed_after, { phone: 2 }),
-    figure("Cost as they came", (row) => row.observed_cost_before),
-    figure("Cost as planned", (row) => row.observed_cost_after),
-    column("The plan would save", (row) => signed(row.observed_cost_before - row.observed_cost_after), { raw: (row) => row.observed_cost_before - row.observed_cost_after, kind: "number", phone: 1 }),
+    column("The plan would save", (row) => share(row.observed_before, row.observed_after), { raw: (row) => row.observed_before - row.observed_after, kind: "number", phone: 1 }),
+    ...(rows.some((row) => row.price !== null) ? [
+      paid("Money as they came", (row) => row.observed_cost_before),
+      paid("Money as planned", (row) => row.observed_cost_after),
+      column("Money saved", (row) => bill(row, [row.observed_cost_before, row.observed_cost_after]), { raw: (row) => cash(row.observed_cost_before - row.observed_cost_after, row.price) ?? "", kind: "number" }),
+    ] : []),
   ], rows)];
 }
 
@@ -63,7 +76,7 @@ const known = (title, cost, phone) => column(title, (row) => (row.billed ? numbe
 function holdout(groups) {
   if (!groups.length) return [];
   const groupName = { kept: "left as they came", planned: "as the policy says" };
-  return [element("h2", {}, "Held-out conversations"), table("What both groups really cost. Only requests whose usage upstream reported are counted. Few conversations prove little.", [
+  return [element("h2", {}, "Held-out conversations"), table("What both groups really cost, in plain input tokens. Only requests whose usage upstream reported are counted. Few conversations prove little.", [
     tenant, model,
     column("Group", (row) => groupName[row.holdout] ?? plain(row.holdout), { phone: 2 }),
     figure("Conversations", (row) => row.sessions),

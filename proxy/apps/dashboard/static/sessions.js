@@ -1,4 +1,4 @@
-import { ask, cached, clock, column, counted, element, figure, happened, here, isWaiting, lasting, moment, name, number, pair, percent, plain, sent, short, signed, table, tile, worth } from "./common.js";
+import { ask, cached, cash, clock, column, counted, element, figure, happened, here, isWaiting, lasting, moment, name, inMoney, judged, number, pair, plain, saving, sent, share, short, table, tile } from "./common.js";
 import { stacked } from "./charts.js";
 
 export async function sessions(page, _, me) {
@@ -12,16 +12,16 @@ export async function sessions(page, _, me) {
       figure("Requests", (row) => row.requests),
       figure("Events", (row) => row.events),
       column("Newest request: came, sent", (row) => pair(row.newest_before, row.kind === "observed" ? row.newest_before : row.newest_after, most), { raw: (row) => row.newest_before, kind: "bars-cell", phone: 2 }),
-      column("Tokens saved", (row) => (row.kind === "observed" ? `the plan: ${percent(row.tokens_before - row.tokens_after, row.tokens_before)}` : percent(row.tokens_before - row.tokens_after, row.tokens_before)), { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: 2 }),
-      column("Cost saved, before summaries", spared, { raw: (row) => row.cost_before - row.cost_after, kind: "number", phone: 1 }),
+      column("Tokens saved", (row) => `${row.kind === "observed" ? "the plan: " : ""}${share(row.tokens_before, row.tokens_after)}`, { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: 2 }),
+      ...(rows.some((row) => row.price !== null) ? [column("Money saved, before summaries", spared, { raw: (row) => (row.price === null ? "" : cash(row.cost_before - row.cost_after, row.price)), kind: "number", phone: 1 })] : []),
     ], rows, "none yet"));
 }
 
 function spared(row) {
+  if (row.price === null) return "no price";
   if (!row.cost_before) return "not known";
-  const saved = row.cost_before - row.cost_after;
-  const text = worth(saved, row.price);
-  return row.kind === "observed" ? `the plan: ${text}` : signed(saved, text);
+  const text = saving(row.cost_before, row.cost_after, inMoney(row.price));
+  return row.kind === "observed" ? `the plan: ${text}` : judged(row.cost_before, row.cost_after, text);
 }
 
 // The sentences of the plan, and where a summary that was waited for begins to be sent.
@@ -34,17 +34,19 @@ function sentences(rows) {
   });
 }
 
+// One of the tiles is judged: the money, or where there is none, the tokens.
 function totals(row, observed) {
-  const saved = row.tokens_before - row.tokens_after;
-  const cost = row.cost_before - row.cost_after;
-  const price = row.price;
+  const tokens = [row.tokens_before, row.tokens_after];
+  const cost = [row.cost_before, row.cost_after];
+  const billed = row.price !== null && row.cost_before;
+  const [title, inFull] = [observed ? "The plan would save" : "Saved", inMoney(row.price)];
   return element("dl", { class: "tiles" },
-    tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, row.tokens_before)), `${short(saved)} of ${short(row.tokens_before)} tokens, over ${counted(row.requests, "request")}`),
-    row.cost_before ? tile(price === null ? "Cost of the input" : "Money for the input", signed(cost, price === null ? short(cost) : worth(cost, price)),
-      `saved of ${price === null ? "a cost of " : ""}${worth(row.cost_before, price)} (${percent(cost, row.cost_before)}), before summaries`)
-      : tile("Cost of the input", "not known", "upstream has not said what it counted for a changed request"),
-    tile("Moved results", number(row.moved), `${counted(row.reads, "read")} of them by the model`),
-    tile("Newest request", short(observed ? row.newest_before : row.newest_after), `tokens sent of ${short(row.newest_before)} that came`));
+    ...(billed ? [tile(`${title}: money`, judged(...cost, share(...cost)), `${saving(...cost, inFull)}, of ${inFull(row.cost_before)} for the input, before summaries`)] : []),
+    tile(`${title}: tokens`, billed ? share(...tokens) : judged(...tokens, share(...tokens)), `${saving(...tokens)}, of ${short(row.tokens_before)} in ${counted(row.requests, "request")}`),
+    ...(row.price === null && !observed ? [tile("Prompt read again", counted(row.events, "time"), "when results moved, the server read on from there")] : []),
+    ...(row.price !== null && !billed ? [tile("Money for the input", "not known", "upstream has not said what it counted for a changed request")] : []),
+    tile("Largest prompt", `${short(observed ? row.largest_before : row.largest_after)} tokens`, `${short(observed ? row.largest_after : row.largest_before)} tokens ${observed ? "as planned" : "without the proxy"}`),
+    tile("Moved results", number(row.moved), `${counted(row.reads, "read")} of them by the model`));
 }
 
 export async function session(page, [id], me) {
@@ -151,20 +153,18 @@ export async function request(page, [id], me) {
     ["What happened", happened(row)], ["The plan", row.words], ["Read back by the model", readBack(row.tool_uses)],
     ["Tokens of each kind that were sent", kinds.join(", ")],
     ["Prompt tokens, as upstream counted them in all rounds", row.prompt_tokens ? `${number(row.prompt_tokens)}, of which ${number(row.cached_tokens)} came from its cache` : ""],
-    ["Cost as it came, in plain input tokens", row.cost_before ? number(row.cost_before) : ""],
-    [row.kind === "observed" ? "as planned" : "as it was sent", row.cost_before ? number(row.cost_after) : ""],
+    ["Money for the input", row.cost_before && row.price !== null ? `${inMoney(row.price)(row.cost_after)} as it was ${row.kind === "observed" ? "planned" : "sent"}, ${inMoney(row.price)(row.cost_before)} as it came` : ""],
     ["Latency", `${lasting(row.seconds)}; first byte ${lasting(row.first_byte_seconds)}; added by the proxy ${lasting(row.added_seconds)}`],
     ["Tenant", row.tenant], ["Model", row.model], ["API", row.dialect], ["Path", `${row.method} ${row.path}`],
     ["Status", row.status || "none: the client left"], ["Request id", row.request_id],
   ];
-  const saved = row.tokens_before - row.tokens_after;
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Request"), ...(row.session ? [["Its session", `#session/${plain(row.session)}`], ["Previous", row.previous && `#request/${row.previous}`], ["Next", row.next && `#request/${row.next}`]] : [])
       .filter(([, href]) => href).map(([title, href]) => element("a", { href }, title))),
     element("p", { class: "faint" }, `${moment(row.time)} UTC`),
     ...(row.dialect && row.tokens_before ? [element("dl", { class: "tiles" },
       tile("As it came", number(row.tokens_before), "tokens of the whole prompt"),
       tile(row.kind === "observed" ? "The plan would send" : "Sent", number(row.tokens_after), "tokens, in the first round"),
-      tile(row.kind === "observed" ? "The plan would save" : "Saved", signed(saved, percent(saved, row.tokens_before)), `${number(saved)} tokens`))] : []),
+      tile(row.kind === "observed" ? "The plan would save" : "Saved", share(row.tokens_before, row.tokens_after), `${number(Math.abs(row.tokens_before - row.tokens_after))} tokens${row.tokens_after > row.tokens_before ? " more" : ""}`))] : []),
     element("dl", { class: "facts" }, facts.filter(([, value]) => value !== "" && value !== null).flatMap(([title, value]) =>
       [element("dt", {}, title), element("dd", {}, plain(value, 5000))])),
     ...(row.detail ? messages(row) : [element("h2", {}, "Messages"), element("p", {}, unlisted(row))]));
