@@ -273,6 +273,8 @@ class Bounds:
         """Bytes held for each account."""
         self._places: Counter[str] = Counter()
         """Requests under way of each account."""
+        self._none_slow: dict[str, float] = {}
+        """Account without a free place → the time until which none of its bodies can be a slow one."""
         self._connections = 0
         self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
@@ -320,13 +322,19 @@ class Bounds:
         """Return the connection of this account whose body has been arriving for longest, if that is not forwarded and
         slow."""
         assert self._loop is not None
-        latest = self._loop.time() - SLOW_SECONDS
-        bodies = [(connection, body) for connection in self.deadlines if (body := connection.unfinished())]
-        waiting = [
-            (body.began, connection) for connection, body in bodies if account in body.names and not body.forwarded
+        now = self._loop.time()
+        if now < self._none_slow.get(account, now):
+            return None
+        arriving = [
+            (body.began, connection)
+            for connection in self.deadlines
+            if (body := connection.unfinished()) and account in body.names and not body.forwarded
         ]
-        found = min(waiting, key=itemgetter(0), default=None)
-        return found[1] if found and found[0] < latest else None
+        began, longest = min(arriving, key=itemgetter(0), default=(now, None))
+        if began + SLOW_SECONDS < now:
+            return longest
+        self._none_slow[account] = began + SLOW_SECONDS
+        return None
 
     def closed(self) -> None:
         self._connections -= 1
@@ -347,6 +355,7 @@ class Bounds:
         self._places[account.name] -= 1
         if not self._places[account.name]:
             del self._places[account.name]
+            self._none_slow.pop(account.name, None)
 
     def charge(self, account: Account, size: int, own: int = 0) -> None:
         """Charge bytes to an account, of a request that has charged `own` bytes already. Raises Overloaded if they

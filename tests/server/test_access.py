@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from proxy.errors import ProxyError
+from proxy.errors import Overloaded, ProxyError
 from proxy.policies.tenants import Tenant
 from proxy.policy import Limits, Policy
+from proxy.requests.exchange import Account
 from proxy.server import access
-from proxy.server.access import Bounds, Shares
+from proxy.server.access import SLOW_SECONDS, Bounds, Shares
 from proxy.settings import Settings
+from tests.clock import Clock
 
 
 class Connection:
@@ -21,7 +24,7 @@ class Connection:
     def __init__(self, *, busy: bool = False, began: float | None = None) -> None:
         self.busy = busy
         self.body: Any = None if began is None else SimpleNamespace(began=began)
-        self.expired = self.evicted = 0
+        self.expired = self.evicted = self.refused = self.asked = 0
 
     def expire(self) -> None:
         self.expired += 1
@@ -31,9 +34,10 @@ class Connection:
         self.evicted += 1
 
     def refuse(self, error: ProxyError) -> None:
-        raise AssertionError
+        self.refused += 1
 
     def unfinished(self) -> Any:
+        self.asked += 1
         return self.body
 
     def idle(self) -> bool:
@@ -72,6 +76,24 @@ def test_the_longest_body_makes_room_and_else_the_newcomer_gives_way(monkeypatch
         connection.body = None
     account.opened(newcomer)
     assert [connection.evicted for connection in (*opened, newcomer)] == [0, 0, 1, 1]
+
+
+async def test_refusals_do_not_look_at_all_connections_each_time(clock: Clock) -> None:
+    """A flood of requests above a share must not cost more the more connections there are."""
+    bounds = Bounds(Settings(), lambda *_: None)
+    bounds.run(asyncio.get_running_loop())
+    account = Account("one", "one caller's requests", 1)
+    connection = Connection(busy=True, began=clock())
+    connection.body.names, connection.body.forwarded = ["one"], False
+    bounds.deadlines[connection] = clock() + 60
+    bounds.enter(account)
+    for _ in range(10):
+        with pytest.raises(Overloaded):
+            bounds.enter(account)
+    assert (connection.asked, connection.refused) == (1, 0)
+    clock.move(SLOW_SECONDS + 0.1)
+    bounds.enter(account)
+    assert connection.refused == 1, "it is slow by now"
 
 
 def test_a_caller_that_upstream_knows_has_more_room() -> None:
