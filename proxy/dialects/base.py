@@ -89,8 +89,7 @@ class Dialect(ABC):
     how: ClassVar[tuple[str, ...]]
     """Members that say how to cache and to reason. A summary call of the same model has them, too."""
     head: ClassVar[Mapping[str, Raw | None]] = {}
-    """What a summary call that continues the history has of the request, besides the tools, and what that is by
-    default."""
+    """Members that a summary call which continues the history copies from the request, with their defaults."""
     system = "system"
     """The role of a message that instructs the model."""
     carriers: ClassVar[tuple[str, ...]]

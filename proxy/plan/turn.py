@@ -192,7 +192,7 @@ class Form(msgspec.Struct, frozen=True):
     repeated: bool = False  # whether it was sent a second time unchanged
     bare_refused: bool = False  # whether upstream refused the client's own bytes
     in_vain: bool = False
-    """Whether upstream refused the client's own request even without the thinking that it complained of."""
+    """Whether the client's own request failed with its thinking and without."""
 
     @property
     def reason(self) -> Reason:

@@ -2,10 +2,11 @@
 
     body ──parse, plan──> render ──> send ──taken──> one outcome
              │              └───refused, in another form────┘
-             └──only to be observed──> it goes upstream as it came, and what the plan would have done is recorded
+             └──only to be observed──> it goes upstream unchanged, and what the plan would have done is recorded
 
-`Prepared` is the request, which each stage fills in further. What is planned goes through a `conversation`, which
-answers the calls of our tools; everything else is relayed. `prepared.Ladder` says in which form to try after a refusal.
+`Prepared` is the request, which each stage fills in further. A request that its plan changes goes through a
+`conversation`, which answers the calls of our tools. All others are sent by `_send_untouched`, in the client's own
+bytes. `prepared.Ladder` says in which form to try after a refusal.
 """
 
 from __future__ import annotations
@@ -206,8 +207,11 @@ class _Request:
         return (replace(request, model=declined.model) if declined else request), declined
 
     def _identify(self, request: Request) -> Tenant:
-        """Find whose records the request may read, and return the tenant with the namespace of what it leaves behind:
-        the key's until upstream has accepted it, because anybody can say to be the client."""
+        """Find whose records the request uses, and return the tenant with the namespace to which it counts.
+
+        Reads use the claimed identity. Anybody can claim one, so the request counts as its key's until upstream
+        has accepted it.
+        """
         tenant, client = self._tenant, self._client
         if not tenant.policy.identity.given:
             return tenant

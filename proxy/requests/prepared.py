@@ -65,7 +65,7 @@ UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, a
 
 
 class Prepared(msgspec.Struct, frozen=True, dict=True):
-    """What is None has not been reached, or there is none, for a `reason`."""
+    """A member that is None was not reached yet, or `reason` says why there is none."""
 
     body: bytes
     """The client's own bytes."""

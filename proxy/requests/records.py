@@ -282,7 +282,7 @@ class Records:
                 await self._keep_at(place, _Round())
 
     async def contest(self, places: Collection[bytes], visible: Visible) -> None:
-        """Record a reply that hid nothing at those of its places where another one did, before it or after it.
+        """Two replies share a place: note that this one hid nothing.
 
         Only this process's memory is asked, because nearly every reply hides nothing.
         """

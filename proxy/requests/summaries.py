@@ -7,8 +7,8 @@ There is one task for a record, and one at a time for a conversation. A request 
 so or if it does not fit the window otherwise. A snapshot that was paid for is stored even if the request that wanted
 it has ended. Between two processes, the store's *put if absent* decides. Whatever fails here, the request does not.
 
-A record is stored after upstream has answered its call, and so accepted the request's credentials. Until a request was
-accepted, its task is its own key's alone, and makes the call even if the record exists.
+A record is stored after upstream has answered its call, and so accepted the request's credentials. Until upstream has
+accepted a request, only tasks of its own key serve it. Such a task always makes the call.
 """
 
 from __future__ import annotations
