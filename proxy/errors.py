@@ -149,6 +149,10 @@ class StoreFault(ProxyError):
     status, code = 503, "store_unavailable"
 
 
+class StoreFull(StoreFault):
+    """The store has no room for a record."""
+
+
 class StoreBusy(StoreFault):
     """Too much of one namespace waits for the store, which works."""
 

@@ -343,7 +343,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
     store_originals: Annotated[bool, says("keep moved texts for later conversations, compactions and people")] = True
-    capture: Annotated[bool, says("keep whole requests for `replay`, in the folder of `serve --capture`")] = False
+    capture: Annotated[bool, says("keep whole requests for `replay`, if `serve --capture` gives them room")] = False
     dashboard_content: Annotated[
         bool, says("keep texts of messages on the dashboard, if `serve --dashboard-content` allows it too")
     ] = False

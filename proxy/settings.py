@@ -66,10 +66,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], says("addresses or networks such as 10.0.0.0/8, with commas between, that may read /metrics")
     ] = ()
     """Without the token, and deep health, too."""
-    capture: Annotated[Path | None, says("a directory for requests of tenants whose policy has `capture: true`")] = None
-    capture_limit: Annotated[
-        int, says("a size of at least 1MiB, such as 1GiB, for captures; the oldest go", ge=1 << 20)
-    ] = 1 << 30
+    capture: Annotated[
+        int,
+        says("a size of at least 1MiB, such as 1GiB, for requests of tenants with `capture: true`", ge=1 << 20),
+    ] = 0
+    """In the store; the oldest go. 0: none are captured."""
     dashboard: Annotated[Path | None, says("a file for the rows of the pages at /_offload/")] = None
     dashboard_limit: Annotated[
         int, says("a size of at least 16MiB, such as 1GiB, for that file; the oldest rows go", ge=16 << 20)
@@ -230,8 +231,7 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "allowed_hosts": _names,
     "body_limit": _bytes,
     "buffered_limit": _bytes,
-    "capture": _path,
-    "capture_limit": _bytes,
+    "capture": _bytes,
     "dashboard": _path,
     "dashboard_limit": _bytes,
     "host": lambda text: _filled(text.strip("[]")),

@@ -1,66 +1,61 @@
-"""Captures whole requests for `offload-proxy replay`, as JSONL in a folder for each namespace.
+"""Captures whole requests for `offload-proxy replay`, as records of the store that go first when room is short.
 
-A request is captured if the process was given a folder, the tenant's policy agrees, and upstream answered it. A line
-has the request's body and the numbers that upstream billed; no header is captured, so no key is. Requests hand their
-body over and go on. One thread writes, and what it cannot keep up with, or cannot write, is dropped.
+A request is captured if the operator gave captures room, the tenant's policy agrees, and upstream answered it. Its
+record `NAMESPACE/captures/TIME-ID.jsonl` has the request's body and the numbers that upstream billed; no header is
+captured, so no key is. The proxy never reads it. Requests hand their body over and go on. One task writes, and drops
+what the store refuses or cannot keep up with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import os
-import queue
-import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from proxy import rawjson
 from proxy.dialects.usage import Reported
-from proxy.errors import UserMistake
+from proxy.errors import ProxyError, StoreFull
 from proxy.plan.turn import Request
-from proxy.policies import Policies
-from proxy.policies.tenants import retention, tenant_of
+from proxy.policies.tenants import tenant_of
 from proxy.policy import Policy
-from proxy.rawjson import NotJson
 from proxy.requests.exchange import Exchange
 from proxy.requests.prepared import Prepared
 from proxy.server.parts import Part
 from proxy.server.process import Process
-from proxy.settings import Settings
-from proxy.stores import Retention
-from proxy.telemetry.logs import Limited, event
+from proxy.stores import Entry, Store, namespace_of, unhurried
+from proxy.telemetry.logs import Limited, beside, event
 from proxy.telemetry.outcome import Basis, Kind, Outcome
+from proxy.threads import nobody_waits, running
 
 logger = logging.getLogger(__name__)
 
-KEPT = 7 * 86_400.0
-"""Seconds that captures are kept at most; a tenant's shorter retention counts."""
-PART = 8 << 20
-"""Bytes after which the next files begin, and the folder's size is looked at. Files are deleted whole."""
-FILES = 10_000
-"""Most files. Listing so many takes a thread a tenth of a second."""
-EVERY = 600.0
-"""Seconds after which the next files begin in any case."""
+KIND = "captures"
+"""The middle of a capture's key. Nothing else in the proxy reads records of this kind."""
+
+LEAST = 16 << 10
+"""Bytes that a capture counts as at least, so that there are never more than a listing can hold."""
+
+SHARE = 8
+"""The store is listed again when this part of the limit has been written."""
+
 WAITING = 64 << 20
 """Bytes of bodies that wait to be written."""
+
 CLOSING = 0.5
 """Seconds at the end for what still waits."""
-SUFFIX = ".jsonl"
-
-_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def line(outcome: Outcome, body: bytes, when: float) -> bytes:
-    """Return a capture, which is the client's body with something around it. Raises NotJson if it is no JSON."""
-    head: dict[str, object] = {
+    """Return a capture: one line of JSON, which is the client's body with something around it."""
+    about: dict[str, object] = {
         "custom_id": outcome.request_id,
         "time": datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"),
         "tenant": outcome.tenant,
@@ -68,110 +63,47 @@ def line(outcome: Outcome, body: bytes, when: float) -> bytes:
         "method": outcome.method,
         "url": outcome.path,
     }
-    as_it_came = outcome.kind in (Kind.UNTOUCHED, Kind.OBSERVED)
-    if as_it_came and outcome.usage is Basis.BILLED:
-        head["usage"] = Reported(outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens)
+    as_sent = outcome.kind in (Kind.UNTOUCHED, Kind.OBSERVED)
+    if as_sent and outcome.usage is Basis.BILLED:
+        about["usage"] = Reported(outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens)
     body = body.replace(b"\n", b" ").replace(b"\r", b" ")  # in JSON, these are never part of a string
-    made = msgspec.json.encode(head)[:-1] + b',"body":' + body + b"}\n"
-    rawjson.members(made)
-    return made
+    return msgspec.json.encode(about)[:-1] + b',"body":' + body + b"}\n"
 
 
-class CaptureFolder:
-    """The files of one folder. Methods block. Other processes may write to the folder as well."""
+async def captured(store: Store, namespace: str | None) -> list[str]:
+    """Return the keys of a store's captures, or of one namespace's, the oldest first. Raises StoreFault."""
+    async with aclosing(store.list(f"{namespace}/{KIND}/" if namespace else "")) as entries:
+        found = [entry async for entry in entries if _is_capture(entry)]
+    return [entry.key for entry in sorted(found, key=_name)]
 
-    def __init__(
-        self, root: Path, limit: int, retention: Retention, warn: Limited, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._root = root
-        self._part = min(PART, limit // 4)
-        self._room = limit - self._part
-        self._retention = retention
-        self._warn = warn
-        self._clock = clock
-        self._until = 0.0
-        """When the next files begin."""
-        self._name = ""
-        self._written = 0
 
-    def write(self, namespace: str, line: bytes) -> None:
-        """Append a line to the namespace's newest file, or nothing if the disk has no room for it. Raises OSError."""
-        if len(line) > self._room:
-            raise OSError("a request is too large for --capture-limit")
-        if self._written + len(line) > self._part or self._clock() >= self._until:
-            self.sweep(len(line))
-        self._written += len(line)
-        folder = self._root / namespace
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / self._name, _OPEN, 0o600)
-        size, left = os.fstat(descriptor).st_size, memoryview(line)
-        try:
-            while left:
-                left = left[os.write(descriptor, left) :]
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-        finally:
-            os.close(descriptor)
+class _Waiting(NamedTuple):
+    """A request that has yet to be written, and when it ended."""
 
-    def sweep(self, coming: int = 0) -> None:
-        """Begin new files. Delete what is too old, and then the oldest of whoever has most, until there is room for
-        `coming` bytes. What cannot be deleted does not count."""
-        now = self._clock()
-        self._written, self._until = 0, now + EVERY
-        self._name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-        files: dict[str, deque[tuple[Path, int]]] = {}
-        sizes: Counter[str] = Counter()
-        for path, status in sorted(_sized(self._root.glob(f"*/*{SUFFIX}")), key=lambda file: file[1].st_mtime):
-            namespace = path.parent.name
-            kept, tenant = self._retention(namespace), tenant_of(namespace)
-            if now - status.st_mtime > (KEPT if kept is None else min(kept, KEPT)):
-                self._delete(path)
-            else:
-                files.setdefault(tenant, deque()).append((path, status.st_size))
-                sizes[tenant] += status.st_size
-        while files and (sizes.total() + coming > self._room or sum(map(len, files.values())) > FILES):
-            tenant = max(files, key=sizes.__getitem__)
-            path, size = files[tenant].popleft()
-            self._delete(path)
-            sizes[tenant] -= size
-            if not files[tenant]:
-                del files[tenant]
-
-    def _delete(self, path: Path) -> None:
-        try:
-            _delete(path)
-        except OSError as error:
-            self._warn("sweep", f"captures are not deleted: {error.strerror}: {error.filename}")
+    outcome: Outcome
+    body: bytes
+    when: float
 
 
 class Captures(Part):
-    """Takes the requests of one process; without a folder, none."""
+    """Takes the requests of one process, if `--capture` gives them room."""
 
-    def __init__(
-        self, settings: Settings, policies: Callable[[], Policies], clock: Callable[[], float] = time.time
-    ) -> None:
-        """Make the folder. Raises UserMistake if it cannot be used."""
-        self._root, self._policies, self._clock = settings.capture, policies, clock
+    def __init__(self, process: Process, clock: Callable[[], float] = time.time) -> None:
+        self._limit = process.settings.capture
+        self._room = self._limit - self._limit // SHARE
+        self._policies = process.policies
+        self._store = process.services.store.store
+        self._threads = process.services.threads
+        self._clock = clock
         self._warn = Limited(logger)
-        self._waiting: queue.SimpleQueue[tuple[Outcome, bytes] | None] = queue.SimpleQueue()
-        self._came = self._left = 0
-        """Bytes of bodies that came, which the event loop counts, and of those no longer held, which the thread counts:
-        with one writer each, they need no lock."""
-        self._thread = threading.Thread(target=self._work, name="captures", daemon=True)
-        if self._root is None:
-            return
-        self._folder = CaptureFolder(
-            self._root, settings.capture_limit, lambda one: retention(one, policies()), self._warn, clock
-        )
-        try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserMistake(f"--capture {self._root}: expected a directory: {error.strerror}") from error
-
-    @classmethod
-    def of(cls, process: Process) -> Captures:
-        return cls(process.settings, process.policies)
+        self._queue: asyncio.Queue[_Waiting | None] = asyncio.Queue()
+        """None: there is nothing to write, but room to make."""
+        self._bytes = 0
+        """Bytes of bodies in the queue."""
+        self._written = self._limit
+        """Bytes written since the store was listed. The first capture lists it."""
+        self._short = False
+        """Whether the store has no room for other records."""
 
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
         if prepared is not None:
@@ -179,90 +111,110 @@ class Captures(Part):
 
     def take(self, outcome: Outcome, policy: Policy, chat: Request | None) -> None:
         """Capture an answered request if its tenant's policy agrees. It is written later, or dropped."""
-        if self._root is None or chat is None or not policy.capture:
+        if not self._limit or chat is None or not policy.capture:
             return
         if outcome.status != 200 or outcome.kind is Kind.RELAY:
             return
-        if self._came - self._left + len(chat.body) > WAITING:
-            self._warn("slow", "requests are not captured: the disk does not keep up")
+        if self._bytes + len(chat.body) > WAITING:
+            self._warn("slow", "requests are not captured: the store does not keep up")
             return
-        self._came += len(chat.body)
-        self._waiting.put((outcome, chat.body))
+        self._bytes += len(chat.body)
+        self._queue.put_nowait(_Waiting(outcome, chat.body, self._clock()))
+
+    def room_is_short(self) -> None:
+        """Delete half of all captures. Others need the room more."""
+        if self._limit and not self._short:
+            self._short = True
+            self._queue.put_nowait(None)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write what comes and delete what is old; at the end, write what waits, if that is soon done."""
-        self.start()
-        try:
+        """Write what waits, and at the end what still waits, if that is soon done."""
+        if self._limit:
+            event(
+                logger,
+                "requests are captured, with all that they contain, of tenants whose policy has `capture: true`",
+                logging.WARNING,
+                bytes=self._limit,
+                tenants=[policy.tenant for policy in self._policies().all() if policy.capture],
+            )
+        async with running(self._work()):
             yield
-        finally:
-            self.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING):
+                    await self._queue.join()
 
-    def start(self) -> None:
-        if self._root is None:
-            return
-        event(
-            logger,
-            "requests are captured, with all that they contain, of tenants whose policy has `capture: true`",
-            logging.WARNING,
-            folder=str(self._root),
-            tenants=[policy.tenant for policy in self._policies().all() if policy.capture],
-        )
-        self._thread.start()
+    async def _work(self) -> None:
+        with nobody_waits():
+            while True:
+                waiting = await self._queue.get()
+                with beside(logger, "capturing requests"):
+                    await self._do(waiting)
+                self._bytes -= len(waiting.body) if waiting else 0
+                self._queue.task_done()
 
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._waiting.put(None)
-            self._thread.join(CLOSING)
-            if self._thread.is_alive():
-                self._warn("slow", "requests are not captured: the disk hangs")
-
-    def _work(self) -> None:
-        """Write until there is None to write. What fails now may succeed later."""
-        self._try(self._folder.sweep)
-        while True:
-            try:
-                one = self._waiting.get(timeout=EVERY)
-            except queue.Empty:
-                self._try(self._folder.sweep)
-                continue
-            if one is None:
-                return
-            self._try(partial(self._write, *one))
-            self._left += len(one[1])
-
-    def _write(self, outcome: Outcome, body: bytes) -> None:
-        with suppress(NotJson):  # no body that was read as a request should be, but the file must stay readable
-            self._folder.write(outcome.namespace, line(outcome, body, self._clock()))
-
-    def _try(self, work: Callable[[], None]) -> None:
+    async def _do(self, waiting: _Waiting | None) -> None:
+        """Make room if it is short, and then write a request."""
         try:
-            work()
-        except OSError as error:
-            self._warn("disk", f"requests are not captured: {error.strerror or error}")
+            if self._short:
+                await self._halve()
+            if waiting:
+                await self._write(*waiting)
+        except ProxyError as fault:
+            self._warn("store", f"requests are not captured: {fault.message}")
+
+    async def _halve(self) -> None:
+        try:
+            await self._delete_oldest(lambda now: now // 2)
+        finally:
+            self._short = False
+
+    async def _write(self, outcome: Outcome, body: bytes, when: float) -> None:
+        namespace = outcome.namespace
+        value = await self._threads.run(namespace, partial(line, outcome, body, when))
+        size = max(len(value), LEAST)
+        if size > self._room:
+            self._warn("large", "a request is not captured: it is too large for --capture")
+            return
+        if self._written + size > self._limit // SHARE:
+            await self._delete_oldest(lambda now: self._room - size)
+            self._written = 0
+        self._written += size
+        name = f"{datetime.fromtimestamp(when, UTC):%Y%m%dT%H%M%S.%f}-{uuid.uuid4().hex[:8]}.jsonl"
+        try:
+            await self._store.put(f"{namespace}/{KIND}/{name}", value, sync=False)
+        except StoreFull:
+            self.room_is_short()
+            raise
+
+    async def _delete_oldest(self, most: Callable[[int], int]) -> None:
+        """Delete the oldest captures of whichever tenant has most, until there are no more than `most` says of the
+        bytes that there are now."""
+        entries: dict[str, list[Entry]] = {}
+        async with aclosing(unhurried(self._store)) as listing:
+            async for entry in listing:
+                if _is_capture(entry):
+                    entries.setdefault(tenant_of(namespace_of(entry.key)), []).append(entry)
+        waiting = {tenant: deque(sorted(ones, key=_name)) for tenant, ones in entries.items()}
+        sizes = Counter({tenant: sum(map(_size, ones)) for tenant, ones in entries.items()})
+        bound = most(sizes.total())
+        old: list[str] = []
+        while sizes.total() > bound:
+            tenant = max(sizes, key=sizes.__getitem__)
+            oldest = waiting[tenant].popleft()
+            sizes[tenant] -= _size(oldest)
+            old.append(oldest.key)
+        await self._store.delete(*old)
 
 
-def kept(root: Path, namespace: str, *, delete: bool) -> tuple[int, int]:
-    """Return how many files of captures a namespace has and their bytes, and delete them if wanted. Raises OSError."""
-    os.stat(root)  # or a wrong name would be taken for a namespace without captures
-    folder = root / namespace
-    names = [name for name in os.listdir(folder) if name.endswith(SUFFIX)] if folder.is_dir() else []
-    found = list(_sized(folder / name for name in names))
-    for path, _ in found if delete else ():
-        _delete(path)
-    return len(found), sum(status.st_size for _, status in found)
+def _is_capture(entry: Entry) -> bool:
+    return entry.key.split("/")[1] == KIND
 
 
-def _sized(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield files of ours with what is known of them. Links, and what is deleted meanwhile, are left out."""
-    for path in paths:
-        with suppress(FileNotFoundError):
-            if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
-                yield path, path.stat()
+def _name(entry: Entry) -> str:
+    """Return a capture's name, which begins with its time."""
+    return entry.key.rpartition("/")[2]
 
 
-def _delete(path: Path) -> None:
-    """Delete a file, and its folder if that leaves it empty."""
-    path.unlink(missing_ok=True)
-    with suppress(OSError):
-        path.parent.rmdir()
+def _size(entry: Entry) -> int:
+    return max(entry.size, LEAST)

@@ -13,6 +13,6 @@ from proxy.server.process import MakePart
 PARTS: Mapping[str, MakePart] = {
     "operations": Operations,
     "verify": Verify,
-    "captures": Captures.of,
+    "captures": Captures,
     "dashboard": Board,
 }

@@ -220,6 +220,8 @@ _COMMANDS: Mapping[str, Command] = {
             ("--policy*", "FILE", "a policy; repeat it to compare several [the defaults]"),
             ("--json", "", "print JSON instead of a table"),
             ("--html", "REPORT.html", "also write a report, as one file"),
+            ("--store", "URL", "instead of files, what `serve --capture` has captured in this store"),
+            ("--namespace", "NAMESPACE", "with --store: only this caller's"),
         ),
     ),
     "recall": Command(
@@ -267,10 +269,9 @@ _ACTIONS: Mapping[str, Command] = {
     ),
     "forget": Command(
         "proxy.cli.store:forget",
-        "delete everything that is kept of a namespace: its records of every kind, captures and rows",
+        "delete everything that is kept of a namespace: its records of every kind, and rows",
         (
             ("namespace", "NAMESPACE", "one caller, as `store ls` lists them"),
-            ("--capture", "DIR", "the folder of `serve --capture`; also OFFLOAD_CAPTURE"),
             ("--dashboard", "FILE", "the file of `serve --dashboard`; also OFFLOAD_DASHBOARD"),
             ("--yes", "", "do not ask"),
         ),
@@ -301,9 +302,8 @@ OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
     "replay": """\
 FILE is what you have: sessions of Claude Code, Codex or opencode; logs and
 exports of LiteLLM, Langfuse, LangSmith, Helicone or OpenTelemetry; request
-bodies as JSONL or JSON, also gzipped; a HAR; a directory of those, such as a
-capture of `serve --capture`; or - for standard input. Nothing is sent or
-stored, and credentials are not looked at.
+bodies as JSONL or JSON, also gzipped; a HAR; a directory of those; or - for
+standard input. Nothing is sent or stored, and credentials are not looked at.
 """,
     "recall": """\
 The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a key, it shows what

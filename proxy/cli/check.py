@@ -119,7 +119,7 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     if not policy.share_namespace:
         yield "identity", described(policy.identity, listed=not default)
     if policy.capture:
-        yield "capture", "whole requests, where `serve --capture` names a folder"
+        yield "capture", "whole requests, if `serve --capture` gives them room"
     if policy.relay:
         yield "relay", "also " + ", ".join(policy.relay)
 

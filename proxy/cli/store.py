@@ -13,7 +13,6 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 from proxy import policies
-from proxy.apps import capture
 from proxy.apps.dashboard import fleet
 from proxy.apps.dashboard.rows import Rows
 from proxy.apps.offline import opened, retention_of
@@ -127,15 +126,14 @@ class Kept(NamedTuple):
     """How much is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
 
     records: int
-    files: int
     rows: int | None
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.files or self.rows is not None)
+        return bool(self.records or self.rows is not None)
 
     def __str__(self) -> str:
         rows = "" if self.rows is None else f", {several(self.rows, 'row')} of the dashboard and their sums"
-        return f"{several(self.records, 'record')}, {several(self.files, 'file')} of captured requests{rows}"
+        return several(self.records, "record") + rows
 
 
 def forget(settings: Settings, chosen: Namespace) -> int:
@@ -169,12 +167,7 @@ def forget(settings: Settings, chosen: Namespace) -> int:
 
 def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
     """Return how much is kept, and delete it if told to. Raises UserMistake and StoreFault."""
-    files, rows = 0, None
-    if settings.capture is not None:
-        try:
-            files, _ = capture.kept(settings.capture, namespace, delete=delete)
-        except OSError as error:
-            raise UserMistake(f"--capture {settings.capture}: {error.strerror}") from error
+    rows = None
     if settings.dashboard is not None:
         if not settings.dashboard.is_file():
             raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
@@ -194,4 +187,4 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
             await store.delete(*keys)
         return len(keys)
 
-    return Kept(_run(settings, count), files, rows)
+    return Kept(_run(settings, count), rows)

@@ -46,6 +46,9 @@ class Part:
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
         """Take in a request that has ended: of a chat, what was made of it and who asked. Must return at once."""
 
+    def room_is_short(self) -> None:
+        """Give up what the store could do without, because it has no room for other records. Must return at once."""
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run what the part does beside requests, until the process has answered its last one."""

@@ -110,7 +110,7 @@ class Process:
     def _guarded_store(self) -> Guarded:
         store = open_store(self.settings.store, self._retention, lambda key: self._store.damaged(key))
         warn, damaged = logs.Limited(logger), self.metrics.damaged
-        guarded = Guarded(store, warn=warn, retention=self._retention, count_damaged=damaged)
+        guarded = Guarded(store, warn=warn, retention=self._retention, count_damaged=damaged, full=self._make_room)
         self.metrics.watch_store(lambda: guarded.state)
         return guarded
 
@@ -159,6 +159,12 @@ class Process:
             "reload": self._book.last,
             "windows": self._known.learned(namespaces),
         }
+
+    def _make_room(self) -> None:
+        """Ask every part to give up what the store could do without."""
+        for part in self.parts:
+            with logs.beside(logger, f"making room in {type(part).__name__}"):
+                part.room_is_short()
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self.policies())

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from proxy.errors import Overloaded, StoreBusy, StoreFault, UserMistake
+from proxy.errors import Overloaded, StoreBusy, StoreFault, StoreFull, UserMistake
 from proxy.release import install
 from proxy.threads import WorkPool, nobody_waits
 
@@ -119,6 +119,9 @@ class Engine(Protocol):
     def reason(self, error: Exception) -> str:
         """Return what an error says, without the data that we sent."""
 
+    def is_full(self, error: Exception) -> bool:
+        """Return whether an error says that there is no room for a record."""
+
 
 class Store:
     """Write-once records in an engine. The first writer wins, in any process on any machine."""
@@ -188,8 +191,9 @@ class Store:
         except Overloaded as full:
             raise StoreBusy(full.message) from full
         except self._engine.errors as error:
+            fault = StoreFull if self._engine.is_full(error) else StoreFault
             # Not `from error`: a traceback would show its text, which can contain our data.
-            raise StoreFault(f"{self._engine.name} failed: {self._engine.reason(error)}") from None
+            raise fault(f"{self._engine.name} failed: {self._engine.reason(error)}") from None
 
 
 _REDIS = ("redis", "rediss")
@@ -270,7 +274,7 @@ BATCH = 100
 """Records that are deleted together, which takes a disk some milliseconds."""
 
 WORK_SECONDS = 0.005
-"""A sweep rests after so many seconds of work."""
+"""A listing of all records rests after so many seconds of work."""
 
 
 async def sweep_always(
@@ -302,10 +306,10 @@ async def sweep(
 ) -> int:
     """Read the whole store once and delete all that has expired; returns how many records. Raises StoreFault.
 
-    It rests as long as it works. `swept(deleted, overdue)` is called for every few records: how many were deleted, and
+    `swept(deleted, overdue)` is called for every few records: how many were deleted, and
     how many seconds the oldest of them was past its retention; at the end of a sweep, none is.
     """
-    now, deleted, began = clock(), 0, time.monotonic()
+    now, deleted = clock(), 0
     expired: dict[str, float] = {}
 
     async def delete() -> int:
@@ -316,16 +320,24 @@ async def sweep(
         expired.clear()
         return count
 
-    async with aclosing(store.list("")) as entries:
+    async with aclosing(unhurried(store)) as entries:
         async for entry in entries:
             kept = retention(namespace_of(entry.key))
             if kept is not None and now - entry.modified > kept:
                 expired[entry.key] = now - entry.modified - kept
             if len(expired) == BATCH:
                 deleted += await delete()
-            if (worked := time.monotonic() - began) >= WORK_SECONDS:
-                await asyncio.sleep(worked)
-                began = time.monotonic()
     deleted += await delete()
     swept(0, 0.0)
     return deleted
+
+
+async def unhurried(store: Store) -> AsyncGenerator[Entry, None]:
+    """Yield every record once, resting as long as it, and whoever reads it, works. Close it if you stop early."""
+    began = time.monotonic()
+    async with aclosing(store.list("")) as entries:
+        async for entry in entries:
+            yield entry
+            if (worked := time.monotonic() - began) >= WORK_SECONDS:
+                await asyncio.sleep(worked)
+                began = time.monotonic()

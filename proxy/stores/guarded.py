@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Literal, TypeVar
 from uuid import uuid4
 
-from proxy.errors import StoreBusy, StoreFault
+from proxy.errors import StoreBusy, StoreFault, StoreFull
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.stores import Entry, Retention, Store, namespace_of
 from proxy.telemetry.outcome import NoAnswer, StoreOperation
@@ -182,7 +182,7 @@ class Guarded:
     `warn(kind, text)` is called for every fault and need not log each one. `budget_seconds` is how long one request may
     wait for the store in total. A repeated put would renew a record's age, but is skipped within `refresh_seconds` of
     the last one, or within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every
-    damaged record.
+    damaged record, and `full()` for every write for which the store has no room.
     """
 
     def __init__(
@@ -195,6 +195,7 @@ class Guarded:
         refresh_seconds: float = 6 * 3600.0,
         cache_bytes: int = 64 << 20,
         count_damaged: Callable[[str], None] = lambda kind: None,
+        full: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
@@ -204,6 +205,7 @@ class Guarded:
         self.clock = clock
         self._warn = warn
         self._count_damaged = count_damaged
+        self._full = full
         self._budget = budget_seconds
         self._putting: asyncio.Task[None] | None = None
 
@@ -233,12 +235,18 @@ class Guarded:
             reason = fault.message if isinstance(fault, StoreFault) else f"no answer to a check within {seconds:g} s"
             breaker.failed()
             self.tell(operation, reason)
+            self.notice_full(fault)
             return reason
         return None
 
     def tell(self, operation: str, reason: str) -> None:
         """Log a fault."""
         self._warn(f"store {operation}", f"store: {operation}: {reason}")
+
+    def notice_full(self, fault: Exception) -> None:
+        """Call for room if this fault says that there is none."""
+        if isinstance(fault, StoreFull):
+            self._full()
 
     def damaged(self, key: str) -> None:
         """Count and log a damaged record, which is treated as absent. May be called in any thread."""
@@ -462,6 +470,7 @@ class Visit:
                 if not isinstance(fault, StoreBusy):
                     breaker.failed()
                 guarded.tell(operation, fault.message)
+                guarded.notice_full(fault)
             finally:
                 self._left -= guarded.clock() - began
         self._errors[f"{operation}:{why}"] += 1

@@ -134,6 +134,9 @@ class Folder:
     def reason(self, error: Exception) -> str:
         return getattr(error, "strerror", None) or type(error).__name__
 
+    def is_full(self, error: Exception) -> bool:
+        return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+
     def _prepare(self) -> None:
         """Make the store's folder, unless it is there. If this fails, the operation itself reports the error."""
         with suppress(OSError):

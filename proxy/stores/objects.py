@@ -106,6 +106,10 @@ class Objects:
         """Return its class and the codes in its text, which can also contain signed addresses and our data."""
         return ", ".join(dict.fromkeys((type(error).__name__, *_codes(error))))
 
+    def is_full(self, error: Exception) -> bool:
+        """Buckets have no end."""
+        return False
+
     def _get(self, key: str) -> bytes | None:
         try:
             return bytes(obstore.get(self._service, key).bytes())

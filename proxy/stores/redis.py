@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from msgspec import convert
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 from redis.retry import Retry
 
 from proxy.errors import UserMistake
@@ -122,6 +122,9 @@ class RedisEngine:
             code = ""
         hint = ": this is a Redis Cluster, and a single server is needed" if code == "MOVED" else ""
         return " ".join(filter(None, (type(error).__name__, code, said))) + hint
+
+    def is_full(self, error: Exception) -> bool:
+        return isinstance(error, OutOfMemoryError)
 
     def _entries(self, names: set[bytes]) -> Sequence[Entry]:
         """Return the entries of those of these names that have records.

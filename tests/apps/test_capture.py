@@ -1,14 +1,14 @@
-"""Captures: what is written, for whom, how much and for how long, and that requests never wait for it."""
+"""Captures: what is written, for whom, how much, and that requests and other records never wait for it."""
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,29 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.apps import capture
-from proxy.apps.capture import CaptureFolder, Captures
-from proxy.apps.replay import recordings
+from proxy.apps.capture import Captures, captured
+from proxy.apps.replay.recordings import Record, RecordedRequest, Recordings
 from proxy.dialects.chat import CHAT
-from proxy.errors import UserMistake
+from proxy.errors import StoreFault
 from proxy.plan.turn import Request
-from proxy.policies import Policies
 from proxy.policy import Policy
+from proxy.server.process import Process
 from proxy.settings import Settings
-from proxy.telemetry.logs import Limited
+from proxy.stores import Store, open_store, sweep
+from proxy.stores.guarded import Put
+from proxy.stores.local import Folder
 from proxy.telemetry.outcome import Basis, Kind, Outcome
-from tests.clock import PATIENCE
+from tests.clock import PATIENCE, until
+from tests.sdks import redis as redis_client
+from tests.stores.engines import redis_server
 
-DAY = 86_400.0
 POLICY = Policy(tenant="acme", capture=True)
 BODY = b'{\r\n "model": "m",\n "messages": [{"role": "user", "content": "a \\n \\ud83d \xc3\xa9"}]\n}'
+NAMESPACE = "acme-0123456789abcdef"
 OUTCOME = Outcome(
     request_id="req_1",
     tenant="acme",
-    namespace="acme-0123456789abcdef",
+    namespace=NAMESPACE,
     kind=Kind.OBSERVED,
     method="POST",
     path="/v1/chat/completions",
@@ -44,244 +48,291 @@ OUTCOME = Outcome(
     completion_tokens=7,
     cached_tokens=40,
 )
-
-
 CHAT_REQUEST = CHAT.parse(BODY)
 
 
-def policies(*named: Policy) -> Callable[[], Policies]:
-    return lambda: Policies(default=None, named=named or (POLICY,), by_digest={})
+class World:
+    """Captures that run, over a store, with a clock that goes on by a second with each request."""
+
+    def __init__(self, url: str, limit: int = 1 << 20) -> None:
+        built_in = {"default": '{"capture": true}'}
+        self.process = Process(Settings(store=url, capture=limit, built_in=built_in))
+        seconds = count(1_000_000_000)
+        self.captures = Captures(self.process, lambda: float(next(seconds)))
+
+    @property
+    def store(self) -> Store:
+        return self.process.services.store.store
+
+    def take(self, namespace: str = NAMESPACE, size: int = 0, **fields: Any) -> None:
+        chat = CHAT.parse(BODY + b" " * size)
+        self.captures.take(replace(OUTCOME, namespace=namespace, **fields), POLICY, chat)
+
+    async def written(self) -> None:
+        """Wait until nothing waits."""
+        await self.captures._queue.join()
+
+    async def sizes(self) -> dict[str, int]:
+        """Return the bytes of each namespace's captures."""
+        found: dict[str, int] = {}
+        async for entry in self.store.list(""):
+            namespace, kind, _ = entry.key.split("/")
+            if kind == "captures":
+                found[namespace] = found.get(namespace, 0) + entry.size
+        return found
 
 
-@contextmanager
-def capturing(root: Path | None, **settings: Any) -> Iterator[Captures]:
-    """Captures that run; at the end, what was taken has been written."""
-    taken = Captures(Settings(capture=root, **settings), policies())
-    taken.start()
-    try:
-        yield taken
-    finally:
-        taken.close()
+@asynccontextmanager
+async def capturing(url: object, limit: int = 1 << 20) -> AsyncIterator[World]:
+    world = World(str(url), limit)
+    async with world.captures.running():
+        yield world
+    await world.store.close()
 
 
-def files(root: Path) -> list[Path]:
-    return sorted(root.rglob("*.jsonl"))
+async def lines(url: object) -> list[bytes]:
+    """Return the captures of a store, the oldest first."""
+    store = open_store(str(url))
+    values = await store.get_many(await captured(store, None))
+    await store.close()
+    return [value for value in values if value is not None]
 
 
-def written(root: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in files(root) for line in file.read_text().splitlines()]
+def replayed(found: Sequence[bytes]) -> list[RecordedRequest]:
+    records = iter([Record(str(number), value) for number, value in enumerate(found)])
+    return list(Recordings().captured(Path("store"), records))
 
 
-def test_a_capture_is_what_replay_reads(tmp_path: Path) -> None:
-    with capturing(tmp_path) as taken:
-        taken.take(OUTCOME, POLICY, CHAT_REQUEST)
-        taken.take(replace(OUTCOME, kind=Kind.OFFLOADED), POLICY, CHAT_REQUEST)
-    [file] = files(tmp_path)
-    assert file.parent == tmp_path / "acme-0123456789abcdef"
-    billed, changed = recordings.Recordings().requests(file)
+async def test_a_capture_is_what_replay_reads(tmp_path: Path) -> None:
+    async with capturing(tmp_path) as world:
+        world.take()
+        world.take(kind=Kind.OFFLOADED)
+    found = await lines(tmp_path)
+    billed, changed = replayed(found)
     assert billed.chat is not None and json.loads(billed.chat.body) == json.loads(BODY)
     assert billed.said is not None and (billed.said.prompt, billed.said.cached) == (100, 40)
     assert changed.chat is not None and changed.said is None, "what was billed is not the client's request"
-    assert billed.caller == changed.caller == OUTCOME.namespace
-    first, _ = written(tmp_path)
-    assert (first["custom_id"], first["tenant"], first["url"]) == ("req_1", "acme", "/v1/chat/completions")
-
-
-def test_files_are_their_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        with capturing(tmp_path / "new" / "folder") as taken:
-            taken.take(OUTCOME, POLICY, CHAT_REQUEST)
-    finally:
-        os.umask(before)
-    root = tmp_path / "new" / "folder"
-    [file] = files(root)
-    assert [path.stat().st_mode & 0o777 for path in (root, file.parent, file)] == [0o700, 0o700, 0o600]
+    assert billed.caller == changed.caller == NAMESPACE
+    about = json.loads(found[0])
+    assert (about["custom_id"], about["tenant"], about["url"]) == ("req_1", "acme", "/v1/chat/completions")
+    assert all(value.index(b"\n") == len(value) - 1 for value in found), "one line, so that files can be joined"
 
 
 @pytest.mark.parametrize(
-    ("outcome", "policy", "chat", "root"),
+    ("outcome", "policy", "chat", "limit"),
     [
-        (OUTCOME, replace(POLICY, capture=False), CHAT_REQUEST, "captures"),
-        (OUTCOME, POLICY, CHAT_REQUEST, None),
-        (replace(OUTCOME, status=429), POLICY, CHAT_REQUEST, "captures"),
-        (replace(OUTCOME, kind=Kind.RELAY), POLICY, CHAT_REQUEST, "captures"),
-        (OUTCOME, POLICY, None, "captures"),
+        (OUTCOME, replace(POLICY, capture=False), CHAT_REQUEST, 1 << 20),
+        (OUTCOME, POLICY, CHAT_REQUEST, 0),
+        (replace(OUTCOME, status=429), POLICY, CHAT_REQUEST, 1 << 20),
+        (replace(OUTCOME, kind=Kind.RELAY), POLICY, CHAT_REQUEST, 1 << 20),
+        (OUTCOME, POLICY, None, 1 << 20),
     ],
-    ids=["the policy does not agree", "no folder", "refused", "only counted", "not understood"],
+    ids=["the policy does not agree", "no room", "refused", "only counted", "not understood"],
 )
-def test_what_is_not_captured(
-    tmp_path: Path, outcome: Outcome, policy: Policy, chat: Request | None, root: str | None
+async def test_what_is_not_captured(
+    tmp_path: Path, outcome: Outcome, policy: Policy, chat: Request | None, limit: int
 ) -> None:
-    with capturing(root and tmp_path / root) as taken:
-        taken.take(outcome, policy, chat)
-    assert not written(tmp_path)
+    async with capturing(tmp_path, limit) as world:
+        world.captures.take(outcome, policy, chat)
+    assert not await lines(tmp_path)
 
 
-def test_the_log_warns_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with capturing(tmp_path):
+async def test_the_log_warns_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with capturing(tmp_path):
         pass
     [record] = caplog.records
     assert record.levelname == "WARNING" and "requests are captured" in record.message
     fields: Any = record
-    assert fields.fields == {"folder": str(tmp_path), "tenants": ["acme"]}
+    assert fields.fields == {"bytes": 1 << 20, "tenants": ["default"]}
 
 
-def test_a_first_look_that_fails_does_not_end_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may delete a namespace's folder while this one looks into it."""
-    sweep, looks = CaptureFolder.sweep, list[int]()
-
-    def vanishing(folder: CaptureFolder, coming: int = 0) -> None:
-        looks.append(coming)
-        if len(looks) == 1:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        sweep(folder, coming)
-
-    monkeypatch.setattr(CaptureFolder, "sweep", vanishing)
-    with capturing(tmp_path) as taken:
-        taken.take(OUTCOME, POLICY, CHAT_REQUEST)
-    assert len(written(tmp_path)) == 1
-
-
-def test_a_folder_that_cannot_be_is_the_operators_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserMistake, match=r"--capture .*file: expected a directory"):
-        Captures(Settings(capture=tmp_path / "file"), policies())
-
-
-def test_a_disk_that_hangs_holds_up_nobody(
+async def test_a_store_that_hangs_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(capture, "WAITING", 6 * len(BODY))
     monkeypatch.setattr(capture, "CLOSING", 0.01)
     free = threading.Event()
-    monkeypatch.setattr(CaptureFolder, "write", lambda *_: free.wait(PATIENCE))
-    with capturing(tmp_path) as taken:
+    monkeypatch.setattr(Folder, "put", lambda *_, **__: free.wait(PATIENCE))
+    world = World(str(tmp_path))
+    async with world.captures.running():
         for _ in range(9):
-            taken.take(OUTCOME, POLICY, CHAT_REQUEST)
-        assert taken._came == 6 * len(BODY)
-        assert "the disk does not keep up" in caplog.text
+            world.take()
+        assert world.captures._bytes == 6 * len(BODY)
+        assert "the store does not keep up" in caplog.text
     free.set()
+    await world.store.close()
 
 
-def test_a_disk_that_fails_is_told_of_and_loses_only_its_line(
+async def test_a_store_that_fails_is_named_and_loses_only_that_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, full = os.write, [False]
+    async with capturing(tmp_path) as world:
+        for fails in (False, True, False):
+            with monkeypatch.context() as patched:
+                if fails:
+                    patched.setattr(Folder, "put", failing(errno.EIO))
+                world.take()
+                await world.written()
+    assert "requests are not captured: the store's folder failed: Input/output error" in caplog.text
+    assert len(await lines(tmp_path)) == 2
 
-    def write(descriptor: int, data: bytes) -> int:
-        if full[0]:
-            real(descriptor, data[:10])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, data)
 
-    monkeypatch.setattr(os, "write", write)
-    for full[0] in (False, True, False):
-        with capturing(tmp_path) as taken:
-            taken.take(OUTCOME, POLICY, CHAT_REQUEST)
-    assert "requests are not captured: No space left on device" in caplog.text
-    assert len(written(tmp_path)) == 2, "half a line would make the file unreadable"
+def failing(number: int) -> Callable[..., bool]:
+    def put(*_: object, **__: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    return put
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
-class Disk:
-    """A folder with a clock of its own, and a limit of 8 KB."""
-
-    def __init__(self, root: Path, kept: float | None = None) -> None:
-        self.root, self.now = root, 1_000_000_000.0
-        warn = Limited(logging.getLogger("test"))
-        self.folder = CaptureFolder(root, 8_000, lambda namespace: kept, warn, lambda: self.now)
-
-    def write(self, namespace: str, size: int = 500) -> None:
-        self.now += 1
-        self.folder.write(namespace, b"x" * (size - 1) + b"\n")
-        newest = max((self.root / namespace).iterdir(), key=lambda file: file.stat().st_mtime)
-        os.utime(newest, (self.now, self.now))
-
-    def size(self, namespace: str = "") -> int:
-        return sum(file.stat().st_size for file in self.root.rglob(f"{namespace}*/*.jsonl"))
-
-
 @pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A limit of 16 KB, where captures count with the bytes that they have."""
+    monkeypatch.setattr(capture, "LEAST", 1)
+    yield 16_000
 
 
-def test_the_folder_stays_within_its_size_at_the_cost_of_who_has_most(disk: Disk) -> None:
-    for _ in range(3):
-        disk.write("small-anonymous")
-    for number in range(100):
-        disk.write(f"large-{number % 7:016x}")
-        assert disk.size() <= 8_000
-    assert disk.size("small") == 1_500, "a busy tenant does not push out another's, however many keys it has"
-    assert disk.size() > 4_000
-    with pytest.raises(OSError, match="too large for --capture-limit"):
-        disk.write("acme", 7_000)
+async def test_captures_stay_within_their_room_at_the_cost_of_whichever_tenant_has_most(
+    tmp_path: Path, small: int
+) -> None:
+    async with capturing(tmp_path, small) as world:
+        for _ in range(3):
+            world.take("small-anonymous", 500)
+        for number in range(60):
+            world.take(f"large-{number % 7:016x}", 500)
+            await world.written()
+            sizes = await world.sizes()
+            assert sum(sizes.values()) <= small
+        few = sizes.pop("small-anonymous")
+    assert few > 1_500, "a busy tenant does not push out another's, however many keys it has"
+    assert sum(sizes.values()) > small // 2
+    times = [json.loads(value)["time"] for value in await lines(tmp_path)]
+    assert times == sorted(times) and times[-1].startswith("2001-09-09T01:47:42"), "the oldest go"
 
 
-def test_files_are_complete_after_a_size_and_after_a_time(disk: Disk) -> None:
-    for _ in range(5):
-        disk.write("acme")
-    assert len(list(disk.root.rglob("*.jsonl"))) == 2
-    disk.now += capture.EVERY
-    disk.write("acme")
-    names = sorted(file.name for file in disk.root.rglob("*.jsonl"))
-    assert len(names) == 3 and names[0].startswith("20010909T0146")
+async def test_small_captures_count_as_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or there would be more of them than a listing can hold."""
+    monkeypatch.setattr(capture, "LEAST", 1_000)
+    async with capturing(tmp_path, 16_000) as world:
+        for _ in range(40):
+            world.take()
+        await world.written()
+    assert 10 <= len(await lines(tmp_path)) <= 16
 
 
-@pytest.mark.parametrize(("kept", "days"), [(None, 7), (30 * DAY, 7), (2 * DAY, 2)])
-def test_captures_end_with_their_age_or_their_tenants_retention(tmp_path: Path, kept: float | None, days: int) -> None:
-    disk = Disk(tmp_path, kept)
-    disk.write("acme")
-    (tmp_path / "notes.txt").write_text("not ours")
-    (tmp_path / "acme" / "notes.txt").write_text("not ours")
-    disk.now += days * DAY
-    disk.folder.sweep()
-    assert disk.size() == 500
-    disk.now += 1
-    disk.folder.sweep()
-    assert disk.size() == 0 and len(list(tmp_path.rglob("notes.txt"))) == 2
+async def test_what_is_too_large_for_all_room_costs_no_other_capture(
+    tmp_path: Path, small: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with capturing(tmp_path, small) as world:
+        world.take()
+        world.take(size=small)
+        world.take()
+    assert "too large for --capture" in caplog.text
+    assert len(await lines(tmp_path)) == 2
 
 
-def test_files_that_cannot_be_deleted_keep_no_others_captures(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    for namespace in ("a", "b", "c"):
-        disk.write(namespace)
-    real = Path.unlink
-
-    def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.parent.name == "b":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        real(path, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", unlink)
-    disk.now += 8 * DAY
-    disk.folder.sweep()
-    assert (disk.size("a"), disk.size("b"), disk.size("c")) == (0, 500, 0)
+async def test_only_captures_go(tmp_path: Path, small: int) -> None:
+    async with capturing(tmp_path, small) as world:
+        await world.store.put(f"{NAMESPACE}/originals/large", bytes(2 * small))
+        for _ in range(40):
+            world.take(size=500)
+        await world.written()
+        assert await world.store.get(f"{NAMESPACE}/originals/large")
 
 
-def test_there_are_not_more_files_than_can_be_listed(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "FILES", 20)
-    for number in range(40):
-        disk.write(f"acme-{number:016x}", 10)
-    disk.folder.sweep()
-    assert len(list(disk.root.rglob("*.jsonl"))) == 20
-    assert len(list(disk.root.iterdir())) == 20, "folders that are empty are gone"
+async def test_captures_end_with_their_tenants_retention(tmp_path: Path) -> None:
+    async with capturing(tmp_path) as world:
+        world.take()
+        await world.written()
+        assert await sweep(world.store, lambda namespace: 1e6) == 0
+        assert await sweep(world.store, lambda namespace: -1.0) == 1
 
 
-def test_a_folder_that_vanished_is_made_again(disk: Disk) -> None:
-    disk.write("acme")
-    capture.kept(disk.root, "acme", delete=True)
-    disk.root.rmdir()
-    disk.write("acme")
-    assert disk.size() == 500
+# -- captures go first when room is short ------------------------------------------------------------------------------
 
 
-def test_links_are_not_followed(disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "a.jsonl").write_text("keep")
-    os.utime(elsewhere / "a.jsonl", (0, 0))
-    (disk.root / "acme").symlink_to(elsewhere)
-    disk.folder.sweep()
-    assert (elsewhere / "a.jsonl").read_text() == "keep"
+async def room_is_short(world: World, work: Callable[[], Awaitable[Put]]) -> None:
+    """Assert that `work` succeeds once captures are gone."""
+    before = sum((await world.sizes()).values())
+    assert await work() is Put.FAILED
+
+    async def works() -> bool:
+        return await work() is Put.WRITTEN
+
+    await until(works)
+    assert sum((await world.sizes()).values()) < before
+
+
+async def test_a_folder_without_room_gives_up_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Folder.put
+
+    def put(folder: Folder, key: str, value: bytes, *, sync: bool = True) -> bool:
+        if len(list(tmp_path.rglob("*.jsonl"))) > 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(folder, key, value, sync=sync)
+
+    async with capturing(tmp_path) as world:
+        monkeypatch.setattr(world.process, "parts", [world.captures])
+        for _ in range(20):
+            world.take()
+        await world.written()
+        monkeypatch.setattr(Folder, "put", put)
+        visit = world.process.services.store.visit
+        await room_is_short(world, lambda: visit().put(f"{NAMESPACE}/rounds/1", b"{}", keep=False))
+        await world.written()
+        assert 1 < len(await captured(world.store, None)) <= 6
+        await world.process.services.store.check(PATIENCE)
+        assert len(await captured(world.store, None)) > 1, "nobody asks for room that is there"
+
+
+async def test_a_capture_for_which_there_is_no_room_takes_the_place_of_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with capturing(tmp_path) as world:
+        for _ in range(8):
+            world.take()
+        await world.written()
+        with monkeypatch.context() as patched:
+            patched.setattr(Folder, "put", failing(errno.EDQUOT))
+            world.take()
+            await world.written()
+        assert "not captured: the store's folder failed: Disk quota exceeded" in caplog.text
+        assert len(await captured(world.store, None)) == 4
+        world.take()
+        await world.written()
+        assert len(await captured(world.store, None)) == 5
+
+
+async def test_a_redis_without_memory_gives_up_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis_server(tmp_path, "--maxmemory-policy", "noeviction") as server:
+        async with capturing(f"redis://127.0.0.1:{server.port}/0", 64 << 20) as world:
+            monkeypatch.setattr(world.process, "parts", [world.captures])
+            for _ in range(40):
+                world.take(size=200_000)
+            await world.written()
+            with redis_client.Redis(port=server.port) as client:
+                client.config_set("maxmemory", client.info("memory")["used_memory"])
+            visit = world.process.services.store.visit
+            await room_is_short(world, lambda: visit().put(f"{NAMESPACE}/rounds/1", bytes(100), keep=False))
+
+
+async def test_a_store_that_cannot_delete_is_not_asked_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    async def delete(*keys: str) -> None:
+        asked.append(keys)
+        raise StoreFault("read-only")
+
+    async with capturing(tmp_path) as world:
+        world.take()
+        world.take()
+        await world.written()
+        monkeypatch.setattr(world.store, "delete", delete)
+        world.captures.room_is_short()
+        world.captures.room_is_short()
+        await world.written()
+    assert len(asked) == 1 and "requests are not captured: read-only" in caplog.text

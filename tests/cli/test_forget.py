@@ -18,6 +18,7 @@ from tests.apps.dashboard.traffic import ended
 CALLER, OTHER = "acme-0123456789abcdef", "acme-0123456789abcde0"
 KEYS = [f"{CALLER}/rounds/{number}" for number in range(5)] + [
     f"{CALLER}/originals/b",
+    f"{CALLER}/captures/20010909T014640.000000-0123abcd.jsonl",
     f"{OTHER}/rounds/1",
     "acme/files/f",
 ]
@@ -55,43 +56,24 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-@pytest.fixture
-def captures(tmp_path: Path) -> Path:
-    folder = tmp_path / "captures"
-    for namespace in (CALLER, OTHER):
-        (folder / namespace).mkdir(parents=True)
-        for name in ("1.jsonl", "2.jsonl"):
-            (folder / namespace / name).write_text("x" * 1_000)
-    return folder
-
-
-def test_everything_of_one_namespace_goes(store: str, captures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
-    assert capsys.readouterr() == ("deleted 6 records, 2 files of captured requests\n", "")
+def test_everything_of_one_namespace_goes(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == OK
+    assert capsys.readouterr() == ("deleted 7 records\n", "")
     assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}
-    assert [path.parent.name for path in sorted(captures.rglob("*.jsonl"))] == [OTHER, OTHER]
-    assert not (captures / CALLER).exists()
-    assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == FAILED
+    assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == FAILED
     assert capsys.readouterr() == ("", f"nothing is kept of {CALLER}\n")
 
 
 def test_what_is_still_being_written_goes_too_and_is_told(
-    store: str, captures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy stores the texts that a request moved after its reply, and that can take longer than a look."""
-
-    def writes(seconds: float) -> None:
-        asyncio.run(_fill(store))
-        (captures / CALLER).mkdir()
-        (captures / CALLER / "3.jsonl").write_text("x" * 1_000)
-
-    monkeypatch.setattr("time.sleep", writes)
-    assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == FAILED
+    monkeypatch.setattr("time.sleep", lambda seconds: asyncio.run(_fill(store)))
+    assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == FAILED
     out, error = capsys.readouterr()
-    assert out == ("deleted 6 records, 2 files of captured requests\ndeleted 6 records, 1 file of captured requests\n")
+    assert out == "deleted 7 records\n" * 2
     assert error == f"more of {CALLER} may come: end its conversations, then run this again\n"
     assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}
-    assert not (captures / CALLER).exists()
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", OK), ("Yes\n", OK), ("\n", 1), ("", 1), (None, MISTAKE)])
@@ -102,7 +84,7 @@ def test_a_terminal_is_asked(
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n") if answer is None else Terminal(answer))
     assert main(["store", "forget", CALLER, "--store", store]) == code
     out, error = capsys.readouterr()
-    kept = "6 records, 0 files of captured requests"
+    kept = "7 records"
     if answer is None:
         assert f"would delete {kept}: there is no terminal to ask, so add --yes" in error
     else:
@@ -125,6 +107,6 @@ def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest
         rows.write(ended(1, at=time.time() - 1, namespace=OTHER))
         assert rows.count(OTHER) is None, "nor comes what a proxy had yet to write when nothing was kept"
     assert OTHER.encode() not in path.read_bytes()
-    for flag, said in (("--dashboard", "there is no such file"), ("--capture", "No such file or directory")):
-        assert main(["store", "forget", OTHER, "--store", store, flag, str(tmp_path / "none"), "--yes"]) == MISTAKE
-        assert f"{flag} {tmp_path / 'none'}: {said}" in capsys.readouterr().err
+    missing = tmp_path / "none"
+    assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(missing), "--yes"]) == MISTAKE
+    assert f"--dashboard {missing}: there is no such file" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.prepared import Prepared
 from proxy.server.parts import Door, Part
 from proxy.server.process import Process
+from proxy.stores.local import Folder
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.apps.dashboard.traffic import session
 from tests.clock import wait_until
@@ -63,9 +66,15 @@ class Counter(Part):
         yield
         LIFE.append("ends")
 
+    def room_is_short(self) -> None:
+        LIFE.append("gives up")
+
 
 class Faulty(Part):
     def __init__(self, process: Process) -> None: ...
+
+    def room_is_short(self) -> None:
+        raise KeyError("a bug of this part")
 
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
         raise KeyError("a bug of this part")
@@ -127,6 +136,19 @@ def test_a_part_that_fails_costs_no_request(
         wait_until(lambda: SEEN)
         assert proxy.metric("requests_total", 'kind="untouched"') == 1
     assert "a bug, in showing request req_" in caplog.text and "to Faulty" in caplog.text
+
+
+def test_parts_are_asked_for_room_where_the_store_has_none(
+    up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(parts, "PARTS", {"faulty": Faulty, "counter": Counter})
+    with served({"default": tight(up.url)}) as proxy:
+        monkeypatch.setattr(Folder, "put", full)
+        httpx.get(f"{proxy.root}/health?deep=1", trust_env=False, verify=PLAIN)
+        assert LIFE[:2] == ["begins", "gives up"]
 
 
 def test_without_parts_their_paths_are_upstreams_or_nobodys(

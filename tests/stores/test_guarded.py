@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from proxy.errors import StoreBusy, StoreFault
+from proxy.errors import StoreBusy, StoreFault, StoreFull
 from proxy.stores import Entry, namespace_of
 from proxy.stores import guarded as guarded_module
 from proxy.stores.guarded import (
@@ -363,6 +363,24 @@ async def test_the_health_check_writes_and_leaves_nothing(guarded: Guarded, stor
     for _ in range(FAILURES):
         assert await guarded.check(1) == "full"
     assert (guarded.reading.state, guarded.writing.state) == ("closed", "open")
+
+
+async def test_room_is_asked_for_where_there_is_none(store: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    guarded = Guarded(store, warn=lambda *what: None, full=lambda: asked.append("room"))
+    fault = StoreFault("slow")
+
+    async def put(key: str, value: bytes, *, sync: bool = True) -> bool:
+        raise fault
+
+    monkeypatch.setattr(store, "put", put)
+    assert await guarded.visit().put("a-1/rounds/k", b"1", keep=False) is Put.FAILED
+    assert await guarded.check(1) == "slow"
+    assert not asked
+    fault = StoreFull("no space")
+    assert await guarded.visit().put("a-1/rounds/k", b"1", keep=False) is Put.FAILED
+    assert await guarded.check(1) == "no space"
+    assert asked == ["room"] * 2
 
 
 async def test_a_store_that_does_not_close_is_left(

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import StoreFault
+from proxy.errors import StoreFault, StoreFull
 from proxy.stores import Store, open_store
 from proxy.stores.local import LEFTOVER_SECONDS, Folder
 from tests.clock import PATIENCE, wait_until
@@ -346,7 +346,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "256k"):
         store = open_store(str(tmp_path / "disk"))
         assert await store.put(KEY, b"x" * 100_000)
-        with pytest.raises(StoreFault, match="No space left"):
+        with pytest.raises(StoreFull, match="No space left"):
             await store.put("acme-1/original/b", b"x" * 300_000)
         assert await store.get(KEY) == b"x" * 100_000
         assert await store.get("acme-1/original/b") is None

@@ -15,7 +15,7 @@ pytest.importorskip("redis", reason="the extra redis is not installed")
 
 from redis.asyncio import Redis
 
-from proxy.errors import StoreFault, UserMistake
+from proxy.errors import StoreFault, StoreFull, UserMistake
 from proxy.stores import Store, open_store
 from tests.stores.contract import StoreContract, listed
 from tests.stores.engines import Process, redis_server
@@ -92,11 +92,12 @@ async def test_an_acl_user_of_the_prefix_is_enough(tmp_path: Path) -> None:
 SECRET = "my-password-is-hunter2"
 
 
-async def refused(work: Coroutine[Any, Any, object], *words: str) -> None:
-    """Check that a StoreFault with these words is raised, with nothing that we sent in its text or traceback."""
+async def refused(work: Coroutine[Any, Any, object], *words: str, kind: type[StoreFault] = StoreFault) -> None:
+    """Check that a StoreFault of this kind with these words is raised, and shows nothing that we sent."""
     with pytest.raises(StoreFault) as caught:
         await work
     shown = "".join(traceback.format_exception(caught.value))
+    assert type(caught.value) is kind
     assert SECRET not in shown and "secret-1" not in shown, shown
     assert all(word in caught.value.message for word in words), caught.value.message
 
@@ -105,7 +106,7 @@ async def test_faults_do_not_show_what_we_sent(tmp_path: Path) -> None:
     rules = "--user reader on >pw ~offload:* +get +mget --maxmemory 1 --maxmemory-policy noeviction"
     with redis_server(tmp_path, *rules.split()) as process:
         store = open_store(url(process))
-        await refused(store.put("secret-1/originals/a", SECRET.encode()), "OutOfMemoryError")
+        await refused(store.put("secret-1/originals/a", SECRET.encode()), "OutOfMemoryError", kind=StoreFull)
         await store.close()
         reader = open_store(f"redis://reader:pw@127.0.0.1:{process.port}/0")
         await refused(reader.put("secret-1/originals/a", SECRET.encode()), "NoPermissionError")

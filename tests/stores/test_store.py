@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from proxy import stores
-from proxy.errors import StoreBusy, StoreFault
+from proxy.errors import StoreBusy, StoreFault, StoreFull
 from proxy.stores import Entry, Store
 from proxy.stores.guarded import Guarded
 from proxy.threads import nobody_waits
@@ -55,6 +55,9 @@ class Engine:
 
     def reason(self, error: Exception) -> str:
         return type(error).__name__
+
+    def is_full(self, error: Exception) -> bool:
+        return isinstance(error, BlockingIOError)
 
 
 @pytest.fixture
@@ -144,6 +147,17 @@ async def test_a_fault_says_nothing_of_what_we_sent(engine: Engine, store: Store
     engine.trouble = KeyError("a bug")
     with pytest.raises(KeyError):
         await store.get("a-1/rounds/k")
+
+
+@pytest.mark.parametrize(("trouble", "kind"), [(BlockingIOError(), StoreFull), (OSError(), StoreFault)])
+async def test_an_engine_without_room_is_told_from_one_that_fails(
+    engine: Engine, store: Store, trouble: Exception, kind: type[StoreFault]
+) -> None:
+    engine.go_on.set()
+    engine.trouble = trouble
+    with pytest.raises(StoreFault) as caught:
+        await store.put("a-1/rounds/k", b"1")
+    assert type(caught.value) is kind
 
 
 async def test_what_is_no_key_is_refused(store: Store) -> None:

@@ -8,13 +8,16 @@ import sys
 import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
+from proxy.apps.capture import captured
+from proxy.apps.offline import opened
 from proxy.apps.replay.formats import ADDRESSED, HAR
-from proxy.apps.replay.recordings import BODY, LeftOut, Recordings, below, named
+from proxy.apps.replay.recordings import BODY, LeftOut, Record, RecordedRequest, Recordings, below, named
 from proxy.apps.replay.report import page
 from proxy.apps.replay.tally import Tally
 from proxy.errors import UserMistake
@@ -23,6 +26,7 @@ from proxy.policies import defaults, load_alone
 from proxy.policy import Profile
 from proxy.requests.cache import MessageCache
 from proxy.settings import Settings
+from proxy.stores import describe, is_part
 from proxy.terminal import harmless, several, table
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
@@ -45,26 +49,41 @@ _NOTES = (
 def replay(settings: Settings, chosen: Namespace) -> int:
     """Replay the files under each policy, and print what it would have done; to a file as well with `--html`.
 
-    Without files it takes the sessions that agents keep in the home directory. `--profile` compares the three profiles.
-    Raises UserMistake.
+    Without files it takes the sessions that agents keep in the home directory, or with `--store` the captures of a
+    store. `--profile` compares the three profiles. Raises UserMistake and StoreFault.
     """
     files, html, environment = chosen.files, chosen.html, settings.environment
     policies = [(name, load_alone(Path(name), environment)) for name in chosen.policy or ()]
     if chosen.profile:
         policies += [(one.value, defaults(one)) for one in Profile]
     tallies = [Tally(name, policy, html is not None) for name, policy in policies or [(DEFAULTS, defaults())]]
-    paths = named(files) if files else _at_home(environment)
+    if chosen.store and files:
+        raise UserMistake("give files, or --store")
+    if chosen.namespace and not chosen.store:
+        raise UserMistake("--namespace needs --store: a file has all that it holds")
     report = Path(html).resolve() if html else None
     if report and (report.suffix.lower() not in (".html", ".htm") or not report.parent.is_dir() or report.is_dir()):
         raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
 
     recordings = Recordings()
-    count = _replayed(recordings, paths, tallies)
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        if chosen.store:
+            sources = [describe(settings.store)]
+            records = _captures(settings, chosen.namespace, loop)
+            requests = recordings.captured(Path(sources[0]), records)
+            read = f"captures of {harmless(sources[0])}"
+        else:
+            paths = named(files) if files else _at_home(environment)
+            sources = files or [HOME]
+            requests = chain.from_iterable(map(recordings.requests, paths))
+            read = several(len(paths), "file")
+        count = _replayed(requests, tallies, loop)
     left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
     if not count:
         raise UserMistake("\n".join(left_out))
     shown = [harmless(line) for line in headline(tallies, recordings.aside, recommend=chosen.profile)]
-    names, rows = [harmless(file) for file in files or [HOME]], list(rows_of(count, tallies))
+    names, rows = [harmless(source) for source in sources], list(rows_of(count, tallies))
     if report:
         try:
             report.write_text(page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8")
@@ -77,8 +96,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     else:
         sessions = max(len(tally.sessions) for tally in tallies)
         partly = f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
-        files_read = several(len(paths), "file") + partly
-        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {files_read}", ""]
+        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {read}{partly}", ""]
         sys.stdout.write("".join(f"{line}\n" for line in shown))
         sys.stdout.write(table(rows, right=True) + "\n")
         sys.stdout.write("".join(f"left out: {line}\n" for line in left_out) + "\n" * bool(left_out))
@@ -122,23 +140,38 @@ def _written(file: Path) -> float:
         return 0
 
 
-def _replayed(recordings: Recordings, files: Sequence[Path], tallies: Sequence[Tally]) -> int:
-    """Give every request of the files to every tally; returns how many there were.
+def _captures(settings: Settings, namespace: str | None, loop: asyncio.AbstractEventLoop) -> Iterator[Record]:
+    """Yield the captures of a store, or those of one namespace, the oldest first. Raises UserMistake and StoreFault."""
+    if namespace and not is_part(namespace):
+        raise UserMistake(f"--namespace {namespace!r}: expected a namespace, as `store ls` lists them")
+    run = loop.run_until_complete
+    held = AsyncExitStack()
+    try:
+        store = run(held.enter_async_context(opened(settings)))
+        for key in run(captured(store, namespace)):
+            value = run(store.get(key))
+            if value is not None:  # a proxy may delete it meanwhile
+                yield Record(key, value)
+    finally:
+        run(held.aclose())
 
-    Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
+
+def _replayed(requests: Iterable[RecordedRequest], tallies: Sequence[Tally], loop: asyncio.AbstractEventLoop) -> int:
+    """Give every request to every tally; returns how many there were.
+
+    Requests are read outside of the event loop, and a runner's `run` is not used: both would keep Ctrl-C from ending
+    this.
     """
     threads, count, shown = WorkPool("work"), 0, sys.stderr.isatty()
     counter()  # once, and not by each thread
     reader = MessageCache(Tokens(), threads)
-    with closing(threads), asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        for path in files:
-            for recorded in recordings.requests(path):
-                count += 1
-                for tally in tallies:
-                    loop.run_until_complete(tally.add(recorded, reader))
-                if shown and count % 100 == 0:
-                    sys.stderr.write(f"\r{several(count, 'request')} ")
+    with closing(threads):
+        for recorded in requests:
+            count += 1
+            for tally in tallies:
+                loop.run_until_complete(tally.add(recorded, reader))
+            if shown and count % 100 == 0:
+                sys.stderr.write(f"\r{several(count, 'request')} ")
     if shown:
         sys.stderr.write("\r" + 40 * " " + "\r")
     return count

@@ -37,7 +37,7 @@ STDIN = Path("-")
 NAMES = ("*.jsonl", "*.jsonl.gz", "*.ndjson", "*.har", "*.json", "*.json.gz", "*.db")
 """The names of the files that are read of a directory."""
 LONGEST = (64 << 20) + (64 << 10)
-"""Most bytes of a line: as many as the proxy accepts as a request by default, and what a capture has beside it."""
+"""Most bytes of a line: as many as the proxy accepts as a request by default, and what batches have beside it."""
 WHOLE = 1 << 29
 """Most bytes of a JSON document, which is held in memory."""
 BODY = "request body"
@@ -138,6 +138,15 @@ class Recordings:
             self._leave(path, *error.args)
         if not found and path not in self.left_out:
             self._leave(path, path, "holds no request to a model, or only those of an earlier file")
+
+    def captured(self, store: Path, records: Iterator[Record]) -> Iterator[RecordedRequest]:
+        """Yield the requests of a store's captures."""
+        found = False
+        for one in self._of_records(store, records):
+            found = True
+            yield one
+        if not found and store not in self.left_out:
+            self._leave(store, store, "holds no captures of whole requests")
 
     def _leave(self, path: Path, place: object, why: str) -> None:
         if path in self.left_out:
