@@ -477,12 +477,17 @@ _OPENINGS = (
 FENCE = len("```")
 
 
+INDENT = 4
+"""The columns by which Markdown indents code."""
+
+
 class LinesBefore:
     """What is known of the text before a place: whether it is in a fence, and what its line begins with."""
 
     def __init__(self) -> None:
         self.empty = True  # whether there is nothing but white space
-        self._line = ""
+        self._line = ""  # the first characters behind the white space that the line begins with
+        self._indent = 0  # the columns of that white space
         self._fenced = False
 
     def add(self, text: str) -> None:
@@ -492,11 +497,17 @@ class LinesBefore:
         self.empty = self.empty and not text.strip()
         for line in lines:
             self._fenced ^= line.lstrip().startswith("```")
+        self._indent = 0 if lines else self._indent
+        if not self._line or lines:
+            self._indent += len(last.expandtabs(INDENT)) - len(last.lstrip().expandtabs(INDENT))
         self._line = last.lstrip()[:FENCE]
 
     def copy(self) -> LinesBefore:
         made = LinesBefore()
-        made.empty, made._line, made._fenced = self.empty, self._line, self._fenced
+        made.empty = self.empty
+        made._line = self._line
+        made._indent = self._indent
+        made._fenced = self._fenced
         return made
 
     def cut(self, text: str, names: ToolNames) -> int:
@@ -511,8 +522,10 @@ class LinesBefore:
         return len(text)
 
     def _begins(self, text: str, at: int) -> bool:
-        """Whether a run may begin here. Without a mark that nothing else has, only on a line of its own."""
-        if self._fenced:
+        """Whether a run may begin here: in no quotation or code of Markdown's, and without a mark that nothing else has
+        only on a line of its own."""
+        indented = self._indent >= INDENT and not self.empty
+        if self._fenced or indented or self._line.startswith(">"):
             return False
         if text[at] == "<":
             rest = text[at : at + 12]

@@ -77,6 +77,9 @@ def plain_delta(data: bytes) -> dict[str, str | None] | None:
     return delta if delta.keys() <= _PLAIN else None
 
 
+_FLAT = ("name", "arguments")
+
+
 class CallDelta:
     """One entry of `tool_calls`: its members, the members of its function (or custom tool), and the call that it is
     about, once that is known. `choice` is the number of the choice that it came in."""
@@ -89,6 +92,8 @@ class CallDelta:
         self.choice = choice
         self.kind = "custom" if "custom" in members else "function"
         self.function = members_of(members.get(self.kind))
+        if self.kind not in members:  # gateways to the Responses API write it as there
+            self.function = {key: members[key] for key in _FLAT if key in members}
 
 
 class Chunk(msgspec.Struct, eq=False):
@@ -207,6 +212,9 @@ def _of_choice(members: Members, raw: Raw, key: str) -> Chunk:
     """Return the event with these members and this choice. Raises NotJson."""
     choice = rawjson.members(raw)
     chunk = Chunk(members, choice, members_of(choice.get(key)))
+    older = chunk.delta.get("function_call", NULL)
+    if bytes(older) not in _NOTHING:
+        rawjson.members(older)
     if not rawjson.is_null(chunk.delta.get("tool_calls")):
         number = place(choice.get("index")) or 0
         entries = rawjson.elements(chunk.delta["tool_calls"])
@@ -291,7 +299,9 @@ class PartialCall(Call):
         if arguments:
             self._arguments.append(arguments)
             self.size += len(arguments)
-        self._members |= {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
+        self._members |= {
+            key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind, *_FLAT)
+        }
         self._function |= delta.function
 
     @property

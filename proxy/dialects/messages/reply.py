@@ -120,7 +120,8 @@ class ReplyBlock(Call):
     @property
     def arguments(self) -> str:
         """A call's arguments as the model wrote them."""
-        return join(self._pieces["partial_json"]) or bytes(self.members.get("input", EMPTY)).decode("utf-8", "replace")
+        given = self.members.get("input", EMPTY)
+        return join(self._pieces["partial_json"]) or text_of(given) or bytes(given).decode("utf-8", "replace")
 
     @property
     def whole(self) -> bool:
@@ -144,6 +145,8 @@ class ReplyBlock(Call):
                 made[key] = string(text_of(self.members.get(key)) + join(pieces))
             elif pieces:
                 made["input"] = Raw(as_object(self.arguments).encode("utf-8", "replace"))
+        if self.ours:
+            made["input"] = Raw(as_object(self.arguments).encode("utf-8", "replace"))
         if self._cited:
             made["citations"] = Raw(rawjson.array(self._cited))
         return made | ({"name": string(self.ours)} if self.ours else {})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat.reply import ChatTurn
+from proxy.plan.turn import Broken
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
@@ -30,7 +31,7 @@ from tests.dialects.chat.turns import (
     whole,
 )
 from tests.dialects.contract import sdks
-from tests.dialects.turning import run
+from tests.dialects.turning import receive, run
 
 Json = dict[str, Any]
 
@@ -159,3 +160,26 @@ def test_the_clients_call_in_the_older_form_stays_as_it_came() -> None:
     assert b"grep" not in out
     assert folded(out)["message"]["function_call"] == theirs
     assert folded(out)["finish"] == "function_call"
+
+
+@pytest.mark.parametrize("beside", [{}, {"content": "Let me look."}])
+def test_an_older_call_that_cannot_be_read_is_broken_if_it_names_our_tool(beside: Json) -> None:
+    for turn, raw in (
+        (ChatTurn(asked()), stream(ROLE, chunk({**beside, "function_call": [OLDER]}))),
+        (ChatTurn(asked(stream=False)), whole({**beside, "function_call": [OLDER]})),
+    ):
+        turn.request()
+        with pytest.raises(Broken, match="names a tool"):
+            receive(turn, raw)
+
+
+FLAT = {"index": 0, "type": "function", "id": "a", **OLDER}
+
+
+def test_a_call_in_the_form_of_the_responses_api_is_ours() -> None:
+    pieces = [{**FLAT, "arguments": '{"pat'}, {"index": 0, "arguments": 'tern":"x"}'}]
+    for said in ([chunk(calls(FLAT))], [chunk(calls(one)) for one in pieces]):
+        out, requests = run(ChatTurn(asked()), stream(ROLE, *said, chunk({}, "tool_calls"), DONE), ANSWER)
+        assert text(folded(out)) == "It is 42."
+        assert b"grep" not in out
+        assert requests[1]["messages"][1]["tool_calls"] == [{"id": "a", "type": "function", "function": OLDER}]

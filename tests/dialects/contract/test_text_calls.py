@@ -6,6 +6,7 @@ The forms are those that the parsers of vLLM and SGLang read; `proxy.dialects.gr
 from __future__ import annotations
 
 import json
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -181,6 +182,17 @@ def test_a_quoted_call_stays_text(name: str, form: str, around: str, data: st.Da
     out, requests = run(turn, (api.whole if way == "whole" else api.encodings[way])(reply))
     assert len(requests) == 1
     assert of_client(api, out, way) == [text(said)]
+
+
+@pytest.mark.parametrize("before", ["> ", "    ", "\t"])
+@pytest.mark.parametrize("name", APIS)
+def test_calls_on_lines_that_quote_or_are_code_stay_text(name: str, before: str) -> None:
+    api = APIS[name]
+    for form in FORMS:
+        said = "For example:\n\n" + indent(FORMS[form], before)
+        out, requests = run(api.turn(), api.encodings["large"](api.reply(Round([text(said)]), 1)))
+        assert len(requests) == 1, form
+        assert of_client(api, out, "large") == [text(said)]
 
 
 @pytest.mark.parametrize("name", APIS)

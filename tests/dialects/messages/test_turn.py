@@ -12,8 +12,10 @@ from proxy.dialects.messages.reply import MessagesTurn
 from proxy.dialects.messages.request import assembled
 from proxy.errors import UpstreamBroken
 from proxy.plan.turn import Broken
+from tests.dialects.messages import api
 from tests.dialects.messages.api import call, say, thinking
 from tests.dialects.messages.turns import HI, accumulated, message, stream, turn
+from tests.dialects.scripted import encoded
 from tests.dialects.turning import events, feed, receive, run
 
 Json = dict[str, Any]
@@ -40,6 +42,15 @@ def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
 def searched(reply: Json, searches: int | None) -> Json:
     used = {"web_search_requests": searches, "web_fetch_requests": 1} if searches else None
     return {**reply, "usage": {**reply["usage"], "server_tool_use": used}}
+
+
+@pytest.mark.parametrize("given", ["x", '{"pattern": "x"}', [1], None, 5])
+def test_a_call_that_begins_with_other_arguments_goes_back_with_an_object(given: Any) -> None:
+    said = [one for one in api.events_of(message(call("grep"))) if one["type"] != "content_block_delta"]
+    said[1]["content_block"]["input"] = given
+    _, requests = run(turn(), b"".join(map(encoded, said)), stream(ANSWERS))
+    [back] = requests[1]["messages"][1]["content"]
+    assert back["input"] == ({"pattern": "x"} if given == '{"pattern": "x"}' else {})
 
 
 @pytest.mark.parametrize("whole", [False, True])
