@@ -391,7 +391,7 @@ class Dialect(ABC):
 
     @staticmethod
     def written(instead: bytes) -> list[Entry]:
-        """Return the entry that `Hidden.instead` holds; none if the model wrote nothing."""
+        """Return the entry that `Hidden.instead` holds; an empty list if the model wrote nothing."""
         reply = instead.strip()[1:-1]
         return [reply] if reply else []
 
@@ -496,7 +496,7 @@ class Dialect(ABC):
 
     @staticmethod
     def error_body(fault: ProxyError) -> bytes:
-        """Return the body of an error reply from the proxy itself: in OpenAI's shape, unless the API has another."""
+        """Return the body of an error reply from the proxy itself: in the API's shape, which by default is OpenAI's."""
         return fault.body()
 
     def error_event(self, fault: ProxyError) -> bytes:

@@ -337,8 +337,8 @@ TEXT = ("text", "input_text")
 """The blocks that can carry a breakpoint, if their text is not empty."""
 
 _PATTERNS = {key: re.compile(rb'"%b"\s*:\s*(\{[^{}]*\})' % key.encode()) for key in MARKS}
-"""Clients that write all fields set most of them to null, which is none. Within a string, the quotation marks would be
-escaped."""
+"""Clients that write all fields set most of them to null, which is no mark. Within a string, the quotation marks would
+be escaped."""
 
 
 def marks_in(raw: Entry) -> list[Mark]:

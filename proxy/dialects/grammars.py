@@ -351,7 +351,7 @@ class CallRun:
 
     @property
     def rest(self) -> str:
-        """What is left of the text without our calls: nothing, unless others are called as well."""
+        """What is left of the text without our calls: the calls of other tools, if there are any."""
         ours = self.ours
         if len(ours) == len(self.calls):
             return ""
@@ -386,7 +386,7 @@ class CallRun:
         raise ValueError("something else")
 
     def _calls(self, at: int) -> list[Written]:
-        """Return the calls that begin here; none where none begins."""
+        """Return the calls that begin here; an empty list if no call does."""
         text = self._text
         if text[at] == "{":
             return self._objects(at)
@@ -442,7 +442,7 @@ class CallRun:
         return found
 
     def _check(self, name: str) -> None:
-        """Raises ValueError for a call of a tool that is not ours, unless it stands with calls of ours."""
+        """Raises ValueError for a call of another tool that stands without calls of ours."""
         beside = self.calls or (self._listed and self._names.theirs(name))
         if not (beside or self._names.recognised(name)):
             raise ValueError("no call of our tools")
@@ -511,7 +511,7 @@ class LinesBefore:
         return made
 
     def cut(self, text: str, names: ToolNames) -> int:
-        """Return from where on the text that comes next may be a run of calls; its length if it is none."""
+        """Return where in the text that comes next a run of calls may begin; its length if nowhere."""
         before, at = self.copy(), 0
         for sign in SIGNS.finditer(text):
             place = sign.start()

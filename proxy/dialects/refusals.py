@@ -47,7 +47,7 @@ _PARAMETER = re.compile(r"`(\w{1,40})`(?= (?:tokens|and|exceed|must|is no smalle
 """A parameter's name in an error's own words, as TGI, Anthropic and vLLM write it. It is no quotation."""
 
 _QUOTE = re.compile(r"(?<!\w)['\u2019]|['\u2019](?!\w)|[\"`\u201c\u201d\u2018\u00ab\u00bb]")
-"""A quotation mark. An apostrophe within a word is none."""
+"""A quotation mark. An apostrophe within a word is not one."""
 
 
 _word = re.compile(r"""['`"]([\w.\[\]-]{1,64})['`"]""")

@@ -60,7 +60,7 @@ def altered(
     shown: SummaryBoundary | None = None,
     marking: Request | None = None,
 ) -> dict[int, Entry]:
-    """Return the entries that are sent otherwise than they came, by their indexes: those that moved, and those with a
+    """Return the entries that are sent changed, by their indexes: those that moved, and those with a
     cache breakpoint of ours. `marking` is the request whose breakpoints ours join."""
     moves = {index: move for index, move in plan.moves.items() if stays(transcript, shown, index)}
     made: dict[int, Entry] = {index: previews(index, move.event == 0) for index, move in moves.items()}
@@ -122,8 +122,9 @@ def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) 
 
 
 def _marked(dialect: Dialect, request: Request, entries: Mapping[int, Entry]) -> Iterator[tuple[int, Entry]]:
-    """Yield those of these entries that get a breakpoint, with it: as far as there is room, none if the client sets
-    none, and none that it marks itself.
+    """Yield those of these entries that get a breakpoint of ours, with it, as far as there is room.
+
+    A client that sets no breakpoints gets none of ours. An entry that it marks itself keeps its own.
 
     Each is like the client's next one, as none may live longer than those before it, else in the client's spelling.
     """

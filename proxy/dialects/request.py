@@ -48,8 +48,8 @@ SEPARATORS = (b'"', b".", b":", b"/")
 _ENDS = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
 
 FREE = ("", "auto", "any", "required", "validated", ALLOWED)
-"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may call none, or one tool
-of the client's."""
+"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may call one tool of the
+client's, or no tool."""
 
 
 class _Large(msgspec.Struct, frozen=True):

@@ -265,7 +265,7 @@ class Turn(ABC):
 
     @property
     def credit(self) -> str:
-        """Upstream's token for the request if the model refused it; empty if it gave none."""
+        """Upstream's token for the request if the model refused it; empty without such a token."""
         return ""
 
     @property

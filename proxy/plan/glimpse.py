@@ -79,7 +79,7 @@ def opened(text: str) -> str:
 
 
 def _inside(value: Any) -> str:
-    """Return the text that a decoded wrapper holds; empty if it is none."""
+    """Return the text that a decoded wrapper holds; empty if the value is not a wrapper."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -97,7 +97,7 @@ def beginning(text: str, chars: int) -> str:
 
 
 def _noise(text: str) -> int:
-    """Return where the first line begins that is neither a warning nor progress; 0 if there is none."""
+    """Return where the first line begins after warnings and progress; 0 if there is no such line."""
     at, within = 0, False
     limit = min(len(text), SCANNED)
     while at < limit:

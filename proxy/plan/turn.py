@@ -162,7 +162,7 @@ class Addition(StrEnum):
 
 
 class Verdict(Enum):
-    """A refusal that is about none of our additions."""
+    """A refusal for another reason than our additions."""
 
     OVERFLOW = auto()  # the request has too many tokens
     GENERATION = auto()  # the model wrote something that upstream could not use. The same request may succeed.
@@ -233,7 +233,8 @@ MAX_NAME = 40  # the most characters that a log or a header shows of a member's 
 MAX_PATH = 100
 """The same of a path."""
 _NAMELESS = re.compile(r"[^\w.\[\]-]", re.ASCII)
-"""What no member's name has that an API defines, so that nobody can write into a log or a header."""
+"""Characters that are in no API's names of members. They are replaced, so that clients cannot write into a log or a
+header."""
 
 
 def _shown(name: str, most: int = MAX_NAME) -> str:
@@ -298,7 +299,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Unplannable(ValueError):
-    """This is not a request that we can read, or it has too many parts. It goes upstream as it came."""
+    """This is not a request that we can read, or it has too many parts. It goes upstream unchanged."""
 
     def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
         super().__init__(message)

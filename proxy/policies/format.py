@@ -183,7 +183,7 @@ TABLES: Mapping[str, str] = {
     "identity": Identity.__name__,
     "rules[]": RuleEntry.__name__,
 }
-"""The type of each section, by its place; the top level's by none."""
+"""The type of each section, by its place; the top level has an empty place."""
 
 SECTIONS: Mapping[str, str] = {re.sub(r".*\.|\[\]", "", place): name for place, name in TABLES.items()} | dict.fromkeys(
     Upstreams.__struct_fields__, Upstream.__name__

@@ -31,7 +31,8 @@ CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The end of one caller's namespace. No tenant's name ends like this, because `proxy.policies` rejects it."""
 
 LEAST = 32
-"""The fewest characters of a value that neither a listed key nor upstream vouches for; a UUID has 36."""
+"""The fewest characters of an identity that anybody could write; a UUID has 36. With a listed key, or in a token, it
+may be shorter."""
 
 LONGEST = 16 << 10
 """The most bytes of a member of the body, and of a token, that are looked into."""

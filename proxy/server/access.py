@@ -68,7 +68,7 @@ KNOWN_SHARE, NEW_SHARE = 2, 4
 upstream has accepted something of it."""
 
 LEAST_PLACES = 4
-"""Places that no share goes below, unless the tenant itself has fewer."""
+"""The fewest places of a share. A tenant with fewer places gives all of them."""
 
 UPLOADS_SHARE = 4
 """A tenant's uploads under way may take its places divided by this."""
@@ -77,7 +77,7 @@ MOST_CALLERS = 20_000
 """Callers that upstream has accepted something of, and that are remembered."""
 
 SLOW_SECONDS = 1.0
-"""Seconds after which a body that is not whole gives up its place to a request that has none."""
+"""Seconds after which a body that is not whole gives up its place to a request without one."""
 
 COME_BACK = 1
 """`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""

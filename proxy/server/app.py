@@ -147,7 +147,7 @@ class App:
             self.process.record(client.completed(client.outcome(Kind.REFUSED, *known), fault))
 
     async def _permit(self, client: Exchange) -> bool:
-        """Answer a browser that asks whether a page may send a request to an API. Returns False if this is none."""
+        """Answer a browser that asks whether a page may send a request to an API. Returns False for other requests."""
         answer = permission(client.method, client.fields)
         if answer is None:
             return False

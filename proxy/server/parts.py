@@ -40,7 +40,7 @@ class Part:
     paths."""
 
     def door(self, path: bytes) -> Door | None:
-        """Return how callers are answered at this path, None if it is none of this part's."""
+        """Return how callers are answered at this path, None if this part does not serve it."""
         return None
 
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:

@@ -138,7 +138,7 @@ class Store:
         return await self._run(self._writing, key, work)
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value, or None if there is none or if something other than a record is in its place."""
+        """Return the value; None if the key is absent, or if something other than a record is in its place."""
         [value] = await self.get_many([key])
         return value
 

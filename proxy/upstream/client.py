@@ -270,8 +270,8 @@ _attempt: ContextVar[_Attempt] = ContextVar("_attempt")
 
 
 class _Connector(aiohttp.TCPConnector):
-    """aiohttp's pool, which also gives new connections, and none on which upstream has said something unasked: that
-    would be taken for the next request's reply."""
+    """aiohttp's pool, which also gives new connections. It drops a connection on which upstream has sent something
+    unasked: that would be taken for the next request's reply."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

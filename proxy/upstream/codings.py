@@ -150,7 +150,7 @@ class ContentDecoder:
 
 
 def reply_decoder(content_encoding: str) -> ContentDecoder:
-    """Return the decoder of a reply. It ignores codings that are none, as every client does: servers that mean a
+    """Return the decoder of a reply. It ignores names that are no codings, as every client does: servers that mean a
     charset send `Content-Encoding: utf-8`."""
     names = [name.strip().lower() for name in content_encoding.split(",")]
     return ContentDecoder(",".join(name for name in names if name in _CODINGS))

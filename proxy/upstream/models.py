@@ -35,7 +35,7 @@ PREFIX = "models/"
 """What Gemini writes before names in its list, and takes with or without."""
 
 Listed = Mapping[str, int | None]
-"""The models of a list, each with its window in tokens; None if it names none."""
+"""The models of a list, each with its window in tokens; None if the list does not say."""
 
 
 def listed_windows(body: bytes) -> Listed:
@@ -62,7 +62,7 @@ def _name(entry: Any) -> str:
 
 
 def _base(entry: Mapping[str, Any]) -> str:
-    """Return the model that this one is an adapter of, as vLLM lists LoRA; empty if it is none."""
+    """Return the model that this one is an adapter of, as vLLM lists LoRA; empty if it is no adapter."""
     parent = entry.get("parent")
     return parent if isinstance(parent, str) else ""
 

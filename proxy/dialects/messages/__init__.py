@@ -27,7 +27,7 @@ VERTEX = rb"(?:/v1)?/projects/[^/]+/locations/[^/]+/publishers/anthropic/models/
 """The beginning of Vertex's paths. They name the model, which the body does not."""
 
 DEFAULT_LIMIT = 8_192
-"""Tokens of a summary whose length nobody limits: this API insists on a limit, and every model takes this one."""
+"""Tokens of a summary whose length is not limited: this API insists on a limit, and every model takes this one."""
 FINISHED = ("end_turn", "stop_sequence")
 
 WHOLE, MANAGED = "compaction", "context_management"

@@ -107,7 +107,7 @@ def _add(found: Contents, place: int | None, block: Members, *, client: bool, mo
 
 
 def medium(block: Members) -> bytes | None:
-    """Return a block as an image or a file that a result may hold, or the one in it; None if there is none."""
+    """Return a block as an image or a file that a result may hold, or the one in it; None for other blocks."""
     if _type(block) == FETCHED:
         return medium(object_of(object_of(block.get("content")).get("content")))
     if _type(block) not in MEDIA or text_of(object_of(block.get("source")).get("type")) == "text":

@@ -29,7 +29,7 @@ from proxy.rawjson import NULL, Members, elements_of, object_of, text_of
 
 LIMITS = ("max_tokens",)
 BETWEEN_REPLIES = ("", "user", "system")
-"""The roles of entries between two replies. Blocks of a user message have none."""
+"""The roles of entries between two replies. Blocks of a user message have no role."""
 
 RESULT = "tool_result"
 
