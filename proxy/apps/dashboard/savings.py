@@ -61,8 +61,11 @@ _VERIFIED = {"asked": "requests - faults", **_SAME}
 
 
 def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
-    """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as sums do."""
-    seconds, span = PERIODS.get(period, PERIODS["month"])
+    """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as sums do. Without a
+    period, it is the shortest that holds all requests."""
+    if period not in PERIODS:
+        period = _shortest(reader, now)
+    seconds, span = PERIODS[period]
     since = (now - seconds) // span * span
     long = DAY if seconds > DAY else span  # sums of hours are not kept for two weeks
     earlier = reader.sums("time", _COURSE, long, since - seconds, f"{SENT} AND time < {since // long * long}")
@@ -75,6 +78,7 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
     prices = [(one["tenant"], one["model"], one["price"]) for one in fared if one["price"] is not None]
     best, worst = reader.extremes(since, prices)
     return {
+        "period": period,
         "since": since,
         "now": now,
         "span": span,
@@ -85,9 +89,21 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
         "best": priced(best, price),
         "worst": priced(worst, price),
         "verified": {name: sum(one[name] for one in verified) for name in _VERIFIED},
-        "misses": sorted(priced(misses, price), key=lambda row: -row["missed_tokens"]),
+        "misses": sorted(misses, key=lambda row: -row["missed_tokens"]),
         "groups": compared(reader.groups(since), costs, summaries),
     }
+
+
+def _shortest(reader: Reader, now: float) -> str:
+    """Return the shortest period that holds all requests."""
+
+    def count(period: str) -> int:
+        seconds, span = PERIODS[period]
+        return sum(one["requests"] for one in reader.sums("kind", {"requests": "requests"}, span, now - seconds))
+
+    *shorter, longest = PERIODS
+    every = count(longest)
+    return next((period for period in shorter if count(period) == every), longest)
 
 
 def compared(groups: Iterable[Row], costs: Iterable[Row], summaries: Iterable[Row]) -> list[Row]:

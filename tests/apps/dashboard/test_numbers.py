@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import msgspec
 import pytest
 
+from proxy.apps.dashboard.describe import KINDS
 from proxy.apps.dashboard.queries import Reader
 from proxy.apps.dashboard.rows import DAY, SUMMED, Recorded, Rows
 from proxy.apps.dashboard.savings import savings
@@ -265,3 +267,31 @@ def test_money_is_known_where_something_says_the_price(
             rows.write([Recorded(time.time(), outcome(1, "default-1", model=model), 1)])
         [found] = dashboard(proxy, "sessions")
         assert found["price"] == dashboard(proxy, "requests/1")["price"] == price
+
+
+@pytest.mark.parametrize(
+    ("ages", "period"),
+    [
+        ((), "hour"),
+        ((60.0,), "hour"),
+        ((60.0, 0.5 * DAY), "day"),
+        ((60.0, 6.0 * DAY), "week"),
+        ((20.0 * DAY,), "month"),
+    ],
+)
+def test_the_first_period_is_the_shortest_that_holds_all(ages: tuple[float, ...], period: str, tmp_path: Path) -> None:
+    now = 100.5 * DAY
+    with closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows, closing(Reader(tmp_path / "rows.db")) as reader:
+        rows.write([Recorded(now - age, outcome(number), number) for number, age in enumerate(ages)])
+        found = savings(reader, "", now, lambda tenant, model: None)
+        assert found["period"] == period
+        assert savings(reader, "week", now, lambda tenant, model: None)["period"] == "week"
+
+
+def test_each_colour_has_one_meaning() -> None:
+    """By day and by night, no two kinds of tokens, nor better and worse, sent and what came, have the same colour."""
+    style = (files("proxy.apps.dashboard") / "static" / "dashboard.css").read_text()
+    for variables in re.findall(r":root \{([^}]*)\}", style):
+        colours = dict(re.findall(r"--([\w-]+): (#\w+)", variables))
+        meanings = [colours[name] for name in (*set(KINDS), "good", "bad", "sent", "came", "link", "text")]
+        assert len(meanings) == len(KINDS) + 6 == len(set(meanings))

@@ -119,7 +119,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     links = "[...document.querySelectorAll('td a')].filter((one) => one.hash.startsWith('#request'))"
     shown = await page.show(await page.evaluate(f"{links}.at(-1).hash"))
     assert "a reference, since event 1" in shown and "Texts are not kept" in shown and "the same" in shown
-    assert "result of lookup" in shown and "lookup-" in shown and "as it came, waiting" in shown
+    assert "result of lookup" in shown and "lookup." in shown and "as it came, waiting" in shown
     assert "grep: ok" in shown, "what was read back"
     assert "topic number" not in shown, "no content by default"
 
@@ -182,6 +182,10 @@ async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> No
             assert_clean(page, proxy)
 
 
+SCROLLING = """[...document.querySelectorAll('main *')].filter((one) => one.scrollWidth > one.clientWidth
+    && ['auto', 'scroll'].includes(getComputedStyle(one).overflowX)).map((one) => one.outerHTML.slice(0, 200))"""
+"""What is wider than its frame."""
+
 PERIODS = ("#overview/hour", "#overview/day", "#overview/week", "#overview/month")
 PAGES = (*PERIODS, "#live", "#sessions", "#savings", "#health")
 
@@ -200,17 +204,19 @@ async def test_pages_are_clean_with_any_number_of_requests(
         await page.show("#sessions")
         session = await page.evaluate("document.querySelector('td a').hash")
         newest = dashboard(proxy, "requests")[0]["id"]
-        for width, scheme in ((1280, "light"), (400, "dark"), (1280, "dark"), (400, "light")):
+        for width, scheme in ((1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")):
             await page.size(width, 980)
             await page.scheme(scheme)
             for place in (*PAGES, session, f"#request/{newest}"):
                 shown = await page.show(place)
                 assert "cannot be shown" not in shown and "NaN" not in shown and "undefined" not in shown, place
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width, (place, width)
-                if (width, scheme) in ((1280, "light"), (400, "dark")):
+                if (width, scheme) in ((1280, "light"), (390, "dark")):
                     assert await page.faults() == [], (place, width, scheme)
                 if count == 40_000 and place in ("#overview/month", "#live") and scheme == "light":
                     await shoot(page, place[1:].partition("/")[0] + ("" if width == 1280 else "-phone"))
+                await page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+                assert await page.evaluate(SCROLLING) == [], (place, width)
         assert_clean(page, proxy)
 
 
@@ -279,6 +285,47 @@ async def test_there_is_money_only_where_there_is_a_price(price: float | None, p
             assert "Sessions that cost more\n1\nof 1 session whose cost is known (100 %)" in shown
             assert "$1.80 more (+30 %)" in shown and "$1.80 more (+30 %)" in await page.show("#sessions")
         assert_clean(page, proxy)
+
+
+async def test_tables_of_everything_fit_their_frames(proxy: Proxy, page: Page) -> None:
+    """Also with long names, reasons and all kinds."""
+    await page.open(address(proxy), ADMIN)
+    rows = dashboard(proxy, "requests")
+    sessions = {f"#session/{row['session']}": f"#request/{row['id']}" for row in rows}
+    for width in (1280, 390):
+        await page.size(width)
+        for place in (*PAGES, *sessions, *sessions.values()):
+            await page.show(place)
+            await page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+            assert await page.evaluate(SCROLLING) == [], (place, width)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, (place, width)
+        assert_clean(page, proxy)
+
+
+@pytest.mark.parametrize("place", ["#nonsense", "#overview/nonsense", "#<img src=x>", "#constructor"])
+async def test_a_page_that_there_is_not_says_so(place: str, proxy: Proxy, page: Page) -> None:
+    await page.open(address(proxy), ADMIN)
+    await page.evaluate(f"location.hash = {json.dumps(place)}")
+    await page.until("document.querySelector('h1')?.textContent === 'There is no such page'")
+    assert await page.evaluate("[...document.querySelectorAll('main a')].map((one) => one.hash)") == ["#overview"]
+    await page.call("Page.navigate", url=f"{address(proxy)}?#content")
+    await page.until("document.querySelector('h1')?.textContent === 'Overview'")
+    await page.evaluate("document.querySelector('.skip').click()")
+    assert await page.evaluate("document.querySelector('h1').textContent") == "Overview"
+    assert_clean(page, proxy)
+
+
+async def test_the_cache_line_is_that_of_one_round(page: Page, tmp_path: Path) -> None:
+    """All rounds of a request together read more from the cache than the prompt has tokens."""
+    path, usage = tmp_path / "rows.db", {"prompt_tokens": 96_000, "cached_tokens": 90_000, "rounds": 2}
+    one = outcome(1, "default-1", tokens_before=90_000, tokens_after=32_000, **usage)
+    with closing(Rows(path, 10**8)) as rows:
+        rows.write([Recorded(time.time(), one, 7, [32_000] + [0] * 7)])
+    with served(NOWHERE, dashboard=path) as proxy:
+        await page.open(address(proxy), ADMIN)
+        await page.show(f"#session/{7:016x}")
+        label = await page.evaluate("document.querySelector('.chart svg').getAttribute('aria-label')")
+        assert label.endswith("read from upstream's cache, in a round: 30,000 at most.")
 
 
 async def test_the_live_page_filters_sorts_and_turns_pages(page: Page, tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ export const share = (before, after) =>
 export const saving = (before, after, show = short) =>
   (after > before ? `${show(after - before)} more (+${percent(after - before, before)})` : `${show(before - after)} (${percent(before - after, before)})`);
 
+// The same beside what it was: "1,200 of 4,000", or "1,200 more than 4,000".
+export const ofWhole = (before, after, show = short) =>
+  (after > before ? `${show(after - before)} more than ${show(before)}` : `${show(before - after)} of ${show(before)}`);
+
 // Green where it became less, red where it became more by a per cent.
 export const judged = (before, after, text) =>
   element("span", { class: after > before * DEARER ? "bad" : after < before ? "good" : null }, text);
@@ -106,7 +110,7 @@ export function pair(came, sent, most) {
 // -- tables --
 
 // A column: its heading, what a cell shows (a node or text), and further: `raw` for sorting and saving, `kind` (number,
-// time, wide, text), and `phone`: on which of a row's two lines it stands on a phone.
+// time, wide, text, saved-only: in files and not on the page), and `phone`: on which of a row's two lines it stands on a phone.
 export const column = (heading, show, options = {}) => ({ heading, show, raw: show, ...options });
 
 export const figure = (heading, raw, options = {}) => column(heading, (row) => number(raw(row)), { raw, kind: "number", ...options });
@@ -144,7 +148,11 @@ export const pages = (at, size, count, turn) => element("span", { class: "pages"
   element("span", {}, `${number(at + 1)} to ${number(Math.min(at + size, count))} of ${number(count)}`),
   button("Next", () => turn(at + size), { disabled: at + size >= count }));
 
-export function table(caption, columns, rows, none = "none") {
+// The columns that are shown; a file has them all.
+export const visible = (columns) => columns.filter(({ kind }) => kind !== "saved-only");
+
+export function table(caption, all, rows, none = "none") {
+  const columns = visible(all);
   let at = 0;
   let sorted = { place: -1, down: true };
   const body = element("tbody", {});
@@ -155,7 +163,7 @@ export function table(caption, columns, rows, none = "none") {
     const size = rows.length >= PAGED ? PAGE : rows.length;
     body.replaceChildren(...ordered.slice(at, at + size).map((row) => line(columns, row)));
     foot.replaceChildren(...(rows.length >= PAGED ? [pages(at, size, rows.length, (to) => { at = to; fill(ordered); })] : []),
-      ...(rows.length ? [button("CSV", () => save(caption, columns, ordered), { "aria-label": `Save as CSV: ${caption}` })] : []));
+      ...(rows.length ? [button("CSV", () => save(caption, all, ordered), { "aria-label": `Save as CSV: ${caption}` })] : []));
   };
   const sort = (place) => {
     sorted = { place, down: sorted.place === place ? !sorted.down : columns[place].kind === "number" };
@@ -214,5 +222,8 @@ export function happened(row) {
 
 // The tokens that really went upstream.
 export const sent = (row) => (row.kind === "observed" ? row.tokens_before : row.tokens_after);
+
+// Each hidden round reads the cache, too, so the sum of all can be more than a prompt has.
+export const cachedInARound = (row) => (row.prompt_tokens ? row.cached_tokens / (row.rounds + 1) : null);
 
 export const cached = (row) => (row.prompt_tokens ? `${Math.round((100 * row.cached_tokens) / row.prompt_tokens)} %` : "not known");

@@ -1,4 +1,4 @@
-import { ask, element, plain } from "./common.js";
+import { PERIODS, ask, element, plain } from "./common.js";
 import { health } from "./health.js";
 import { live } from "./live.js";
 import { overview } from "./overview.js";
@@ -6,6 +6,7 @@ import { savings } from "./savings.js";
 import { request, session, sessions } from "./sessions.js";
 
 const PAGES = { overview, live, savings, sessions, session, request, health };
+const OF_A_PERIOD = ["overview", "savings"];
 const BELONGS = { session: "sessions", request: "sessions" };
 
 const page = document.getElementById("content");
@@ -13,9 +14,20 @@ const me = await ask("me");
 let leave = null;
 let turn = 0;
 
+function pageOf(name, [first]) {
+  const isPeriod = !first || PERIODS.some(([period]) => period === first);
+  return Object.hasOwn(PAGES, name) && (isPeriod || !OF_A_PERIOD.includes(name)) ? PAGES[name] : unknown;
+}
+
+function unknown(made) {
+  made.replaceChildren(element("h1", {}, "There is no such page"),
+    element("p", {}, `Nothing is at ${plain(location.hash)}. The `, element("a", { href: "#overview" }, "overview"), " is a good start."));
+}
+
 async function show() {
-  const [name, ...parameters] = (location.hash.slice(1) || "overview").split("/");
-  if (!Object.hasOwn(PAGES, name)) return;
+  const skips = location.hash === "#content"; // the link to the content of the page that is shown
+  if (skips && turn) return;
+  const [name, ...parameters] = (skips ? "overview" : location.hash.slice(1) || "overview").split("/");
   leave?.();
   leave = null;
   turn += 1;
@@ -28,7 +40,7 @@ async function show() {
   page.replaceChildren(made);
   page.setAttribute("aria-busy", "true");
   try {
-    const left = await PAGES[name](made, parameters, me);
+    const left = await pageOf(name, parameters)(made, parameters, me);
     if (mine === turn) leave = left ?? null;
     else left?.();
   } catch (error) {

@@ -1,4 +1,4 @@
-import { ask, button, cached, clock, column, counted, element, happened, here, isWrong, lasting, line, moment, name, number, pair, percent, plain, save, sent, share, tile } from "./common.js";
+import { ask, button, cached, clock, column, counted, element, happened, here, isWrong, lasting, line, moment, name, number, pair, percent, plain, save, sent, share, tile, visible } from "./common.js";
 
 const EVERY = 2000; // milliseconds between two looks for new rows
 const PAGE = 50; // rows on the page
@@ -30,7 +30,7 @@ export async function live(page, parameters, me) {
   const [names, rows] = await Promise.all([ask("names"), ask(`requests?${query({ limit: PAGE })}`)]);
   let most = 1;
   const shown = columns(() => most, me);
-  const visible = shown.filter(({ kind }) => kind !== "saved-only");
+  const onPage = visible(shown);
   const status = element("p", { role: "status", class: "faint" }, "Looking for requests.");
   const stats = element("dl", { class: "tiles small" });
   const body = element("tbody", {});
@@ -44,8 +44,8 @@ export async function live(page, parameters, me) {
   }, { "aria-pressed": "false" });
   const fill = (found) => {
     most = Math.max(1, ...found.map((row) => row.tokens_before));
-    body.replaceChildren(...(found.length ? found.map((row) => line(visible, row))
-      : [element("tr", {}, element("td", { colspan: visible.length, class: "faint" }, "none yet"))]));
+    body.replaceChildren(...(found.length ? found.map((row) => line(onPage, row))
+      : [element("tr", {}, element("td", { colspan: onPage.length, class: "faint" }, "none yet"))]));
     newest = Math.max(newest, ...found.map((row) => row.id));
     turning.replaceChildren(button("Newer", () => turn(offset - PAGE), { disabled: offset === 0 }),
       element("span", {}, found.length ? `${number(offset + 1)} to ${number(offset + found.length)}` : "none"),
@@ -61,7 +61,7 @@ export async function live(page, parameters, me) {
     if (!count && !rows.length) body.replaceChildren();
     count += came.length;
     most = Math.max(most, ...came.map((row) => row.tokens_before));
-    came.forEach((row) => body.prepend(line(visible, row)));
+    came.forEach((row) => body.prepend(line(onPage, row)));
     while (body.rows.length > PAGE) body.lastChild.remove();
   };
   const measure = async () => measured(stats, await ask(`latency?${query({})}`));
@@ -87,7 +87,7 @@ export async function live(page, parameters, me) {
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Live"), pause, status), stats, filters(wanted, names),
     element("div", { class: "tabled" }, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Requests" },
       element("table", { class: "rows live" }, element("caption", {}, "Requests of all workers", here(me), `A pair of bars is a prompt as it came, above, and as it was sent.`),
-        element("thead", {}, element("tr", {}, visible.map(({ heading, kind }) => element("th", { scope: "col", class: kind }, heading)))), body)),
+        element("thead", {}, element("tr", {}, onPage.map(({ heading, kind }) => element("th", { scope: "col", class: kind }, heading)))), body)),
     element("div", { class: "bar foot" }, turning, saving)));
   fill(rows);
   await measure();

@@ -1,4 +1,4 @@
-import { PERIODS, ask, cash, choice, column, counted, element, figure, fleet, inMoney, judged, money, moment, name, number, pair, percent, saving, share, short, table, tile } from "./common.js";
+import { PERIODS, ask, cash, choice, column, counted, element, figure, fleet, inMoney, judged, money, moment, name, number, ofWhole, pair, percent, saving, share, short, table, tile } from "./common.js";
 import { bars, legend } from "./charts.js";
 
 const TITLES = Object.fromEntries(PERIODS);
@@ -7,8 +7,9 @@ const hasPrice = (row) => row.price !== null;
 const hasNone = (row) => row.price === null;
 const total = (rows, field) => rows.reduce((sum, row) => sum + row[field], 0);
 
-export async function overview(page, [period = "month"], me) {
-  const found = await ask(`savings?period=${encodeURIComponent(period)}`);
+export async function overview(page, [asked = ""], me) {
+  const found = await ask(`savings?period=${encodeURIComponent(asked)}`);
+  const { period } = found;
   const heading = element("div", { class: "heading" }, element("h1", {}, "Overview"), choice("overview", period));
   if (!found.models.length) {
     page.replaceChildren(heading, nothing(me));
@@ -39,13 +40,11 @@ function tiles({ models, sessions, misses, verified, before: earlier }, period) 
   const tokens = [total(models, before), total(models, after)];
   const moneyOfAll = bill(models, observed);
   const priced = sessions.filter(hasPrice);
-  const unpriced = sessions.filter(hasNone);
   return element("dl", { class: "tiles" },
     tile(observed ? "The plan would save" : "Saved", judged(...(moneyOfAll ?? tokens), share(...(moneyOfAll ?? tokens))),
       ...(moneyOfAll ? [paid(...moneyOfAll, models)] : []), fewer(...tokens, Boolean(moneyOfAll)),
       ...(earlier.tokens_before && !observed ? [`${share(earlier.tokens_before, earlier.tokens_after)} of the tokens in the ${TITLES[period] ?? TITLES.month} before`] : [])),
-    ...(priced.length ? [dearer(priced)] : []),
-    ...(unpriced.length ? [readAgain(models, misses), largest(unpriced)] : []),
+    ...(priced.length ? [dearer(priced)] : sessions.length ? [readAgain(models, misses), largest(sessions)] : []),
     tile("Moved results read back", number(total(sessions, "reads")), `${counted(total(sessions, "reads"), "read")} for ${counted(total(sessions, "moved"), "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`),
     ...(verified.asked ? [same(verified)] : []));
 }
@@ -59,12 +58,11 @@ function bill(models, observed) {
 
 function paid(before, after, models) {
   const whose = models.some((row) => hasNone(row) && row.rewritten) ? " of models that have a price" : "";
-  return after > before ? `${money(after - before)} more than ${money(before)} for the input${whose}` : `${money(before - after)} of ${money(before)} for the input${whose}`;
+  return `${ofWhole(before, after, money)} for the input${whose}`;
 }
 
 function fewer(before, after, beside) {
-  const which = after > before ? `${short(after - before)} more than the ${short(before)} tokens that clients sent` : `${short(before - after)} of ${short(before)} tokens that clients sent`;
-  return beside ? `${share(before, after)} of the tokens: ${which}` : which;
+  return `${beside ? `${share(before, after)} of the tokens: ` : ""}${ofWhole(before, after)} tokens that clients sent`;
 }
 
 function dearer(sessions) {
@@ -74,9 +72,8 @@ function dearer(sessions) {
 
 // What stands for costs where there is no bill.
 function readAgain(models, misses) {
-  const times = total(models.filter(hasNone), "events");
-  const lost = total(misses.filter((row) => hasNone(row) && row.miss === "event"), "missed_tokens");
-  return tile("Prompt read again", counted(times, "time"), `in ${counted(total(models.filter(hasNone), "requests"), "request")}: when results move, the server reads on from there`,
+  const lost = total(misses.filter((row) => row.miss === "event"), "missed_tokens");
+  return tile("Prompt read again", counted(total(models, "events"), "time"), `in ${counted(total(models, "requests"), "request")}: when results move, the server reads on from there`,
     ...(lost ? [`${short(lost)} tokens, as the server counted them`] : []));
 }
 

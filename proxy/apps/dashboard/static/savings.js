@@ -3,10 +3,13 @@ import { ask, cash, choice, column, element, figure, fleet, inMoney, judged, mon
 const model = column("Model", (row) => name(row.model), { raw: (row) => row.model, phone: 1 });
 const tenant = column("Tenant", (row) => row.tenant, { phone: 1 });
 
-export async function savings(page, [period = "month"], me) {
-  const found = await ask(`savings?period=${encodeURIComponent(period)}`);
+const MONEY = "Money is for the input, where a model's price is known. What was expected is the price of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ";
+
+export async function savings(page, [asked = ""], me) {
+  const found = await ask(`savings?period=${encodeURIComponent(asked)}`);
+  const { period } = found;
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Savings"), choice("savings", period)),
-    element("p", {}, `The sums ${fleet(me)}. `, "Money is for the input, where a model's price is known. What was expected is the price of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
+    element("p", {}, `The sums ${fleet(me)}. `, found.models.some((row) => row.price !== null) ? MONEY : "",
       element("strong", {}, "Whether tasks succeed as often is not measured here.")),
     perModel(found.models), ...misses(found.misses), ...observed(found.models), ...holdout(found.groups));
 }
@@ -26,12 +29,12 @@ const perModel = (models) => table("Per tenant and model. Each percentage is of 
     column("Money saved", (row) => bill(row, [row.expected, row.expected - row.saved]), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
     paid("Expected", (row) => row.expected),
     paid("Actual", (row) => row.actual),
-    paid("Summaries", (row) => row.summaries),
+    { ...paid("Summaries", (row) => row.summaries), kind: "saved-only" },
     column("Requests that cost more", (row) => (row.price === null ? "" : number(row.losses)), { raw: (row) => (row.price === null ? "" : row.losses), kind: "number" }),
   ] : []),
   figure("Requests", (row) => row.requests),
-  figure("Rewritten", (row) => row.rewritten),
-  figure("Upstream said what it billed", (row) => row.billed),
+  figure("Rewritten", (row) => row.rewritten, { kind: "saved-only" }),
+  figure("Upstream said what it billed", (row) => row.billed, { kind: "saved-only" }),
   figure("Tokens as they came", (row) => row.tokens_before, { phone: 2 }),
   figure("Tokens sent", (row) => row.tokens_after, { phone: 2 }),
 ], models, "nothing in this period");

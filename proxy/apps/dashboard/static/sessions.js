@@ -1,4 +1,4 @@
-import { ask, cached, cash, clock, column, counted, element, figure, happened, here, isWaiting, lasting, moment, name, inMoney, judged, number, pair, plain, saving, sent, share, short, table, tile } from "./common.js";
+import { ask, cached, cachedInARound, cash, clock, column, counted, element, figure, happened, here, isWaiting, lasting, moment, name, inMoney, judged, number, ofWhole, pair, plain, saving, sent, share, short, table, tile } from "./common.js";
 import { stacked } from "./charts.js";
 
 export async function sessions(page, _, me) {
@@ -41,8 +41,8 @@ function totals(row, observed) {
   const billed = row.price !== null && row.cost_before;
   const [title, inFull] = [observed ? "The plan would save" : "Saved", inMoney(row.price)];
   return element("dl", { class: "tiles" },
-    ...(billed ? [tile(`${title}: money`, judged(...cost, share(...cost)), `${saving(...cost, inFull)}, of ${inFull(row.cost_before)} for the input, before summaries`)] : []),
-    tile(`${title}: tokens`, billed ? share(...tokens) : judged(...tokens, share(...tokens)), `${saving(...tokens)}, of ${short(row.tokens_before)} in ${counted(row.requests, "request")}`),
+    ...(billed ? [tile(`${title}: money`, judged(...cost, share(...cost)), `${ofWhole(...cost, inFull)} for the input, before summaries`)] : []),
+    tile(`${title}: tokens`, billed ? share(...tokens) : judged(...tokens, share(...tokens)), `${ofWhole(...tokens)} in ${counted(row.requests, "request")}`),
     ...(row.price === null && !observed ? [tile("Prompt read again", counted(row.events, "time"), "when results moved, the server read on from there")] : []),
     ...(row.price !== null && !billed ? [tile("Money for the input", "not known", "upstream has not said what it counted for a changed request")] : []),
     tile("Largest prompt", `${short(observed ? row.largest_before : row.largest_after)} tokens`, `${short(observed ? row.largest_after : row.largest_before)} tokens ${observed ? "as planned" : "without the proxy"}`),
@@ -63,27 +63,41 @@ export async function session(page, [id], me) {
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Session"), element("a", { href: `#live/session=${encodeURIComponent(id)}` }, "Its requests, live")),
     element("p", { class: "faint" }, plain(whole.tenant), ", ", element("bdi", {}, plain(whole.model)), `, ${plain(whole.dialect)}; ${counted(rows.length, "request")} from ${moment(whole.began)} to ${moment(whole.last)} UTC; ${plain(id)}`),
     totals(whole, observed),
-    element("section", { class: "card" }, chart),
+    element("section", { class: "card" }, chart, figures(rows, me.kinds)),
     element("section", { class: "card" }, element("h2", {}, "The plan in words"),
       ...(observed ? [element("p", {}, "These requests were only observed and went as they came. This is what the plan would have done.")] : []),
       words.length ? element("ol", { class: "events" }, words.map(([row, said]) => element("li", {}, element("a", { href: `#request/${row.id}` }, clock(row.time)), `, at ${number(row.messages)} messages: ${said}`)))
         : element("p", {}, "The plan has left this session as it came so far.")),
     element("h2", {}, "Requests"),
-    table("All figures of the chart. The link shows each message as it came and as it was sent.", [
+    table("The link shows each message as it came and as it was sent.", [
       column("Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time)), { raw: (row) => moment(row.time), kind: "time", phone: 1 }),
+      column("What happened", happened, { kind: "wide", phone: 2 }),
       figure("Messages", (row) => row.messages),
       figure("As it came", (row) => row.tokens_before, { phone: 1 }),
       figure("Sent", sent, { phone: 1 }),
-      ...me.kinds.map((kind, place) => figure(kind, (row) => row.kinds[place])),
+      ...me.kinds.map((kind, place) => figure(kind, (row) => row.kinds[place], { kind: "saved-only" })),
       column("Cached share of the prompt", cached, { kind: "number" }),
       column("Latency", (row) => lasting(row.seconds), { raw: (row) => row.seconds, kind: "number" }),
-      column("What happened", happened, { kind: "wide", phone: 2 }),
     ], rows));
   stacked(chart, "Tokens sent with each request, by kind. The line above is the request as it came; dotted lines are events.",
     me.kinds.map((kind, place) => [kind, rows.map((row) => row.kinds[place])]),
-    [["as it came", rows.map((row) => row.tokens_before), "before"],
-      ["read from upstream's cache, all rounds", rows.map((row) => (row.prompt_tokens ? row.cached_tokens : null)), "cached"]],
+    [["as it came", rows.map((row) => row.tokens_before), "came"],
+      [CACHED, rows.map(cachedInARound), "cached"]],
     marks);
+}
+
+const CACHED = "read from upstream's cache, in a round";
+
+// The chart as a table, with the kinds that there are.
+function figures(rows, kinds) {
+  const used = kinds.map((kind, place) => [kind, place]).filter(([, place]) => rows.some((row) => row.kinds[place]));
+  return element("details", {}, element("summary", {}, "The figures as a table"), table("Tokens of each kind that were sent", [
+    column("Time (UTC)", (row) => clock(row.time), { raw: (row) => moment(row.time), kind: "time", phone: 1 }),
+    figure("As it came", (row) => row.tokens_before, { phone: 1 }),
+    figure("Sent", sent, { phone: 1 }),
+    ...used.map(([kind, place]) => figure(kind, (row) => row.kinds[place], { phone: 2 })),
+    column(CACHED, (row) => (row.prompt_tokens ? number(cachedInARound(row)) : "not known"), { raw: (row) => cachedInARound(row) ?? "", kind: "number", phone: 2 }),
+  ], rows));
 }
 
 const RULES = {
@@ -136,8 +150,8 @@ function messages(row) {
       figure("Tokens as it came", (one) => one.tokens, { phone: 1 }),
       figure("Tokens sent", (one) => one.sent, { phone: 1 }),
       column("Rule", rule(row), { kind: "wide", phone: 2 }),
-      column("Digest as it came", (one) => one.digest),
-      column("Digest as it was sent", (one) => one.sent_digest || (["", "marked", "restored"].includes(one.rule) ? "the same" : "")),
+      column("Digest as it came", (one) => one.digest, { kind: withText && "saved-only" }),
+      column("Digest as it was sent", (one) => one.sent_digest || (["", "marked", "restored"].includes(one.rule) ? "the same" : ""), { kind: withText && "saved-only" }),
       ...(withText ? [column("As it came", text(0), { kind: "text", phone: 2 }), column("As it was sent, if that differs", text(1), { kind: "text", phone: 2 })] : []),
     ], messages),
     ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []),
