@@ -95,8 +95,8 @@ test-lowest: .lowest/.installed
 # Installed side by side, as most of it is waiting for the package indexes.
 test-clients: $(STAMP)
 	$(MAKE) --jobs=$(WORKERS) clients
-	$(PY) -m pytest -m clients -o faulthandler_timeout=600 --numprocesses $(WORKERS) --dist loadgroup $(AGAIN) \
-		tests/clients tests/acceptance
+	$(PY) -m pytest -m "clients and not sweep" -o faulthandler_timeout=600 --numprocesses $(WORKERS) --dist loadgroup \
+		$(AGAIN) tests/clients tests/acceptance
 
 test-suites: $(STAMP)
 	$(MAKE) --jobs=$(WORKERS) suites

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.clients.running import run
+from tests.clients.running import LIMIT, run
 from tests.clients.worker import Worker, prompts
 from tests.fake_upstream import Call, Message, calls, text
 from tests.strict import Rules
@@ -67,6 +67,8 @@ class Agent:
     """Whether it only appends to its history."""
     counts: bool = False
     """Whether it counts tokens with tables that tiktoken would fetch."""
+    limit: int = LIMIT
+    """Seconds until a process of it is killed."""
 
     @property
     def starts(self) -> int:
@@ -88,7 +90,8 @@ class Agent:
             return {model: await self._talk_stepwise(port, workspace, model) for model in self.models}
         asked = json.dumps({model: prompts(model) for model in self.models})
         settings = {**self._settings(port), "TIKTOKEN_CACHE_DIR": str(workspace.parent / "home")}
-        output = await run((*self.command, asked), port, workspace, settings, self.unreachable)
+        command = (*self.command, asked)
+        output = await run(command, port, workspace, settings, self.unreachable, self.limit)
         begins = f'{{"{next(iter(self.models))}'
         answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith(begins)))
         return answers
@@ -96,7 +99,9 @@ class Agent:
     async def _talk_stepwise(self, port: int, workspace: Path, model: str) -> str:
         answer = ""
         for step in self.steps(model, prompts(model)) if self.steps else ():
-            answer = await run((*self.command, *step), port, workspace, self._settings(port), self.unreachable)
+            command = (*self.command, *step)
+            settings = self._settings(port)
+            answer = await run(command, port, workspace, settings, self.unreachable, self.limit)
         return answer
 
     def _settings(self, port: int) -> dict[str, str]:

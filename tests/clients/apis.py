@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.dialects.messages import api as messages
@@ -73,12 +74,14 @@ class Strict:
         return reply
 
 
-def api(name: str, answer: Answer) -> Chat | Strict:
-    """The API of this name, whose model answers so."""
+def api(name: str, answer: Answer, *, thinks: bool = True) -> Chat | Strict:
+    """The API of this name, whose model answers so. It thinks first if `thinks` says so."""
     if name == "responses":
-        return Strict(answer, responses.ResponsesApi(), "/v1/responses", responses_asked, _items)
+        said = partial(_items, thinks=thinks)
+        return Strict(answer, responses.ResponsesApi(), "/v1/responses", responses_asked, said)
     if name == "messages":
-        return Strict(answer, messages.MessagesApi(), "/v1/messages", messages_asked, _blocks)
+        said = partial(_blocks, thinks=thinks)
+        return Strict(answer, messages.MessagesApi(), "/v1/messages", messages_asked, said)
     return Chat(answer)
 
 
@@ -116,9 +119,9 @@ def _text(entry: Json) -> str:
 # -- what is said -----------------------------------------------------------------------------------------------------
 
 
-def _items(body: Json, message: Message) -> list[Json]:
+def _items(body: Json, message: Message, thinks: bool) -> list[Json]:
     custom = {tool["name"] for item in body["input"] for tool in _added(item) if tool["type"] == "custom"}
-    made: list[Json] = [responses.reasoning("I think.")]
+    made: list[Json] = [responses.reasoning("I think.")] if thinks else []
     made += [responses.say(message.content)] if message.content else []
     for name, arguments, *_ in message.calls:
         if name in custom:
@@ -133,7 +136,7 @@ def _added(item: Json) -> list[Json]:
     return [tool for space in item.get("tools") or () for tool in space.get("tools") or ()]
 
 
-def _blocks(body: Json, message: Message) -> list[Json]:
-    made = [messages.thinking("I think.")] if "thinking" in body else []
+def _blocks(body: Json, message: Message, thinks: bool) -> list[Json]:
+    made = [messages.thinking("I think.")] if thinks and "thinking" in body else []
     made += [messages.say(message.content)] if message.content else []
     return [*made, *(messages.call(name, arguments) for name, arguments, *_ in message.calls)]

@@ -42,10 +42,11 @@ async def run(
     workspace: Path,
     settings: Mapping[str, str],
     unreachable: Collection[str] = (),
+    limit: int = LIMIT,
 ) -> str:
     """The command's output; it has to succeed. For the rest see `ended`."""
-    code, output, errors = await ended(command, port, workspace, settings, unreachable)
-    assert code == 0, f"{errors}\n{output}"
+    code, output, errors = await ended(command, port, workspace, settings, unreachable, limit)
+    assert code == 0, f"It ended with {code}.\n{errors}\n{output}"
     return output
 
 
@@ -55,6 +56,7 @@ async def ended(
     workspace: Path,
     settings: Mapping[str, str],
     unreachable: Collection[str] = (),
+    limit: int = LIMIT,
 ) -> tuple[int | None, str, str]:
     """The command's exit status, output and errors. It gets nothing of our environment but PATH, and can call nothing
     but `port`.
@@ -71,7 +73,7 @@ async def ended(
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        output, errors = await _finished(process)
+        output, errors = await _finished(process, limit)
     return process.returncode, output, errors
 
 
@@ -89,11 +91,15 @@ def _environment(home: Path, port: int, nowhere: str) -> dict[str, str]:
     }
 
 
-async def _finished(process: asyncio.subprocess.Process) -> tuple[str, str]:
-    """Standard output and error. A run that takes too long is killed with its children; its return code shows that."""
-    overdue = asyncio.get_running_loop().call_later(LIMIT, os.killpg, process.pid, signal.SIGKILL)
-    output, errors = await process.communicate()
-    overdue.cancel()
+async def _finished(process: asyncio.subprocess.Process, limit: int) -> tuple[str, str]:
+    """Standard output and error. A run that takes longer than `limit` seconds is killed with its
+    children. Raises AssertionError then."""
+    ends = asyncio.create_task(process.communicate())
+    finished, _ = await asyncio.wait([ends], timeout=limit)
+    if not finished:
+        os.killpg(process.pid, signal.SIGKILL)
+    output, errors = await ends
+    assert finished, f"It was killed after {limit} s.\n{errors.decode()}\n{output.decode()}"
     return output.decode(), errors.decode()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.agents import Agent, codex
+from tests.clients.agents import AGENTS, Agent, codex
 from tests.clients.apis import Asked, api
 from tests.clients.tap import tap
 from tests.clients.worker import write_logs
@@ -27,13 +27,22 @@ CODEX = codex(
     *("-c", f"model_providers.offload.stream_idle_timeout_ms={PATIENCE}000"),
     *("-c", "model_providers.offload.stream_max_retries=0", "-c", "model_providers.offload.request_max_retries=0"),
 )
-IMPATIENT = [(CODEX, 4, 5)]
-"""Each with hidden rounds, and the seconds that each of these takes: longer than the client would wait in silence."""
+[CLAUDE_CODE] = (agent for agent in AGENTS if agent.name == "claude_code")
+ONE_CLAUDE = replace(CLAUDE_CODE, models={"claude-opus-5-5": "compact"}, limit=550)
+"""It waits for 300 seconds at least, whatever `CLAUDE_STREAM_IDLE_TIMEOUT_MS` says, so its test
+takes six minutes. Where only comments and pings arrive, it then hangs up and asks again."""
 
 pytestmark = pytest.mark.clients
 
 
-@pytest.mark.parametrize(("agent", "rounds", "seconds"), IMPATIENT, ids=[agent.name for agent, *_ in IMPATIENT])
+@pytest.mark.parametrize(
+    ("agent", "rounds", "seconds"),
+    [
+        # The rounds together take longer than the client would wait in silence.
+        pytest.param(CODEX, 4, 5, id="codex"),
+        pytest.param(ONE_CLAUDE, 6, 55, id="claude_code", marks=pytest.mark.sweep),
+    ],
+)
 async def test_hidden_rounds_are_no_silence(
     agent: Agent, rounds: int, seconds: int, tmp_path: Path, spawn: Callable[..., Proxy]
 ) -> None:
@@ -55,7 +64,9 @@ async def test_hidden_rounds_are_no_silence(
     steps = agent.steps
     once = replace(agent, steps=lambda model, said: steps(model, said)[:1])
     with StrictUpstream(agent.rules) as upstream:
-        upstream.respond(served := api(agent.api, answer))
+        # Thinking is shown, so it would be a sign of life, too.
+        served = api(agent.api, answer, thinks=False)
+        upstream.respond(served)
         proxy = spawn({"default": tight(upstream.url, tools={"inject": "agents"})})
         async with tap(proxy.port) as tapped:
             [said] = (await once.talk(tapped.port, tmp_path / "work")).values()
