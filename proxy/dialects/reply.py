@@ -293,7 +293,7 @@ class Round(ABC):
     def fail(self, event: Any, size: int) -> list[Part]:
         """Take an error, with which the reply ends. Everything that came before it is shown."""
         self.failed = True
-        return self.close(visible=True) + self.put(event, self._loose, size)
+        return self.settle() + self.close(visible=True) + self.put(event, self._loose, size)
 
 
 class ClientReply(ABC):
@@ -378,6 +378,7 @@ class ToolNames:
         self._ours, self._theirs = ours, theirs
         taken = {name.lower() for name in theirs}
         self._in_any_case = {name.lower(): name for name in ours if name.lower() not in taken}
+        self._words = [name.lower().encode() for name in ours]
 
     def __bool__(self) -> bool:
         """Whether the request has our tools."""
@@ -391,6 +392,13 @@ class ToolNames:
             return ""
         word = written[1]
         return word if word in self._ours else self._in_any_case.get(word.lower(), "")
+
+    def mentioned(self, data: bytes) -> bool:
+        """Whether bytes have one of our tools' names anywhere, in any case."""
+        if not self._words:
+            return False
+        lowered = data.lower()
+        return any([word in lowered for word in self._words])
 
     def named_in(self, data: bytes) -> bool:
         """Whether bytes that cannot be read have one of our tools' names as a string, so that they may call it."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar
 
 from proxy import rawjson, sse
 from proxy.dialects.refusals import is_error
 from proxy.dialects.reply import Call, ClientReply, Part, Round, ToolNames, check_arguments
 from proxy.dialects.request import RoundRequest
+from proxy.dialects.unread import calls_in
 from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
@@ -43,6 +44,8 @@ class Turn(ABC):
     replies_as: ClassVar[type[ClientReply]]
     last_event: ClassVar[bytes] = b""
     """What follows the events of a whole reply."""
+    read_places: ClassVar[frozenset[str]] = frozenset()
+    """Where the events of a stream have calls with names in pieces, of which the round knows whose they are."""
     call_ids: ClassVar[str] = "call"
     """How ids begin that we give to calls."""
 
@@ -279,14 +282,16 @@ class Turn(ABC):
         return bool(self._after)
 
     def close(self) -> bytes:
-        """Return the last bytes of the reply, or the whole reply if it is not a stream."""
+        """Return the last bytes of the reply, or the whole reply if it is not a stream. Raises Broken."""
         self._require(State.DONE)
         if self._unknown is not None:
             return self._unknown
         out, shown = self._show(self._round.close(visible=True)), self._shown
         if shown.streamed:
             return out + self._done
-        return shown.assembled() if shown.hides or shown.altered else shown.body
+        whole = shown.assembled() if shown.hides or shown.altered else shown.body
+        self._check(whole)
+        return whole
 
     # -- one event --
 
@@ -304,7 +309,16 @@ class Turn(ABC):
         for event, block in parts:
             shown.append(self._shown.put(event, block))
             self.signs += bool(shown[-1]) and self._shown.is_sign(event)
-        return b"".join(shown)
+        out = b"".join(shown)
+        if self._round.names.mentioned(out):
+            for event in sse.EventDecoder().feed(out):
+                self._check(event.data or b"", self.read_places)
+        return out
+
+    def _check(self, shown: bytes, read: Collection[str] = ()) -> None:
+        """Raises Broken if the client would get a call of ours, which stood where none is read."""
+        if calls_in(shown, self._round.names, read):
+            raise Broken("a call of a tool of the proxy's stands where no call is read")
 
     @property
     def _unseen(self) -> bool:

@@ -379,7 +379,15 @@ async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status
     assert all(reply.closed for reply in bench.partner.read)
 
 
-@pytest.mark.parametrize("reply", [b"x" * (5 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
+UNREAD = {"index": 0, "id": "a", "type": "custom", "custom": {"name": "grep", "input": "x"}}
+UNUSABLE = [
+    b"x" * (5 << 20),
+    whole(calls(called("grep", "x" * (2 << 20))), "tool_calls"),
+    whole(calls(UNREAD), "tool_calls"),
+]
+
+
+@pytest.mark.parametrize("reply", UNUSABLE)
 async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "WHOLE_LIMIT", 4 << 20)
     bench = Bench(ScriptedReply(reply, headers=[JSON]), stream=False)
@@ -405,6 +413,7 @@ LATE: dict[str, tuple[Step, ...]] = {
     "falls silent": (stream(ROLE), UpstreamSilent("nothing for 300 s")),
     "stops within our call": (stream(ROLE, chunk(calls(called("grep", "{")))),),
     "arguments without end": (stream(ROLE), *[stream(chunk(calls(called("grep", "x" * 300_000))))] * 5),
+    "a call of ours where none is read": (stream(ROLE), stream(chunk(calls(UNREAD)))),
     "an event without end": (stream(ROLE), *[b"x" * (1 << 18)] * 5),
 }
 

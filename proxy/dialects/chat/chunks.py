@@ -156,6 +156,26 @@ class Chunk(msgspec.Struct, eq=False):
             one.members = self.part({}).members
         return found
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has a message instead of a delta. Gateways that only act as if they streamed send the whole reply
+        as one event."""
+        return not self.delta and rawjson.is_object((self.choice or {}).get("message"))
+
+    def open_message(self) -> None:
+        """Read a whole message as a delta."""
+        choice = self.choice or {}
+        others = {key: raw for key, raw in choice.items() if key != "message"}
+        made = _of_choice(self.members, Raw(rawjson.encode(others | {"delta": choice["message"]})), "delta")
+        self.choice, self.delta, self.calls = made.choice, made.delta, made.calls
+        self.put({"object": Raw(b'"chat.completion.chunk"')})
+
+    @property
+    def parts(self) -> list[Members]:
+        """The parts of its content (Mistral); none if that is a string."""
+        given = self.delta.get("content")
+        return list(map(object_of, rawjson.elements(given))) if rawjson.is_array(given) else []
+
     def take(self, keys: Iterable[str]) -> Chunk:
         """Move these members of the delta to a new event and return it."""
         part = self.part({key: self.delta[key] for key in keys})
@@ -165,6 +185,14 @@ class Chunk(msgspec.Struct, eq=False):
     def saying(self, key: str) -> Callable[[str], Chunk]:
         """Return what makes an event of the same reply with a text as this member."""
         return lambda text: self.part({key: string(text)})
+
+    def listing(self, part: Members) -> Callable[[str], Chunk]:
+        """Return what makes an event of the same reply with this part of the content and another text."""
+        return lambda text: self.holding(part | {"text": string(text)})
+
+    def holding(self, part: Members) -> Chunk:
+        """Return a new event of the same reply with this part of the content."""
+        return self.part({"content": Raw(rawjson.array([rawjson.encode(part)]))})
 
     def take_end(self) -> Chunk:
         """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
@@ -436,6 +464,23 @@ class ReplyMessage:
         known = self.parts.get(key)
         pieces = known if isinstance(known, list) else []
         return join(piece if isinstance(piece, str) else text_of(object_of(piece).get("text")) for piece in pieces)
+
+    def cut(self, key: str, end: str, left: str) -> None:
+        """Replace the end of a text, which may stand in several pieces."""
+        known: Any = self.parts[key]
+        rest = len(self.text(key).removesuffix(end))
+        pieces: list[str | Raw] = []
+        for piece in known:
+            text = piece if isinstance(piece, str) else text_of(object_of(piece).get("text"))
+            stays = text[:rest]
+            rest -= len(stays)
+            if stays == text:
+                pieces.append(piece)
+            elif stays:
+                pieces.append(stays)
+        pieces += [left] if left.strip() else []
+        says = any(not isinstance(piece, str) or piece.strip() for piece in pieces)
+        self.parts[key] = pieces if says else NULL
 
     def members(self) -> Members:
         """Return the message as the client sees it, including null and empty members."""

@@ -115,10 +115,17 @@ class ChatRound(Round):
     def empty(self) -> bool:
         return not self.theirs and not any(self.message.text(key).strip() for key in ("content", "refusal"))
 
+    @property
+    def _said(self) -> bool:
+        """Whether there are words or calls."""
+        return bool(self.blocks or self._older.name) or any(self.message.text(key) for key in TEXTS)
+
     def read(self, chunk: Chunk) -> list[Part]:
         if self.names and chunk.split:  # one message, whatever the choices
             self._reply.altered = True
             return [part for one in chunk.apart() for part in self.read(one)]
+        if self.names and chunk.is_whole and not self._said:
+            chunk.open_message()
         size = len(chunk.raw or b"")
         self.usage = chunk.usage or self.usage
         self.failed |= chunk.failed
@@ -159,8 +166,7 @@ class ChatRound(Round):
         for found in self.spoken.settle(quoted=self.quotes):
             self._reply.hides = True
             key = str(found.text)
-            left = self.message.text(key).removesuffix(found.end) + found.left
-            self.message.parts[key] = [left] if left.strip() else NULL
+            self.message.cut(key, found.end, found.left)
             if key == "content" or found.calls not in known.values():
                 for name, arguments in found.calls:
                     self._calls.adopt(name, json.dumps(arguments, ensure_ascii=False))
@@ -204,12 +210,28 @@ class ChatRound(Round):
             if rawjson.is_null(given := chunk.delta.get(key, NULL)):
                 continue
             holds = self._holds_text and key == "content"
-            parts = self.spoken.take(key, text_of(given), self._text if holds else self._loose, chunk.saying(key))
+            of = self._text if holds else self._loose
+            parts = self._split_parts(chunk, of) if rawjson.is_array(given) and key == "content" else None
+            if rawjson.is_string(given):
+                parts = self.spoken.take(key, text_of(given), of, chunk.saying(key))
             if parts is not None:
                 split += parts
                 chunk.take([key])
             elif holds and bytes(given) != b'""':
                 split.append((chunk.take([key]), self._text))
+        return split
+
+    def _split_parts(self, chunk: Chunk, of: Block) -> list[Part] | None:
+        """Return the parts of a content with a text that may be calls of ours, each as a separate event, or None."""
+        texts = [(part, text_of(part.get("text"))) for part in chunk.parts]
+        if all(self.spoken.passes(text) for _, text in texts):
+            for _, text in texts:
+                self.spoken.shown("content", text)
+            return None
+        split: list[Part] = []
+        for part, text in texts:
+            taken = self.spoken.take("content", text, of, chunk.listing(part)) if text else None
+            split += [(chunk.holding(part), of)] if taken is None else taken
         return split
 
     def _split_calls(self, chunk: Chunk) -> list[Part]:
@@ -374,6 +396,7 @@ class ChatTurn(Turn):
     read = staticmethod(chunks.parse)
     events_of = staticmethod(chunks.as_events)
     last_event = sse.encode(sse.DONE)
+    read_places = frozenset((".choices[].delta.tool_calls[].function", ".choices[].delta.function_call"))
     _round: ChatRound
     _shown: ChatReply
     _quick = False  # whether an event with text only has to be noted and nothing else
@@ -386,7 +409,7 @@ class ChatTurn(Turn):
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         quick = self._quick and not self._shown.hides and self.state is State.READING
         delta = chunks.plain_delta(event.data) if quick and event.data is not None else None
-        spoken = self._round.spoken if delta else None
+        spoken = self._round.spoken if delta and not self._round.names.mentioned(event.data or b"") else None
         if delta and spoken and all(spoken.passes(text) for text in delta.values() if text):
             for key, text in delta.items():
                 if text and key in TEXTS:

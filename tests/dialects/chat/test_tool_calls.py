@@ -153,13 +153,13 @@ def test_whole_replies_have_one_entry_for_each_call() -> None:
 
 
 def test_custom_tools_are_the_clients() -> None:
-    first = {"index": 0, "id": "a", "type": "custom", "custom": {"name": "grep", "input": "fr"}}
+    first = {"index": 0, "id": "a", "type": "custom", "custom": {"name": "patch", "input": "fr"}}
     rest = {"index": 0, "custom": {"input": "ee"}}
     one = turn()
     out, _ = run(one, said(first, rest, {"index": 0}, called("grep", "{}", "b", 1)))
     assert shown(out) == [first, rest, {"index": 0}]
-    assert [(call.name, call.arguments) for call in one.visible[1]] == [("grep", "free")]
-    assert put_back(one)[0] == {"id": "a", "type": "custom", "custom": {"name": "grep", "input": "free"}}
+    assert [(call.name, call.arguments) for call in one.visible[1]] == [("patch", "free")]
+    assert put_back(one)[0] == {"id": "a", "type": "custom", "custom": {"name": "patch", "input": "free"}}
 
 
 def test_a_call_as_it_goes_back() -> None:
