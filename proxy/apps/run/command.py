@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -30,7 +30,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if process is not None:
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(process.pid, number)
 
     with _handling(_FROM_TERMINAL, ours), _handling(_PASSED_ON, pass_on):
         process = subprocess.Popen(command, env=environment)
