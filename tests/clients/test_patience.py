@@ -30,7 +30,8 @@ CODEX = codex(
 [CLAUDE_CODE] = (agent for agent in AGENTS if agent.name == "claude_code")
 ONE_CLAUDE = replace(CLAUDE_CODE, models={"claude-opus-5-5": "compact"}, limit=550)
 """It waits for 300 seconds at least, whatever `CLAUDE_STREAM_IDLE_TIMEOUT_MS` says, so its test
-takes six minutes. Where only comments and pings arrive, it then hangs up and asks again."""
+takes six minutes. Version 2.1.197 then hangs up and asks again if only comments and pings arrive;
+version 2.1.330 waits on."""
 
 pytestmark = pytest.mark.clients
 

@@ -350,7 +350,7 @@ class MessageReply(ClientReply):
 
     @staticmethod
     def is_sign(event: ReplyEvent) -> bool:
-        """Claude Code skips pings, and hangs up after five minutes of nothing else."""
+        """Claude Code 2.1.197 skips pings, and hangs up after five minutes of nothing else."""
         return event.type != "ping"
 
     def heartbeat(self) -> bytes:
