@@ -9,6 +9,9 @@ that the task names. A fact is
 - *preview*, if only a preview of a moved result has it;
 - *moved*, if it is only in moved text: the proxy's model is one read away from it, with the others it is gone.
 
+Of a reply that uses moved facts, *one read* is the share where a single moved result has all of them. An *edit* is a
+call that quotes old text to be replaced (`OLD_TEXT`); it counts as moved if a quoted line is only in moved text.
+
 The replies were written by models that saw everything, so a reply is not changed by what a strategy left out. Summaries
 are canned and hold no fact, for us and for `summary only` alike.
 """
@@ -20,7 +23,7 @@ import asyncio
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -37,6 +40,7 @@ from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
 from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
 
+ALL = "all"
 TRIGGER = 30_000
 """Tokens of history from which the alternatives act: the default ceiling of ours."""
 
@@ -46,6 +50,13 @@ LEAST_LINE, LEAST_DIGITS = 20, 3
 AGES = ((1, 1), (2, 3), (4, 9), (10, 24), (25, 10**9))
 """Replies since a result last had the fact: 1 is the reply right after it."""
 
+OLD_TEXT = frozenset({"old_str", "old_string", "old_text", "oldText", "search"})
+"""Arguments of calls that quote the text which an edit replaces."""
+OURS = {f"proxy: {profile}": profile for profile in Profile}
+DEFAULT = f"proxy: {profiles.DEFAULT}"
+
+_OLD_BLOCK = re.compile(r"^(?:<<<BEFORE_EDIT>>>|<{5,9} SEARCH)\n(.*?)\n(?:<<<AFTER_EDIT>>>|={5,9}$)", re.M | re.S)
+"""Old text in the format of SUPER's agent, and in that of aider and others."""
 _NUMBERED = re.compile(r"^\s*\d+\s?[:|\t] ?")
 _BARE = re.compile(r"\D+")
 
@@ -57,8 +68,23 @@ Strategy = Callable[[Run, Tokens], Sent]
 SENT, PREVIEW, MOVED = "sent", "preview", "moved"
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """A recorded reply, and what it has from results."""
+
+    used: dict[tuple[str, str], int]
+    """Its facts that a result brought and the task did not, with the replies since a result last had each."""
+    edits: list[Facts]
+    """Of each edit, the quoted lines among these facts; edits that quote none are left out."""
+    results: list[Json]
+    """The results before it."""
+
+
 class Tally(msgspec.Struct):
-    """What became of the facts that replies use. `replies` use any fact of a result, `lacking` of them a moved one."""
+    """What became of the facts that replies use. `replies` use any fact of a result, `lacking` of them a moved one.
+
+    `one_read`: those of the lacking replies whose moved facts are all in one result. `edits` quote lines of results,
+    `edits_moved` of them a moved line.
+    """
 
     where: Counter[str] = msgspec.field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
@@ -67,18 +93,30 @@ class Tally(msgspec.Struct):
     """By place in `AGES` and place of the fact."""
     replies: int = 0
     lacking: int = 0
+    one_read: int = 0
+    edits: int = 0
+    edits_moved: int = 0
     tokens: int = 0
     """Tokens of the messages of all requests, as they were sent."""
 
-    def note(self, used: Mapping[tuple[str, str], int], sent: Facts, shown: Facts) -> None:
-        """Count a reply's facts, with the replies since a result last had each."""
-        found = {fact: SENT if fact in sent else PREVIEW if fact in shown else MOVED for fact in used}
+    def note(self, reply: Reply, sent: Facts, shown: Facts) -> None:
+        """Count a reply's facts."""
+        found = {fact: SENT if fact in sent else PREVIEW if fact in shown else MOVED for fact in reply.used}
         for fact, place in found.items():
             self.where[place] += 1
             self.kinds[fact[0], place] += 1
-            self.ages[_bucket(used[fact]), place] += 1
+            self.ages[_bucket(reply.used[fact]), place] += 1
+        moved = {fact for fact, place in found.items() if place == MOVED}
         self.replies += bool(found)
-        self.lacking += MOVED in found.values()
+        self.lacking += bool(moved)
+        self.one_read += bool(moved) and any(moved <= of_message(result) for result in reply.results)
+        self.edits += len(reply.edits)
+        self.edits_moved += sum(not moved.isdisjoint(edit) for edit in reply.edits)
+
+    def add(self, other: Tally) -> None:
+        """Count what the other one counted, too."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def share(self, place: str) -> float:
         return _share(self.where[place], self.where.total())
@@ -114,8 +152,16 @@ def of_message(message: Json) -> Facts:
     """The facts of a message: its texts, and the strings in the arguments of its calls."""
     found = frozenset[tuple[str, str]]().union(*map(facts_in, _texts(message)))
     for call in message.get("tool_calls") or ():
-        found = found.union(*map(facts_in, _strings(call["function"]["arguments"])))
+        found = found.union(*(facts_in(text) for _, text in _strings(call["function"]["arguments"])))
     return found
+
+
+def quoted(arguments: str) -> Facts:
+    """The lines of old text that an edit with these arguments quotes; none if it is no edit."""
+    old = list[str]()
+    for name, text in _strings(arguments):
+        old += [text] if name in OLD_TEXT else _OLD_BLOCK.findall(text)
+    return frozenset(fact for text in old for fact in facts_in(text) if fact[0] == "quotes")
 
 
 def _texts(message: Json) -> list[str]:
@@ -125,17 +171,20 @@ def _texts(message: Json) -> list[str]:
     return [text for _, text in CHAT.texts(json.dumps(message).encode())] if content else []
 
 
-def _strings(arguments: str) -> Iterator[str]:
+def _strings(arguments: str) -> Iterator[tuple[str, str]]:
+    """The strings in a call's arguments, each with the name of the member that has it."""
     try:
-        level: list[Any] = [json.loads(arguments)]
+        level: list[tuple[str, Any]] = [("", json.loads(arguments))]
     except ValueError:
-        level = [arguments]
+        level = [("", arguments)]
     while level:
-        value = level.pop()
+        name, value = level.pop()
         if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict | list):
-            level += value.values() if isinstance(value, dict) else value
+            yield name, value
+        elif isinstance(value, dict):
+            level += value.items()
+        elif isinstance(value, list):
+            level += [(name, one) for one in value]
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------
@@ -185,7 +234,7 @@ def _tokens(text: str, tokens: Tokens) -> int:
 
 STRATEGIES: dict[str, Strategy] = {
     "no proxy": last_results(10**9),
-    **{f"proxy: {profile}": proxied(profile) for profile in Profile},
+    **{name: proxied(profile) for name, profile in OURS.items()},
     "last 10 results": last_results(10),
     f"clear_tool_uses, keep 3, above {TRIGGER:,}": last_results(3, TRIGGER),
     f"summary only, above {TRIGGER:,}": summary_only,
@@ -195,41 +244,55 @@ STRATEGIES: dict[str, Strategy] = {
 # -- one run, all runs -------------------------------------------------------------------------------------------------
 
 
-def tally(run: Run, strategies: Mapping[str, Strategy], tokens: Tokens, into: dict[str, Tally]) -> None:
-    """Count a run's facts under each strategy."""
-    used = list(_used(run))
+def tally(run: Run, strategies: Mapping[str, Strategy], tokens: Tokens) -> dict[str, Tally]:
+    """A run's facts under each strategy."""
+    found = {name: Tally() for name in strategies}
+    replies = list(replies_of(run))
     for name, strategy in strategies.items():
-        for asked, messages in zip(used, strategy(run, tokens), strict=True):
-            into[name].tokens += _size(messages, tokens)
+        for reply, messages in zip(replies, strategy(run, tokens), strict=True):
+            found[name].tokens += _size(messages, tokens)
             moved = [one for one in messages if one["role"] == "tool" and any(map(_is_preview, _texts(one)))]
             whole = [one for one in messages if one not in moved]
             sent, shown = (frozenset[tuple[str, str]]().union(*map(of_message, some)) for some in (whole, moved))
-            into[name].note(asked, sent, shown)
+            found[name].note(reply, sent, shown)
+    return found
 
 
 def _is_preview(text: str) -> bool:
     return REFERENCE.search(text) is not None
 
 
-def _used(run: Run) -> Iterator[dict[tuple[str, str], int]]:
-    """For each reply, the facts that it has from results, with the replies since a result last had each."""
+def replies_of(run: Run) -> Iterator[Reply]:
+    """The recorded replies with their facts."""
     last, given = dict[tuple[str, str], int](), set[tuple[str, str]]()
-    reply = 0
+    results = list[Json]()
+    number = 0
     for message in run.messages:
         if message["role"] == "assistant":
-            reply += 1
-            yield {fact: reply - last[fact] for fact in of_message(message) if fact in last and fact not in given}
+            number += 1
+            used = {fact: number - last[fact] for fact in of_message(message) if fact in last and fact not in given}
+            calls = message.get("tool_calls") or ()
+            edits = [quoted(call["function"]["arguments"]) & used.keys() for call in calls]
+            yield Reply(used, [edit for edit in edits if edit], list(results))
         elif message["role"] == "tool":
-            last |= dict.fromkeys(of_message(message), reply)
+            results.append(message)
+            last |= dict.fromkeys(of_message(message), number)
         else:
             given |= of_message(message)
 
 
-def needed(runs: Iterable[Run], strategies: Mapping[str, Strategy] = STRATEGIES) -> dict[str, Tally]:
-    """What became of the facts of all runs, by strategy."""
-    tokens, found = Tokens(), {name: Tally() for name in strategies}
+Found = dict[str, dict[str, Tally]]
+"""Kind of agent or source → strategy → what became of the facts of its runs. `ALL` are all runs."""
+
+
+def needed(runs: Iterable[Run], strategies: Mapping[str, Strategy] = STRATEGIES) -> Found:
+    """What became of the facts of these runs."""
+    tokens = Tokens()
+    found: Found = defaultdict(lambda: {name: Tally() for name in strategies})
     for run in runs:
-        tally(run, strategies, tokens, found)
+        for name, one in tally(run, strategies, tokens).items():
+            for group in (ALL, profiles.agents(run), run.source):
+                found[group][name].add(one)
         facts_in.cache_clear()
         _tokens.cache_clear()
     return found
@@ -261,6 +324,21 @@ def table(found: Mapping[str, Tally]) -> str:
     return "\n".join(lines)
 
 
+def group_table(found: Found) -> str:
+    """By kind of agent and source: replies that use a moved fact, by profile; one read and edits under the default."""
+    shares = "".join(f"{profile:>10}" for profile in OURS.values())
+    lines = [f"{'replies with a moved fact, by':38}{'replies':>8}{shares}{'one read':>10}{'edits, moved':>14}"]
+    kinds = [group for group in (ALL, profiles.CODING, profiles.GATHERING) if group in found]
+    for group in [*kinds, *sorted(found.keys() - {*kinds})]:
+        tallies = found[group]
+        default = tallies[DEFAULT]
+        lacking = "".join(f"{_share(tallies[name].lacking, tallies[name].replies):10.1%}" for name in OURS)
+        one_read = f"{default.one_read} of {default.lacking}"
+        edits = f"{default.edits_moved} of {default.edits}"
+        lines.append(f"{group:38}{default.replies:8,}{lacking}{one_read:>10}{edits:>14}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
@@ -274,7 +352,8 @@ def main() -> int:
     else:
         runs = [run for run in load(options.above, folder=options.transcripts) if in_half(run, options.half)]
     runs = runs[:2] if options.smoke else runs
-    print(f"{len(runs)} runs above {options.above:,} tokens\n{table(needed(runs))}")
+    found = needed(runs)
+    print(f"{len(runs)} runs above {options.above:,} tokens\n{table(found[ALL])}\n\n{group_table(found)}")
     return 0
 
 

@@ -24,11 +24,11 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The runs, and as the baseline each one's figures without a proxy."""
+    """The runs, and as the baseline each one's figures without a proxy, priced under these caches."""
 
-    def __init__(self, runs: Sequence[Recorded]) -> None:
+    def __init__(self, runs: Sequence[Recorded], models: Iterable[str] = PRICED) -> None:
         self.runs = runs
-        self.plain = self.figures(plainly)
+        self.plain = self.figures(plainly, models)
 
     def figures(self, strategy: Strategy, models: Iterable[str] = PRICED) -> list[Figures]:
         priced = tuple(models)

@@ -109,6 +109,15 @@ def is_reported(run: Recorded | Run) -> bool:
     return sha256(run.id.encode()).digest()[0] % 2 == 1
 
 
+CODING, GATHERING = "coding agents", "gathering agents"
+"""Agents that work on code, and those that gather facts through the APIs of others: research, MCP, customer service."""
+
+
+def agents(run: Recorded | Run) -> str:
+    """The kind of agent that made this run: `CODING` or `GATHERING`."""
+    return CODING if run.kind in ("software-engineering", "ml-repo-execution") else GATHERING
+
+
 def compared(runs: Sequence[Recorded]) -> dict[str, Any]:
     """Every figure of the profiles' tables: the half that is reported, all runs, and the worst runs by source."""
     reported = [run for run in runs if is_reported(run)] or list(runs)

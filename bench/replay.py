@@ -70,6 +70,8 @@ class Recorded(msgspec.Struct, frozen=True):
     messages: list[Json]
     points: list[int]
     """The number of messages in each request: the client asked before every assistant message."""
+    kind: str = ""
+    """What the agent was for, as `Run.kind`."""
 
 
 Strategy = Callable[[Recorded], Iterable[Call]]
@@ -86,7 +88,7 @@ def recorded(run: Run, tokens: Tokens, dialect: Dialect = CHAT) -> Recorded:
     points = [index for index, item in enumerate(measures) if index and item.role is Role.ASSISTANT]
     defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0
     defined += tokens.count(system, "gpt-4o")
-    return Recorded(run.id, run.source, measures, blocks, defined, history, points)
+    return Recorded(run.id, run.source, measures, blocks, defined, history, points, run.kind)
 
 
 def entries(run: Run, dialect: Dialect) -> list[bytes | Raw]:

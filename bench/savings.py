@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from bench import chart, profiles
 from bench.caches import BREAKPOINTS, MODELS
@@ -55,6 +55,9 @@ READ_BACK = (0.0, 0.05, 0.2)
 MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
 """The sweep over `max_total_tokens` and `keep_recent_count`."""
 SWEPT = ("128 x 0.25", "128 x 0.1", BREAKPOINTS)
+LENGTHS = (5_000, 10_000, 15_000, 25_000, 36_000, 70_000)
+"""Tokens of a run's largest request without a proxy, from which each row of the table by length begins."""
+BY_LENGTH = ("128 x 0.1", BREAKPOINTS)
 
 
 def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
@@ -105,12 +108,43 @@ def default_table(bench: Bench, ours: Sequence[Figures], reading: Sequence[Figur
 def source_table(bench: Bench, ours: Sequence[Figures]) -> str:
     lines = [f"{'by source':26}{'runs':>6}{'sent':>8}" + "".join(f"{model:>13}" for model in SWEPT)]
     sent = bench.ratios(ours, lambda one: one.sent)
-    for source in sorted({run.source for run in bench.runs}):
-        places = [place for place, run in enumerate(bench.runs) if run.source == source]
+    groups = [(profiles.agents(run), run.source) for run in bench.runs]
+    for source in [*sorted({kind for kind, _ in groups}), *sorted({name for _, name in groups})]:
+        places = [place for place, group in enumerate(groups) if source in group]
         costs = [median(bench.costs(ours, model)[place] for place in places) for model in SWEPT]
         middle = median(sent[place] for place in places)
         lines.append(f"{source:26}{len(places):6}{middle:8.3f}" + "".join(f"{one:13.3f}" for one in costs))
     return "\n".join(lines)
+
+
+def length_tables(runs: Sequence[Recorded]) -> str:
+    """By the largest request: mean of the tokens sent; mean cost, the worst, and the share of runs that are dearer."""
+    reported = [run for run in runs if profiles.is_reported(run)]
+    return "\n\n".join(
+        _length_table(title, chosen)
+        for title, chosen in (("by largest request, all", runs), ("the reported half", reported))
+        if chosen
+    )
+
+
+def _length_table(title: str, runs: Sequence[Recorded]) -> str:
+    bench = Bench(runs, BY_LENGTH)
+    ours = bench.figures(STRATEGIES[OURS], BY_LENGTH)
+    sent = bench.ratios(ours, lambda one: one.sent)
+    costs = [bench.costs(ours, model) for model in BY_LENGTH]
+    lines = [f"{title:26}{'runs':>6}{'sent':>8}" + "".join(f"{model:>20}" for model in BY_LENGTH)]
+    for least, below in pairwise([*LENGTHS, sys.maxsize]):
+        places = [place for place, one in enumerate(bench.plain) if least <= one.largest < below]
+        if not places:
+            continue
+        name = f"{least:,} to {below:,}" if below < sys.maxsize else f"from {least:,} on"
+        priced = "".join(f"{_spread([one[place] for place in places]):>20}" for one in costs)
+        lines.append(f"{name:26}{len(places):6}{mean(sent[place] for place in places):8.3f}{priced}")
+    return "\n".join(lines)
+
+
+def _spread(costs: Sequence[float]) -> str:
+    return f"{mean(costs):.3f} ({max(costs):.2f}) {1 - share(costs):4.0%}"
 
 
 Sweep = dict[tuple[int, int | None], list[Figures]]
@@ -213,10 +247,17 @@ def main() -> int:
     if absence(options.transcripts):
         print(absence(options.transcripts))
         return 0
-    loaded = load(options.above, folder=options.transcripts)
-    runs = plannable(loaded, DIALECTS[options.dialect])
-    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir)
+    dialect = DIALECTS[options.dialect]
+    above = islice(load(options.above, folder=options.transcripts), 2 if options.smoke else None)
+    runs = list(plannable(above, dialect))
+    report(runs, options.png_dir)
+    shorter = [] if options.smoke else _up_to(options.above, options.transcripts)
+    print("\n" + length_tables([*runs, *plannable(shorter, dialect)]))
     return 0
+
+
+def _up_to(tokens: int, folder: Path) -> Iterator[Run]:
+    return (run for run in load(folder=folder) if run.total_tokens <= tokens)
 
 
 if __name__ == "__main__":

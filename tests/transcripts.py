@@ -33,6 +33,8 @@ class Run(msgspec.Struct, frozen=True):
     tools: list[Json]
     messages: list[Json]
     total_tokens: int
+    kind: str = ""
+    """The manifest's word for the task: software-engineering, web-research, ..."""
 
 
 def absence(folder: Path = FOLDER) -> str:
@@ -77,7 +79,8 @@ def requests_of(run: Run) -> Iterator[tuple[list[Json], Json]]:
 
 def _run(source: str, record: Json, folder: Path) -> Run:
     tokens = _manifest(folder)[record["id"]]
-    return Run(source, record["id"], record.get("model") or "", record["tools"], record["messages"], tokens)
+    model, tools, messages = record.get("model") or "", record["tools"], record["messages"]
+    return Run(source, record["id"], model, tools, messages, tokens, record.get("kind") or "")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench import needed
@@ -34,7 +35,7 @@ def run(age: int, said: str = "", arguments: Any = None, task: str = "Look.") ->
 
 
 def tally(of: Run, strategy: needed.Strategy) -> Tally:
-    return needed.needed([of], {"it": strategy})["it"]
+    return needed.needed([of], {"it": strategy})[needed.ALL]["it"]
 
 
 def test_a_text_has_facts_of_four_kinds() -> None:
@@ -94,8 +95,41 @@ def test_what_the_model_said_itself_is_still_there() -> None:
     assert tally(made, last_results(3)).where == {SENT: 2}  # there, and in the last reply
 
 
+@pytest.mark.parametrize("name", ["old_str", "old_string", "search"])
+def test_an_edit_quotes_old_text_that_has_moved(name: str) -> None:
+    made = run(8, "", json.dumps({"edits": [{name: f"{FACT}\nnever read before, by anybody", "new": "x"}]}))
+    found = tally(made, proxied(Profile.BALANCED))
+    assert (found.edits, found.edits_moved) == (1, 1)
+    assert tally(made, last_results(10**9)).edits_moved == 0
+
+
+def test_an_edit_quotes_old_text_between_markers() -> None:
+    text = "<<<BEFORE_EDIT>>>\nthe line that was in the file\n<<<AFTER_EDIT>>>\nthe line that will be in the file"
+    assert needed.quoted(json.dumps({"content": text})) == {("quotes", "the line that was in the file")}
+    assert not needed.quoted(json.dumps({"content": FACT}))
+
+
+def test_one_read_brings_back_facts_of_one_result_only() -> None:
+    made = run(9, f"It is 774123. And:\n{FACT}")
+    assert tally(made, proxied(Profile.BALANCED)).one_read == 1
+    made.messages[4]["content"] += "\nand another vault has 558899"
+    made.messages[-1]["content"] += " 558899"
+    found = tally(made, proxied(Profile.BALANCED))
+    assert (found.lacking, found.one_read) == (1, 0)
+
+
+def test_runs_are_summed_up_by_kind_of_agent_and_by_source() -> None:
+    coding = msgspec.structs.replace(run(8, FACT), source="editor", kind="software-engineering")
+    gathering = msgspec.structs.replace(run(2, FACT), source="researcher", kind="web-research")
+    found = needed.needed([coding, gathering])
+    rows = [line.split() for line in needed.group_table(found).splitlines()[1:]]
+    assert rows[0] == ["all", "2", "0.0%", "50.0%", "100.0%", "1", "of", "1", "0", "of", "0"]
+    assert [row[0] for row in rows] == ["all", "coding", "gathering", "editor", "researcher"]
+    assert rows[3][3] == "100.0%" and rows[4][3] == "0.0%"
+
+
 def test_the_table_has_every_strategy_and_its_share_of_tokens() -> None:
-    found = needed.needed([run(8, f"It is 774123. And:\n{FACT}")])
+    found = needed.needed([run(8, f"It is 774123. And:\n{FACT}")])[needed.ALL]
     lines = table(found).splitlines()
     assert lines[0] == "2 facts of results that 1 replies use"
     [balanced] = [line for line in lines[:9] if "balanced" in line]

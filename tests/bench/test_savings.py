@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 
 from bench import profiles, savings
@@ -255,6 +256,33 @@ def test_the_sweep_covers_every_pair_and_tightening_sends_less() -> None:
     by_total = [sweep[total, None][0].sent for total in savings.MAX_TOTAL]
     assert by_total == sorted(by_total) and by_total[0] < by_total[-1]
     assert len(savings.sweep_table(bench, sweep).splitlines()) == len(sweep) + 1
+
+
+def test_the_table_by_length_has_a_row_for_short_and_long_runs() -> None:
+    """A short run only pays for our tools. Its second request reads 4,992 tokens of the first: whole units of 128."""
+    short = run("s:10 u:5000 a:10 t:900 a:10", tools=100)
+    long = run("s:10 u:10 " + "a:100 t:6000 " * 30 + "a:10")
+    title, first, last = savings.length_tables([short, long]).split("\n\n")[0].splitlines()
+    assert title.startswith("by largest request, all")
+    plain = (5110, 6020)
+    ours = [tokens + OUR_TOOLS_TOKENS for tokens in plain]
+    sent = sum(ours) / sum(plain)
+    cost = (sum(ours) - 5248 * 0.9) / (sum(plain) - 4992 * 0.9)
+    assert first.split()[:8] == ["5,000", "to", "10,000", "1", f"{sent:.3f}", f"{cost:.3f}", f"({cost:.2f})", "100%"]
+    assert last.split()[:4] == ["from", "70,000", "on", "1"]
+    assert float(last.split()[4]) < 0.5 and last.split()[7] == "0%"
+
+
+def test_the_reported_half_has_a_table_by_length_as_well() -> None:
+    one = run("s:10 u:5000 a:10 t:900 a:10")
+    other = next(name for name in map(str, range(99)) if profiles.is_reported(renamed(one, name)))
+    tables = savings.length_tables([one, renamed(one, other)]).split("\n\n")
+    assert not profiles.is_reported(one)
+    assert [table.splitlines()[1].split()[3] for table in tables] == ["2", "1"]
+
+
+def renamed(one: Recorded, name: str) -> Recorded:
+    return msgspec.structs.replace(one, id=name)
 
 
 def test_missed_goals_are_named() -> None:
