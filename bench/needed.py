@@ -61,9 +61,9 @@ _NUMBERED = re.compile(r"^\s*\d+\s?[:|\t] ?")
 _BARE = re.compile(r"\D+")
 
 Facts = frozenset[tuple[str, str]]
-Sent = Iterable[Sequence[Json]]
+Requests = Iterable[Sequence[Json]]
 """The messages of each request, in their order."""
-Strategy = Callable[[Run, Tokens], Sent]
+Strategy = Callable[[Run, Tokens], Requests]
 
 SENT, PREVIEW, MOVED = "sent", "preview", "moved"
 
@@ -77,6 +77,15 @@ class Reply(msgspec.Struct, frozen=True):
     """Of each edit, the quoted lines among these facts; edits that quote none are left out."""
     results: list[Json]
     """The results before it."""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A message as it was sent."""
+
+    tokens: int
+    facts: Facts
+    preview: bool
+    """Whether it is only a preview of a moved result."""
 
 
 class Tally(msgspec.Struct):
@@ -99,9 +108,9 @@ class Tally(msgspec.Struct):
     tokens: int = 0
     """Tokens of the messages of all requests, as they were sent."""
 
-    def note(self, reply: Reply, sent: Facts, shown: Facts) -> None:
-        """Count a reply's facts."""
-        found = {fact: SENT if fact in sent else PREVIEW if fact in shown else MOVED for fact in reply.used}
+    def note(self, reply: Reply, sent: Sequence[Sent]) -> None:
+        """Count a reply's facts, by the messages of its request."""
+        found = {fact: _place(fact, sent) for fact in reply.used}
         for fact, place in found.items():
             self.where[place] += 1
             self.kinds[fact[0], place] += 1
@@ -126,6 +135,13 @@ class Tally(msgspec.Struct):
 
     def moved_of(self, kind: str) -> float:
         return _share(self.kinds[kind, MOVED], sum(self.kinds[kind, place] for place in (SENT, PREVIEW, MOVED)))
+
+
+def _place(fact: tuple[str, str], sent: Sequence[Sent]) -> str:
+    found = [one.preview for one in sent if fact in one.facts]
+    if not found:
+        return MOVED
+    return PREVIEW if all(found) else SENT
 
 
 def _share(part: int, whole: int) -> float:
@@ -193,7 +209,7 @@ def _strings(arguments: str) -> Iterator[tuple[str, str]]:
 def proxied(profile: Profile) -> Strategy:
     """The proxy's own preparation, under a profile."""
 
-    def sent(run: Run, tokens: Tokens) -> Sent:
+    def sent(run: Run, tokens: Tokens) -> Requests:
         policy = Policy(offload=profiles.chosen(profile=profile).offload)
         bodies = asyncio.run(replay(run, policy, MessageCache(tokens))).bodies
         return (msgspec.json.decode(body)["messages"] for body in bodies)
@@ -204,7 +220,7 @@ def proxied(profile: Profile) -> Strategy:
 def last_results(number: int, above: int = 0) -> Strategy:
     """Only the last results, in requests above so many tokens: a window, or Anthropic's `clear_tool_uses`."""
 
-    def sent(run: Run, tokens: Tokens) -> Sent:
+    def sent(run: Run, tokens: Tokens) -> Requests:
         for messages, _ in requests_of(run):
             tools = [index for index, message in enumerate(messages) if message["role"] == "tool"]
             old = set(tools[:-number]) if _size(messages, tokens) > above else set()
@@ -213,7 +229,7 @@ def last_results(number: int, above: int = 0) -> Strategy:
     return sent
 
 
-def summary_only(run: Run, tokens: Tokens) -> Sent:
+def summary_only(run: Run, tokens: Tokens) -> Requests:
     """All but the task becomes a summary whenever the history exceeds the trigger."""
     start = 0
     for messages, _ in requests_of(run):
@@ -224,12 +240,7 @@ def summary_only(run: Run, tokens: Tokens) -> Sent:
 
 
 def _size(messages: Sequence[Json], tokens: Tokens) -> int:
-    return sum(_tokens(json.dumps(message), tokens) for message in messages)
-
-
-@cache
-def _tokens(text: str, tokens: Tokens) -> int:
-    return tokens.count(text, MODEL)
+    return sum(_read(json.dumps(message), tokens).tokens for message in messages)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -250,16 +261,17 @@ def tally(run: Run, strategies: Mapping[str, Strategy], tokens: Tokens) -> dict[
     replies = list(replies_of(run))
     for name, strategy in strategies.items():
         for reply, messages in zip(replies, strategy(run, tokens), strict=True):
-            found[name].tokens += _size(messages, tokens)
-            moved = [one for one in messages if one["role"] == "tool" and any(map(_is_preview, _texts(one)))]
-            whole = [one for one in messages if one not in moved]
-            sent, shown = (frozenset[tuple[str, str]]().union(*map(of_message, some)) for some in (whole, moved))
-            found[name].note(reply, sent, shown)
+            sent = [_read(json.dumps(message), tokens) for message in messages]
+            found[name].tokens += sum(one.tokens for one in sent)
+            found[name].note(reply, sent)
     return found
 
 
-def _is_preview(text: str) -> bool:
-    return REFERENCE.search(text) is not None
+@cache
+def _read(encoded: str, tokens: Tokens) -> Sent:
+    message = json.loads(encoded)
+    preview = message["role"] == "tool" and any(REFERENCE.search(text) for text in _texts(message))
+    return Sent(tokens.count(encoded, MODEL), of_message(message), preview)
 
 
 def replies_of(run: Run) -> Iterator[Reply]:
@@ -294,7 +306,7 @@ def needed(runs: Iterable[Run], strategies: Mapping[str, Strategy] = STRATEGIES)
             for group in (ALL, profiles.agents(run), run.source):
                 found[group][name].add(one)
         facts_in.cache_clear()
-        _tokens.cache_clear()
+        _read.cache_clear()
     return found
 
 

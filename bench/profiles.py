@@ -1,6 +1,6 @@
 """The three profiles: tables for `bench.savings`.
 
-The profiles were tuned on one half of the runs, so these tables show the other one, and the worst runs of all.
+The profiles were tuned on one half of the runs, so these tables show the other one, and all runs.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ PROFILES: dict[str, Chosen] = {
 }
 PLANS: dict[str, Chosen] = {
     **PROFILES,
-    "balanced, tools later": msgspec.structs.replace(
-        PROFILES["proxy: balanced (default)"], inject=Inject.WHEN_OFFLOADING
-    ),
     FREE: chosen(cached_read=0.0, cache_write=1.0),
-    "frugal, tools later": msgspec.structs.replace(PROFILES["proxy: frugal"], inject=Inject.WHEN_OFFLOADING),
 }
 
 
@@ -119,21 +115,20 @@ def agents(run: Recorded | Run) -> str:
 
 
 def compared(runs: Sequence[Recorded]) -> dict[str, Any]:
-    """Every figure of the profiles' tables: the half that is reported, all runs, and the worst runs by source."""
+    """Every figure of the profiles' tables: the half that is reported, and all runs."""
     reported = [run for run in runs if is_reported(run)] or list(runs)
     found: dict[str, Any] = {}
     for title, chosen_runs in (("reported", reported), ("all", runs)):
         bench = Bench(chosen_runs)
         measured = {name: bench.figures(plan.strategy(), SHOWN) for name, plan in PLANS.items()}
         found[title] = figures(bench, measured)
-        found["worst"] = worst(bench, measured)
     return found
 
 
 def report(found: dict[str, Any]) -> str:
     halves = [tables(title, found[title]) for title in ("reported", "all")]
     goals = "goals on the reported half, and missed: " + ("; ".join(missed(found["reported"])) or "nothing")
-    return "\n\n".join([*halves, worst_table(found["worst"]), goals])
+    return "\n\n".join([*halves, goals])
 
 
 def figures(bench: Bench, found: dict[str, list[Figures]]) -> dict[str, Any]:
@@ -189,27 +184,4 @@ def tables(title: str, found: dict[str, Any]) -> str:
     for name, one in found.items():
         costs = (f"{cost['mean']:.3f} {cost['worst']:.3f} {cost['dearer']:4.0%}" for cost in one["costs"].values())
         lines.append(f"{name:26}" + "".join(f"{cost:>18}" for cost in costs))
-    return "\n".join(lines)
-
-
-def worst(bench: Bench, found: dict[str, list[Figures]], model: str = THIRD_MARK) -> dict[str, dict[str, Any]]:
-    """By source and plan, the dearest run and its cost."""
-    sources = sorted({run.source for run in bench.runs})
-    return {
-        source: {
-            name: max(
-                (cost, run.id)
-                for cost, run in zip(bench.costs(rows, model), bench.runs, strict=True)
-                if run.source == source
-            )
-            for name, rows in found.items()
-        }
-        for source in sources
-    }
-
-
-def worst_table(found: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{'worst, ' + THIRD_MARK:26}{'plan':26}{'cost':>8}  run"]
-    for source, plans in found.items():
-        lines += [f"{source:26}{name:26}{cost:8.3f}  {run}" for name, (cost, run) in plans.items()]
     return "\n".join(lines)

@@ -29,7 +29,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.plan import Room
 from proxy.plan.turn import Unplannable
-from proxy.policy import Compress, Mode, Offload, Wait
+from proxy.policy import Compress, Mode, Offload, Profile, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests import written
@@ -119,27 +119,26 @@ def source_table(bench: Bench, ours: Sequence[Figures]) -> str:
 
 def length_tables(runs: Sequence[Recorded]) -> str:
     """By the largest request: mean of the tokens sent; mean cost, the worst, and the share of runs that are dearer."""
-    reported = [run for run in runs if profiles.is_reported(run)]
-    return "\n\n".join(
-        _length_table(title, chosen)
-        for title, chosen in (("by largest request, all", runs), ("the reported half", reported))
-        if chosen
-    )
+    tables = list[str]()
+    for half, chosen in (("all", runs), ("reported", [run for run in runs if profiles.is_reported(run)])):
+        bench = Bench(chosen, BY_LENGTH)
+        for profile in (Profile.BALANCED, Profile.FRUGAL):
+            ours = bench.figures(profiles.chosen(profile=profile).strategy(), BY_LENGTH)
+            tables.append(_length_table(f"{profile}, by largest, {half}", bench, ours))
+    return "\n\n".join(tables)
 
 
-def _length_table(title: str, runs: Sequence[Recorded]) -> str:
-    bench = Bench(runs, BY_LENGTH)
-    ours = bench.figures(STRATEGIES[OURS], BY_LENGTH)
+def _length_table(title: str, bench: Bench, ours: Sequence[Figures]) -> str:
     sent = bench.ratios(ours, lambda one: one.sent)
     costs = [bench.costs(ours, model) for model in BY_LENGTH]
-    lines = [f"{title:26}{'runs':>6}{'sent':>8}" + "".join(f"{model:>20}" for model in BY_LENGTH)]
+    lines = [f"{title:30}{'runs':>6}{'sent':>8}" + "".join(f"{model:>20}" for model in BY_LENGTH)]
     for least, below in pairwise([*LENGTHS, sys.maxsize]):
         places = [place for place, one in enumerate(bench.plain) if least <= one.largest < below]
         if not places:
             continue
         name = f"{least:,} to {below:,}" if below < sys.maxsize else f"from {least:,} on"
         priced = "".join(f"{_spread([one[place] for place in places]):>20}" for one in costs)
-        lines.append(f"{name:26}{len(places):6}{mean(sent[place] for place in places):8.3f}{priced}")
+        lines.append(f"{name:30}{len(places):6}{mean(sent[place] for place in places):8.3f}{priced}")
     return "\n".join(lines)
 
 

@@ -263,7 +263,7 @@ def test_the_table_by_length_has_a_row_for_short_and_long_runs() -> None:
     short = run("s:10 u:5000 a:10 t:900 a:10", tools=100)
     long = run("s:10 u:10 " + "a:100 t:6000 " * 30 + "a:10")
     title, first, last = savings.length_tables([short, long]).split("\n\n")[0].splitlines()
-    assert title.startswith("by largest request, all")
+    assert title.startswith("balanced, by largest, all")
     plain = (5110, 6020)
     ours = [tokens + OUR_TOOLS_TOKENS for tokens in plain]
     sent = sum(ours) / sum(plain)
@@ -278,7 +278,8 @@ def test_the_reported_half_has_a_table_by_length_as_well() -> None:
     other = next(name for name in map(str, range(99)) if profiles.is_reported(renamed(one, name)))
     tables = savings.length_tables([one, renamed(one, other)]).split("\n\n")
     assert not profiles.is_reported(one)
-    assert [table.splitlines()[1].split()[3] for table in tables] == ["2", "1"]
+    assert [table.splitlines()[0].split(",")[0] for table in tables] == ["balanced", "frugal"] * 2
+    assert [table.splitlines()[1].split()[3] for table in tables] == ["2", "2", "1", "1"]
 
 
 def renamed(one: Recorded, name: str) -> Recorded:
