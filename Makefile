@@ -150,7 +150,7 @@ lock:
 	$(COMPILE) --all-extras --no-header pyproject.toml --output-file constraints.txt
 	$(COMPILE) --extra redis --extra objects --constraint constraints.txt --no-header --no-annotate --no-emit-package numpy pyproject.toml \
 		--output-file docs/deploy/requirements.txt
-	echo hatchling | $(COMPILE) --constraint constraints.txt --no-header --no-annotate - --output-file docs/deploy/build.txt
+	printf 'editables\nhatchling\n' | $(COMPILE) --constraint constraints.txt --no-header --no-annotate - --output-file docs/deploy/build.txt
 	$(COMPILE) --constraint constraints.txt --no-header --no-annotate tests/dist.in --output-file tests/dist.txt
 	$(COMPILE) --extra demo --extra redis --extra objects --extra otel --extra test --resolution lowest-direct --no-header --no-annotate pyproject.toml \
 		--output-file tests/lowest.txt
