@@ -67,8 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     """Without the token, and deep health, too."""
     capture: Annotated[
-        int,
-        says("a size of at least 1MiB, such as 1GiB, for requests of tenants with `capture: true`", ge=1 << 20),
+        int, says("a size of at least 1MiB, such as 1GiB, for requests of tenants with `capture: true`")
     ] = 0
     """In the store; the oldest go. 0: none are captured."""
     dashboard: Annotated[Path | None, says("a file for the rows of the pages at /_offload/")] = None
@@ -206,6 +205,13 @@ def _bytes(text: str) -> int:
     return int(found[1]) << _UNITS[found[2] or ""]
 
 
+def _room(text: str) -> int:
+    size = _bytes(text)
+    if size < 1 << 20:
+        raise ValueError(text)
+    return size
+
+
 def _names(text: str) -> list[str]:
     """Host names in lower case, without a trailing dot or an IPv6 address's brackets."""
     return [name.strip().lower().removesuffix(".").strip("[]") for name in text.split(",") if name.strip()]
@@ -231,7 +237,7 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "allowed_hosts": _names,
     "body_limit": _bytes,
     "buffered_limit": _bytes,
-    "capture": _bytes,
+    "capture": _room,
     "dashboard": _path,
     "dashboard_limit": _bytes,
     "host": lambda text: _filled(text.strip("[]")),
