@@ -55,6 +55,7 @@ class _PlainChoice(msgspec.Struct, gc=False):
     delta: dict[str, str | None]
     finish_reason: None = None
     index: Literal[0] = 0
+    error: None = None
 
 
 class _Plain(msgspec.Struct, gc=False):
